@@ -100,8 +100,8 @@ json::object to_json(const Stored& stored) {
                    {"bytes", stored.bytes.size()},
                    {"used_ms", stored.used_ms}};
   if (!stored.decoded) {
-    out["problem"] = kernel_cache::refusal_name(stored.decoded.refused().why);
-    out["message"] = stored.decoded.refused().message;
+    out["problem"] = kernel_cache::refusal_name(stored.decoded.error().why);
+    out["message"] = stored.decoded.error().message;
     return out;
   }
   const kernel_cache::Entry& entry = *stored.decoded;
@@ -181,7 +181,7 @@ Result<int> list(const CacheFlags& flags, Opened& opened) {
     const bool good = stored.decoded.ok();
     rows.push_back({stored.key.hex().substr(0, 16), std::string(kernel_cache::tier_name(stored.tier)),
                     good ? one_line(stored.decoded->region, 40)
-                         : "! " + std::string(kernel_cache::refusal_name(stored.decoded.refused().why)),
+                         : "! " + std::string(kernel_cache::refusal_name(stored.decoded.error().why)),
                     good ? one_line(stored.decoded->arch, 20) : "-",
                     good ? std::to_string(stored.decoded->kernels.size()) : "-", short_bytes(stored.bytes.size()),
                     ago(stored.used_ms)});
@@ -205,8 +205,8 @@ Result<int> verify(const CacheFlags& flags, Opened& opened) {
     if (!flags.json) {
       std::printf("%s  %s  %s: %s\n", stored.key.hex().c_str(),
                   std::string(kernel_cache::tier_name(stored.tier)).c_str(),
-                  std::string(kernel_cache::refusal_name(stored.decoded.refused().why)).c_str(),
-                  stored.decoded.refused().message.c_str());
+                  std::string(kernel_cache::refusal_name(stored.decoded.error().why)).c_str(),
+                  stored.decoded.error().message.c_str());
     }
   });
   const std::size_t wrong = bad.size(), foreign = of_others.size();
@@ -300,7 +300,7 @@ Result<int> import_from(const CacheFlags& flags, Opened& opened) {
     }
     const auto decoded = kernel_cache::decode(**value, *key, "", *opened.options.secret);
     if (!decoded) {
-      refuse(key->hex(), kernel_cache::refusal_name(decoded.refused().why), decoded.refused().message);
+      refuse(key->hex(), kernel_cache::refusal_name(decoded.error().why), decoded.error().message);
       continue;
     }
     for (Import& one : imports) {

@@ -3,7 +3,6 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/nearest_name.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::config {
 namespace {
@@ -105,28 +105,24 @@ bool put(const Field<Item>& field, const std::string& text, Item& item) {
     item.** at = text;
     return true;
   }
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < field.low || value > field.high) return false;
-  item.*std::get<std::optional<int> Item::*>(field.at) = value;
-  return true;
+  const auto value = number_of(text, field.low, field.high);
+  if (value) item.*std::get<std::optional<int> Item::*>(field.at) = value;
+  return value.has_value();
 }
 
 template <class Item>
 Result<void> apply_field(const List<Item>& list, const Assignment& a, Settings& settings) {
   auto& items = list.at(settings);
-  std::size_t index = 0;
-  const std::string& place = a.path[2];
-  const auto [end, error] = std::from_chars(place.data(), place.data() + place.size(), index);
-  if (a.path.size() != 4 || error != std::errc() || end != place.data() + place.size() || index > items.size())
+  const auto place = number_of<std::size_t>(a.path[2], 0, items.size());
+  if (a.path.size() != 4 || !place)
     return wrong(a, "'" + a.key() + "' is not a field of an entry; " + list.key() + " is a list of maps");
-  if (index >= kMaxEntries) return wrong(a, list.key() + " has more than " + std::to_string(kMaxEntries) + " entries");
-  if (index == items.size()) items.emplace_back();
+  if (*place >= kMaxEntries) return wrong(a, list.key() + " has more than " + std::to_string(kMaxEntries) + " entries");
+  if (*place == items.size()) items.emplace_back();
   std::vector<std::string> known;
   for (const auto& field : list.fields) {
     known.emplace_back(field.name);
     if (field.name != a.path[3]) continue;
-    if (put(field, a.value, items[index])) return {};
+    if (put(field, a.value, items[*place])) return {};
     return wrong(a, a.key() + " is '" + excerpt(a.value, 100) + "'; it must be " + type_of(field));
   }
   return wrong(a, "unknown key '" + a.key() + "'" + suggestion(a.path[3], known));

@@ -3,7 +3,6 @@
 #include "shared/config/options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "shared/core/excerpt.h"
 #include "shared/core/http_url.h"
 #include "shared/core/listen_address.h"
+#include "shared/core/text.h"
 #include "shared/redis/endpoint.h"
 
 namespace ditfleet::config {
@@ -21,473 +21,309 @@ constexpr std::int64_t kDayMs = 86'400'000;
 constexpr std::int64_t kManyMs = 365 * kDayMs;
 constexpr std::int64_t kManyBytes = std::int64_t{1} << 50;
 
-// Accessors of Settings members, as plain function pointers.
-#define DITFLEET_AT(member)    \
-  +[](Settings & s) -> auto& { \
-    return s.member;           \
-  }
+// The name and the accessor of an option, which is a member of Settings.
+#define DITFLEET_OPTION(member) \
+  .key = #member, .at = +[](Settings & s) -> auto& { return s.member; }
 
 const Option kOptions[] = {
-    {.key = "default_model",
-     .at = DITFLEET_AT(default_model),
+    {DITFLEET_OPTION(default_model),
      .description = "Model of requests that name none. If empty and only one model is configured, that one.",
      .form = Form::kName},
 
-    {.key = "gateway.listen",
-     .at = DITFLEET_AT(gateway.listen),
-     .description = "Address of the HTTP gateway. Port 0 picks a free port.",
+    {DITFLEET_OPTION(gateway.listen), .description = "Address of the HTTP gateway. Port 0 picks a free port.",
      .form = Form::kListen},
-    {.key = "gateway.max_body_bytes",
-     .at = DITFLEET_AT(gateway.max_body_bytes),
+    {DITFLEET_OPTION(gateway.max_body_bytes),
      .description = "Largest request body; larger ones get 413. A body is held in memory while its request is read. "
                     "Uploads of adapters have their own limit, loras.max_upload_bytes.",
-     .low = 1024,
-     .high = 1 << 30},
-    {.key = "gateway.max_connections",
-     .at = DITFLEET_AT(gateway.max_connections),
+     .range = {1024, 1 << 30}},
+    {DITFLEET_OPTION(gateway.max_connections),
      .description =
          "Maximum number of open connections. When full, the oldest half-sent request is closed, else the longest-idle "
          "connection; without one the new connection gets 503, except for /healthz, /readyz and /metrics. At most "
          "three quarters may be event streams or waiting image requests. Up to twice as many file descriptors are "
          "needed.",
-     .low = 1,
-     .high = 1'000'000},
-    {.key = "gateway.max_connections_per_peer",
-     .at = DITFLEET_AT(gateway.max_connections_per_peer),
+     .range = {1, 1'000'000}},
+    {DITFLEET_OPTION(gateway.max_connections_per_peer),
      .description = "Maximum number of connections of one IPv4 address or IPv6 /64 network, except this host's. 0 is a "
                     "quarter of gateway.max_connections. Raise it if a proxy on another host forwards all requests.",
-     .low = 0,
-     .high = 1'000'000},
-    {.key = "gateway.open",
-     .at = DITFLEET_AT(gateway.open),
+     .range = {0, 1'000'000}},
+    {DITFLEET_OPTION(gateway.open),
      .description = "Serve addresses of gateway.listen that other hosts can reach although no keys are configured. "
                     "Everybody who reaches the gateway is then an administrator."},
-    {.key = "gateway.tls_cert_file",
-     .at = DITFLEET_AT(gateway.tls_cert_file),
+    {DITFLEET_OPTION(gateway.tls_cert_file),
      .description = "Certificate chain in PEM. If set, the gateway speaks only HTTPS (TLS 1.2 or later). Read once, at "
                     "the start.",
      .form = Form::kPath},
-    {.key = "gateway.tls_key_file",
-     .at = DITFLEET_AT(gateway.tls_key_file),
-     .description = "Unencrypted private key of gateway.tls_cert_file in PEM, with mode 0600.",
-     .form = Form::kPath},
-    {.key = "gateway.metrics_listen",
-     .at = DITFLEET_AT(gateway.metrics_listen),
+    {DITFLEET_OPTION(gateway.tls_key_file),
+     .description = "Unencrypted private key of gateway.tls_cert_file in PEM, with mode 0600.", .form = Form::kPath},
+    {DITFLEET_OPTION(gateway.metrics_listen),
      .description = "Separate address for the gateway's /metrics, without keys and TLS, such as 127.0.0.1:9463. If "
                     "keys are configured, gateway.listen serves /metrics only to administrators and, if this option is "
                     "empty, to clients on this host that no proxy forwards.",
      .form = Form::kListenIfAny},
-    {.key = "gateway.public_url",
-     .at = DITFLEET_AT(gateway.public_url),
+    {DITFLEET_OPTION(gateway.public_url),
      .description = "Base of the URLs in responses, for gateways behind a proxy. If empty, it is made from the "
                     "request's Host header. Without keys, requests for other hosts are refused, except localhost.",
      .form = Form::kHttpUrl},
-    {.key = "gateway.request_timeout_ms",
-     .at = DITFLEET_AT(gateway.request_timeout_ms),
+    {DITFLEET_OPTION(gateway.request_timeout_ms),
      .description = "How long a synchronous image request waits for its job before it gets 504. The job continues.",
-     .low = 1000,
-     .high = kDayMs},
+     .range = {1000, kDayMs}},
 
-    {.key = "redis.url",
-     .at = DITFLEET_AT(redis.url),
-     .description = "URL of the queue's Redis. If empty, `ditfleet up` starts a private one.",
-     .form = Form::kRedisUrl},
-    {.key = "redis.tls_ca_file",
-     .at = DITFLEET_AT(redis.tls_ca_file),
+    {DITFLEET_OPTION(redis.url),
+     .description = "URL of the queue's Redis. If empty, `ditfleet up` starts a private one.", .form = Form::kRedisUrl},
+    {DITFLEET_OPTION(redis.tls_ca_file),
      .description = "CA certificates that must sign the certificate of a rediss:// server. If empty, the system's.",
      .form = Form::kPath},
-    {.key = "redis.tls_verify",
-     .at = DITFLEET_AT(redis.tls_verify),
-     .description = "Verify the certificate and host name of a rediss:// server."},
-    {.key = "redis.appendfsync",
-     .at = DITFLEET_AT(redis.appendfsync),
+    {DITFLEET_OPTION(redis.tls_verify), .description = "Verify the certificate and host name of a rediss:// server."},
+    {DITFLEET_OPTION(redis.appendfsync),
      .description =
          "When the private Redis syncs its append-only file to disk. With everysec a power failure may lose the last "
          "second of acknowledged jobs. With always it loses none, but every submission waits for the disk.",
      .choices = "always|everysec|no"},
-    {.key = "redis.maxmemory",
-     .at = DITFLEET_AT(redis.maxmemory),
+    {DITFLEET_OPTION(redis.maxmemory),
      .description = "Memory limit of the private Redis, as in redis.conf; 0 is unlimited. If empty, half of the host's "
                     "memory. At the limit, new jobs are refused until old ones expire (queue.retention_ms).",
      .form = Form::kMemory},
 
-    {.key = "queue.lease_ms",
-     .at = DITFLEET_AT(queue.lease_ms),
+    {DITFLEET_OPTION(queue.lease_ms),
      .description = "A worker that does not renew its leases for this long loses its units to other workers. Raising "
                     "it delays recovery from a crash; lowering it takes units away from workers that only stall.",
-     .low = 500,
-     .high = kDayMs},
-    {.key = "queue.renew_ms",
-     .at = DITFLEET_AT(queue.renew_ms),
+     .range = {500, kDayMs}},
+    {DITFLEET_OPTION(queue.renew_ms),
      .description =
          "How often workers renew their leases; at most half of queue.lease_ms. Lowering it costs Redis commands.",
-     .low = 50,
-     .high = kDayMs},
-    {.key = "queue.max_attempts",
-     .at = DITFLEET_AT(queue.max_attempts),
-     .description = "Maximum attempts of a unit that fails with errors.",
-     .low = 1,
-     .high = 100},
-    {.key = "queue.max_crashes",
-     .at = DITFLEET_AT(queue.max_crashes),
+     .range = {50, kDayMs}},
+    {DITFLEET_OPTION(queue.max_attempts), .description = "Maximum attempts of a unit that fails with errors.",
+     .range = {1, 100}},
+    {DITFLEET_OPTION(queue.max_crashes),
      .description = "How many workers may crash while running a unit before the unit fails. Raising it lets a job that "
                     "crashes workers take down more of them.",
-     .low = 1,
-     .high = 100},
-    {.key = "queue.max_lapses",
-     .at = DITFLEET_AT(queue.max_lapses),
+     .range = {1, 100}},
+    {DITFLEET_OPTION(queue.max_lapses),
      .description = "How many workers may be lost while they hold a unit, started or not, before the unit fails. "
                     "Counts workers that come back too.",
-     .low = 1,
-     .high = 100},
-    {.key = "queue.retry_backoff_ms",
-     .at = DITFLEET_AT(queue.retry_backoff_ms),
-     .description = "Delay before the first retry. It doubles with each retry and has jitter.",
-     .low = 0,
-     .high = kDayMs},
-    {.key = "queue.retry_backoff_max_ms",
-     .at = DITFLEET_AT(queue.retry_backoff_max_ms),
-     .description = "Maximum delay before a retry.",
-     .low = 0,
-     .high = kDayMs},
-    {.key = "queue.retention_ms",
-     .at = DITFLEET_AT(queue.retention_ms),
+     .range = {1, 100}},
+    {DITFLEET_OPTION(queue.retry_backoff_ms),
+     .description = "Delay before the first retry. It doubles with each retry and has jitter.", .range = {0, kDayMs}},
+    {DITFLEET_OPTION(queue.retry_backoff_max_ms), .description = "Maximum delay before a retry.", .range = {0, kDayMs}},
+    {DITFLEET_OPTION(queue.retention_ms),
      .description = "How long ended jobs, their events and their results are kept. Raising it costs memory in Redis, "
                     "most of it for images if results.backend is redis.",
-     .low = 1000,
-     .high = kManyMs},
-    {.key = "queue.idempotency_ms",
-     .at = DITFLEET_AT(queue.idempotency_ms),
-     .description = "How long idempotency keys are remembered; never longer than their job.",
-     .low = 1000,
-     .high = kManyMs},
-    {.key = "queue.max_queued",
-     .at = DITFLEET_AT(queue.max_queued),
+     .range = {1000, kManyMs}},
+    {DITFLEET_OPTION(queue.idempotency_ms),
+     .description = "How long idempotency keys are remembered; never longer than their job.", .range = {1000, kManyMs}},
+    {DITFLEET_OPTION(queue.max_queued),
      .description = "Maximum number of queued units. Beyond it, only tenants below their share (by weight, of all "
                     "tenants with keys) may submit; others get 429, and their XADD entries are rejected. Raising it "
                     "costs memory in Redis and lets waits grow.",
-     .low = 1,
-     .high = 100'000'000},
-    {.key = "queue.max_age_ms",
-     .at = DITFLEET_AT(queue.max_age_ms),
-     .description = "A job that is open for longer expires. 0: never.",
-     .low = 0,
-     .high = kManyMs},
+     .range = {1, 100'000'000}},
+    {DITFLEET_OPTION(queue.max_age_ms), .description = "A job that is open for longer expires. 0: never.",
+     .range = {0, kManyMs}},
 
-    {.key = "quotas.queued_units",
-     .at = DITFLEET_AT(quotas.queued_units),
+    {DITFLEET_OPTION(quotas.queued_units),
      .description = "Maximum number of units in a tenant's open jobs. 0: only queue.max_queued limits them. This and "
                     "the other quotas can be set for one tenant, as tenants.NAME.queued_units and so on.",
-     .low = 0,
-     .high = 100'000'000},
-    {.key = "quotas.queued_bytes",
-     .at = DITFLEET_AT(quotas.queued_bytes),
+     .range = {0, 100'000'000}},
+    {DITFLEET_OPTION(quotas.queued_bytes),
      .description = "Maximum size of the specs of a tenant's open jobs, each counted as whole KiB.",
-     .low = 1024,
-     .high = std::int64_t{32} << 30},
-    {.key = "quotas.adapters",
-     .at = DITFLEET_AT(quotas.adapters),
-     .description = "Maximum number of a tenant's LoRA adapters.",
-     .low = 0,
-     .high = 1'000'000},
-    {.key = "quotas.adapter_bytes",
-     .at = DITFLEET_AT(quotas.adapter_bytes),
+     .range = {1024, std::int64_t{32} << 30}},
+    {DITFLEET_OPTION(quotas.adapters), .description = "Maximum number of a tenant's LoRA adapters.",
+     .range = {0, 1'000'000}},
+    {DITFLEET_OPTION(quotas.adapter_bytes),
      .description = "Maximum size of a tenant's uploaded LoRA adapters, which Redis stores. Adapters that are "
                     "registered by path do not count.",
-     .low = 0,
-     .high = kManyBytes},
-    {.key = "quotas.streams",
-     .at = DITFLEET_AT(quotas.streams),
+     .range = {0, kManyBytes}},
+    {DITFLEET_OPTION(quotas.streams),
      .description = "Maximum number of a tenant's event streams and waiting image requests on one gateway. With keys, "
                     "never more than half of all that gateway.max_connections permits.",
-     .low = 1,
-     .high = 1'000'000},
+     .range = {1, 1'000'000}},
 
-    {.key = "scheduler.leader_ttl_ms",
-     .at = DITFLEET_AT(scheduler.leader_ttl_ms),
+    {DITFLEET_OPTION(scheduler.leader_ttl_ms),
      .description = "A leading coordinator that is silent for this long is replaced. Raising it delays failover; "
                     "lowering it replaces leaders that only stall.",
-     .low = 500,
-     .high = kDayMs},
-    {.key = "scheduler.lookahead",
-     .at = DITFLEET_AT(scheduler.lookahead),
+     .range = {500, kDayMs}},
+    {DITFLEET_OPTION(scheduler.lookahead),
      .description = "Maximum number of units assigned to a worker, including the running one. With 2 or more, a "
                     "worker prepares the next unit while the current one runs. Raising it assigns units earlier, when "
                     "another worker might become free sooner.",
-     .low = 1,
-     .high = 64},
-    {.key = "scheduler.age_bound_ms",
-     .at = DITFLEET_AT(scheduler.age_bound_ms),
+     .range = {1, 64}},
+    {DITFLEET_OPTION(scheduler.age_bound_ms),
      .description = "A unit that has waited this long goes first, regardless of its priority.",
-     .low = 100,
-     .high = kManyMs},
+     .range = {100, kManyMs}},
 
-    {.key = "worker.count",
-     .at = DITFLEET_AT(worker.count),
+    {DITFLEET_OPTION(worker.count),
      .description = "Number of workers that `ditfleet up` starts. Each one loads its own copy of the models.",
-     .low = 0,
-     .high = 256},
-    {.key = "worker.name",
-     .at = DITFLEET_AT(worker.name),
+     .range = {0, 256}},
+    {DITFLEET_OPTION(worker.name),
      .description = "Name of the worker. If empty, host and pid. With several workers, `ditfleet up` appends -1, -2 ….",
      .form = Form::kName},
-    {.key = "worker.device",
-     .at = DITFLEET_AT(worker.device),
+    {DITFLEET_OPTION(worker.device),
      .description = "Device that runs the models: auto (a GPU if available), cpu, cuda or cuda:N.",
      .form = Form::kDevice},
-    {.key = "worker.dtype",
-     .at = DITFLEET_AT(worker.dtype),
-     .description = "Precision of the models. auto is bf16 on a GPU and fp32 on a CPU.",
+    {DITFLEET_OPTION(worker.dtype), .description = "Precision of the models. auto is bf16 on a GPU and fp32 on a CPU.",
      .choices = "auto|fp32|bf16"},
-    {.key = "worker.threads",
-     .at = DITFLEET_AT(worker.threads),
-     .description = "CPU threads per operation. 0 divides the cores by worker.count.",
-     .low = 0,
-     .high = 1024},
-    {.key = "worker.heartbeat_ms",
-     .at = DITFLEET_AT(worker.heartbeat_ms),
+    {DITFLEET_OPTION(worker.threads), .description = "CPU threads per operation. 0 divides the cores by worker.count.",
+     .range = {0, 1024}},
+    {DITFLEET_OPTION(worker.heartbeat_ms),
      .description = "How often a worker reports its state. After three missed heartbeats it gets no units. Lowering it "
                     "costs Redis commands.",
-     .low = 50,
-     .high = 60'000},
-    {.key = "worker.drain_ms",
-     .at = DITFLEET_AT(worker.drain_ms),
+     .range = {50, 60'000}},
+    {DITFLEET_OPTION(worker.drain_ms),
      .description =
          "How long a worker that is asked to stop may finish its running units. The rest goes back to the queue.",
-     .low = 0,
-     .high = kDayMs},
-    {.key = "worker.stuck_ms",
-     .at = DITFLEET_AT(worker.stuck_ms),
+     .range = {0, kDayMs}},
+    {DITFLEET_OPTION(worker.stuck_ms),
      .description =
          "A worker whose step, text or image makes no progress for this long, or for 20 times the slowest of "
          "its class, fails the unit and ends. The first of a class may take five times as long. Lowering it "
          "below the time of a slow step ends healthy workers.",
-     .low = 100,
-     .high = kDayMs},
-    {.key = "worker.warmup",
-     .at = DITFLEET_AT(worker.warmup),
+     .range = {100, kDayMs}},
+    {DITFLEET_OPTION(worker.warmup),
      .description = "Run one small image of each model, and worker.warmup_classes, before the worker reports ready. "
                     "This delays the start, but the first jobs need not wait for compilation."},
 
-    {.key = "worker.metrics_listen",
-     .at = DITFLEET_AT(worker.metrics_listen),
+    {DITFLEET_OPTION(worker.metrics_listen),
      .description = "Address of a worker's /metrics endpoint, such as 127.0.0.1:9464. With several workers, ports are "
                     "assigned consecutively. If empty, workers serve no metrics.",
      .form = Form::kListenIfAny},
 
-    {.key = "worker.lora.slots",
-     .at = DITFLEET_AT(worker.lora.slots),
+    {DITFLEET_OPTION(worker.lora.slots),
      .description = "Number of LoRA adapters that a model can have on its device, and that one request may use. "
                     "Each slot reserves device memory for worker.lora.max_rank.",
-     .low = 1,
-     .high = 64},
-    {.key = "worker.lora.max_rank",
-     .at = DITFLEET_AT(worker.lora.max_rank),
+     .range = {1, 64}},
+    {DITFLEET_OPTION(worker.lora.max_rank),
      .description = "Maximum rank of a LoRA adapter at one linear layer. Raising it costs device memory in every slot, "
                     "whatever the rank of the adapters in use.",
-     .low = 1,
-     .high = 1024},
-    {.key = "worker.lora.together_rank",
-     .at = DITFLEET_AT(worker.lora.together_rank),
+     .range = {1, 1024}},
+    {DITFLEET_OPTION(worker.lora.together_rank),
      .description = "Maximum combined rank of the adapters active at one linear layer of a compiled transformer. "
                     "Beyond it the transformer's blocks run eagerly. At least worker.lora.max_rank. Raising it costs "
                     "device memory next to the weights of every layer.",
-     .low = 1,
-     .high = 1024},
-    {.key = "worker.lora.host_bytes",
-     .at = DITFLEET_AT(worker.lora.host_bytes),
+     .range = {1, 1024}},
+    {DITFLEET_OPTION(worker.lora.host_bytes),
      .description = "Host memory in which each model keeps adapters ready to be copied into a slot. With less, "
                     "adapters are read from disk more often.",
-     .low = 1 << 20,
-     .high = kManyBytes},
-    {.key = "worker.lora.cache_dir",
-     .at = DITFLEET_AT(worker.lora.cache_dir),
+     .range = {1 << 20, kManyBytes}},
+    {DITFLEET_OPTION(worker.lora.cache_dir),
      .description = "Folder for adapter files that workers have fetched and verified. Workers of one host may share "
                     "it. If empty, `adapters` in the data folder (data.dir).",
      .form = Form::kPath},
-    {.key = "worker.lora.cache_bytes",
-     .at = DITFLEET_AT(worker.lora.cache_bytes),
+    {DITFLEET_OPTION(worker.lora.cache_bytes),
      .description =
          "Size of worker.lora.cache_dir above which the least recently used files are deleted. Files in use stay.",
-     .low = 0,
-     .high = kManyBytes},
+     .range = {0, kManyBytes}},
 
-    {.key = "results.backend",
-     .at = DITFLEET_AT(results.backend),
+    {DITFLEET_OPTION(results.backend),
      .description = "Where finished images are stored: in Redis, or as files in results.dir. Images in Redis cost its "
                     "memory for queue.retention_ms.",
      .choices = "redis|file"},
-    {.key = "results.dir",
-     .at = DITFLEET_AT(results.dir),
+    {DITFLEET_OPTION(results.dir),
      .description =
          "Folder of the file backend. All hosts must share it. Its files have mode 0600, so coordinators and "
          "workers need the same user.",
      .form = Form::kPath},
-    {.key = "results.preview_ms",
-     .at = DITFLEET_AT(results.preview_ms),
-     .description = "How long previews are kept. Raising it costs memory in Redis.",
-     .low = 1000,
-     .high = kManyMs},
+    {DITFLEET_OPTION(results.preview_ms),
+     .description = "How long previews are kept. Raising it costs memory in Redis.", .range = {1000, kManyMs}},
 
-    {.key = "loras.folders",
-     .at = DITFLEET_AT(loras.folders),
+    {DITFLEET_OPTION(loras.folders),
      .description = "Folders whose files may be registered as LoRA adapters by path, separated by ':'. Workers need "
                     "the same option, and the files under the same paths. If empty, adapters can only be uploaded.",
      .form = Form::kPath},
-    {.key = "loras.max_upload_bytes",
-     .at = DITFLEET_AT(loras.max_upload_bytes),
+    {DITFLEET_OPTION(loras.max_upload_bytes),
      .description = "Largest adapter file, uploaded or registered by path; larger ones get 413. Uploads are stored in "
                     "Redis and cost its memory.",
-     .low = 1 << 20,
-     .high = kManyBytes},
+     .range = {1 << 20, kManyBytes}},
 
-    {.key = "compile.backend",
-     .at = DITFLEET_AT(compile.backend),
+    {DITFLEET_OPTION(compile.backend),
      .description = "Compiler for the models' repeated blocks: nvrtc (GPU), cpu_jit (CPU, with the system's C++ "
                     "compiler) or eager (none). auto uses nvrtc or cpu_jit if available, otherwise eager; in bf16 on a "
                     "CPU it uses eager, which matches diffusers bit for bit.",
      .choices = "auto|nvrtc|cpu_jit|eager"},
-    {.key = "compile.mode",
-     .at = DITFLEET_AT(compile.mode),
+    {DITFLEET_OPTION(compile.mode),
      .description = "Compilation mode. reduce-overhead adds CUDA graphs, which cost device memory per class. "
                     "max-autotune-no-cudagraphs times GEMM and attention variants, which delays the first run of a "
                     "class. max-autotune does both. On a CPU all modes equal default.",
      .choices = "default|reduce-overhead|max-autotune-no-cudagraphs|max-autotune"},
-    {.key = "compile.attention",
-     .at = DITFLEET_AT(compile.attention),
+    {DITFLEET_OPTION(compile.attention),
      .description = "Attention implementation: cudnn and efficient on a GPU, flash on a CPU or in bf16 on a GPU, math "
                     "anywhere. auto uses LibTorch's choice or, with timed GEMMs, the faster of that and flash.",
      .choices = "auto|cudnn|flash|efficient|math"},
-    {.key = "compile.fullgraph",
-     .at = DITFLEET_AT(compile.fullgraph),
+    {DITFLEET_OPTION(compile.fullgraph),
      .description = "Fail if a block would run eagerly because an op has no kernel or the compiler fails."},
-    {.key = "compile.dynamic",
-     .at = DITFLEET_AT(compile.dynamic),
+    {DITFLEET_OPTION(compile.dynamic),
      .description = "Compile one program for all sizes. If false, each size is compiled separately."},
-    {.key = "compile.error_on_recompile",
-     .at = DITFLEET_AT(compile.error_on_recompile),
-     .description = "Fail if a block needs a second program."},
-    {.key = "compile.recompile_limit",
-     .at = DITFLEET_AT(compile.recompile_limit),
+    {DITFLEET_OPTION(compile.error_on_recompile), .description = "Fail if a block needs a second program."},
+    {DITFLEET_OPTION(compile.recompile_limit),
      .description =
          "Maximum compiled programs per block. Beyond it the block runs eagerly, or fails with compile.fullgraph.",
-     .low = 1,
-     .high = 1000},
-    {.key = "compile.cxx",
-     .at = DITFLEET_AT(compile.cxx),
+     .range = {1, 1000}},
+    {DITFLEET_OPTION(compile.cxx),
      .description = "C++ compiler of cpu_jit: a path, or a name to find in PATH. If empty, the variable DITFLEET_CXX, "
                     "else c++."},
-    {.key = "compile.nvrtc",
-     .at = DITFLEET_AT(compile.nvrtc),
+    {DITFLEET_OPTION(compile.nvrtc),
      .description = "Path of NVIDIA's run-time compiler, libnvrtc.so.13. If empty, the variable DITFLEET_NVRTC, else "
                     "the usual locations.",
      .form = Form::kPath},
-    {.key = "compile.components.transformer",
-     .at = DITFLEET_AT(compile.components.transformer),
-     .description = "Compile the transformer."},
-    {.key = "compile.components.text_encoders",
-     .at = DITFLEET_AT(compile.components.text_encoders),
-     .description = "Compile the layers of the text encoders."},
-    {.key = "compile.components.vae",
-     .at = DITFLEET_AT(compile.components.vae),
+    {DITFLEET_OPTION(compile.components.transformer), .description = "Compile the transformer."},
+    {DITFLEET_OPTION(compile.components.text_encoders), .description = "Compile the layers of the text encoders."},
+    {DITFLEET_OPTION(compile.components.vae),
      .description = "Compile the operations between the VAE's convolutions, on a GPU. auto: if possible. true on a CPU "
                     "counts as a fallback, or fails with compile.fullgraph.",
      .choices = "auto|true|false"},
 
-    {.key = "cache.dir",
-     .at = DITFLEET_AT(cache.dir),
+    {DITFLEET_OPTION(cache.dir),
      .description = "Folder of the kernel cache, which stores compiled programs. Workers of one host may share it. If "
                     "empty, `kernels` in the data folder (data.dir).",
      .form = Form::kPath},
-    {.key = "cache.memory_bytes",
-     .at = DITFLEET_AT(cache.memory_bytes),
-     .description = "Memory for compiled programs in each worker; 0 disables this tier.",
-     .low = 0,
-     .high = kManyBytes},
-    {.key = "cache.disk_bytes",
-     .at = DITFLEET_AT(cache.disk_bytes),
+    {DITFLEET_OPTION(cache.memory_bytes),
+     .description = "Memory for compiled programs in each worker; 0 disables this tier.", .range = {0, kManyBytes}},
+    {DITFLEET_OPTION(cache.disk_bytes),
      .description = "Size of cache.dir above which the least recently used programs are deleted; 0 disables this tier.",
-     .low = 0,
-     .high = kManyBytes},
-    {.key = "cache.redis",
-     .at = DITFLEET_AT(cache.redis),
+     .range = {0, kManyBytes}},
+    {DITFLEET_OPTION(cache.redis),
      .description = "Share compiled programs through redis.url. Without cache.secret or cache.secret_file this is off; "
                     "`ditfleet up` sets a secret for its private Redis."},
-    {.key = "cache.secret",
-     .at = DITFLEET_AT(cache.secret),
+    {DITFLEET_OPTION(cache.secret),
      .description = "Signs compiled programs. All nodes that share programs need the same secret. At least 16 "
                     "characters, such as the output of `openssl rand -hex 32`. Prefer cache.secret_file or the "
                     "environment, which keep it out of sight.",
      .form = Form::kSecret},
-    {.key = "cache.secret_file",
-     .at = DITFLEET_AT(cache.secret_file),
+    {DITFLEET_OPTION(cache.secret_file),
      .description = "File with the secret on one line. If both are empty, a generated secret in the file `secret` in "
                     "cache.dir signs the programs on disk.",
      .form = Form::kPath},
-    {.key = "cache.redis_timeout_ms",
-     .at = DITFLEET_AT(cache.redis_timeout_ms),
+    {DITFLEET_OPTION(cache.redis_timeout_ms),
      .description = "Timeout of one operation on Redis; half of it counts as too slow. After three slow operations in "
                     "a row the cache stops using Redis for a while.",
-     .low = 10,
-     .high = 10'000},
-    {.key = "cache.redis_ttl_ms",
-     .at = DITFLEET_AT(cache.redis_ttl_ms),
-     .description = "How long a program stays in Redis after it was stored or last read.",
-     .low = 60'000,
-     .high = kManyMs},
-    {.key = "cache.lock_ms",
-     .at = DITFLEET_AT(cache.lock_ms),
+     .range = {10, 10'000}},
+    {DITFLEET_OPTION(cache.redis_ttl_ms),
+     .description = "How long a program stays in Redis after it was stored or last read.", .range = {60'000, kManyMs}},
+    {DITFLEET_OPTION(cache.lock_ms),
      .description =
          "A compiling process that is silent for this long is considered dead, and another one compiles instead.",
-     .low = 100,
-     .high = 4500},
-    {.key = "cache.wait_ms",
-     .at = DITFLEET_AT(cache.wait_ms),
+     .range = {100, 4500}},
+    {DITFLEET_OPTION(cache.wait_ms),
      .description = "Maximum wait for a program that another process is compiling. After it the worker compiles the "
                     "program itself. 0 disables waiting; otherwise at least twice cache.lock_ms.",
-     .low = 0,
-     .high = 9000},
+     .range = {0, 9000}},
 
-    {.key = "data.dir",
-     .at = DITFLEET_AT(data.dir),
+    {DITFLEET_OPTION(data.dir),
      .description = "Where `ditfleet up` stores Redis' files, logs and results. If empty, $XDG_STATE_HOME/ditfleet, "
                     "else ~/.local/state/ditfleet.",
      .form = Form::kPath},
 
-    {.key = "telemetry.otlp_endpoint",
-     .at = DITFLEET_AT(telemetry.otlp_endpoint),
+    {DITFLEET_OPTION(telemetry.otlp_endpoint),
      .description =
          "Base URL of an OTLP/HTTP receiver for spans in JSON, such as http://127.0.0.1:4318. If empty, "
          "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without them no spans are recorded.",
      .form = Form::kHttpUrl},
 
-    {.key = "log.level",
-     .at = DITFLEET_AT(log.level),
-     .description = "Minimum severity of logged messages.",
+    {DITFLEET_OPTION(log.level), .description = "Minimum severity of logged messages.",
      .choices = "trace|debug|info|warning|error|critical|off"},
-    {.key = "log.format",
-     .at = DITFLEET_AT(log.format),
-     .description = "Plain text, or one JSON object per line.",
-     .choices = "text|json"},
+    {DITFLEET_OPTION(log.format), .description = "Plain text, or one JSON object per line.", .choices = "text|json"},
 };
 
-#undef DITFLEET_AT
-
-std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  while (!text.empty()) {
-    const auto end = std::min(text.find(separator), text.size());
-    parts.emplace_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return parts;
-}
-
-bool is_number_between(std::string_view text, long low, long high) {
-  long value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() && value >= low && value <= high;
-}
+#undef DITFLEET_OPTION
 
 bool has_form(Form form, std::string_view text) {
   if (text.empty()) return form != Form::kListen && form != Form::kDevice;
@@ -506,7 +342,7 @@ bool has_form(Form form, std::string_view text) {
     }
     case Form::kDevice:
       return text == "auto" || text == "cpu" || text == "cuda" ||
-             (text.starts_with("cuda:") && is_number_between(text.substr(5), 0, 255));
+             (text.starts_with("cuda:") && number_of(text.substr(5), 0, 255));
     case Form::kSecret:
       return text.size() >= 16 && text.size() <= 4096 && text.find_first_of("\r\n") == std::string_view::npos;
     case Form::kName: return text.size() <= 64 && text.find_first_of(" \t\r\n:/{}\"'") == std::string_view::npos;
@@ -534,16 +370,6 @@ std::optional<bool> parse_bool(std::string_view text) {
   if (text == "true" || text == "yes" || text == "on" || text == "1") return true;
   if (text == "false" || text == "no" || text == "off" || text == "0") return false;
   return std::nullopt;
-}
-
-template <class Int>
-bool assign_integer(const Option& option, const std::string& text, Int& out) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < option.low || value > option.high)
-    return false;
-  out = static_cast<Int>(value);
-  return true;
 }
 
 // Why `text` was refused, as the end of a sentence. Does not repeat secrets or URLs, which may contain a password.
@@ -583,14 +409,14 @@ bool is_one_of(std::string_view choices, std::string_view text) {
 
 std::string choices_text(std::string_view choices) {
   std::string text;
-  for (const std::string& choice : split(choices, '|')) text += (text.empty() ? "one of " : ", ") + choice;
+  for (const std::string_view choice : split(choices, '|')) text.append(text.empty() ? "one of " : ", ").append(choice);
   return text;
 }
 
 std::string type_text(const Option& option) {
   if (std::holds_alternative<bool& (*)(Settings&)>(option.at)) return "true or false";
   if (!std::holds_alternative<std::string& (*)(Settings&)>(option.at)) {
-    return "an integer from " + std::to_string(option.low) + " to " + std::to_string(option.high);
+    return "an integer from " + std::to_string(option.range.low) + " to " + std::to_string(option.range.high);
   }
   return option.choices.empty() ? std::string(form_text(option.form)) : choices_text(option.choices);
 }
@@ -626,7 +452,9 @@ Result<void> assign(const Option& option, const std::string& text, Settings& set
           if (parsed) value = *parsed;
           return parsed.has_value();
         } else {
-          return assign_integer(option, text, value);
+          const auto parsed = number_of(text, option.range.low, option.range.high);
+          if (parsed) value = static_cast<T>(*parsed);
+          return parsed.has_value();
         }
       },
       option.at);

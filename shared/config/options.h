@@ -19,9 +19,11 @@ enum class Form { kAny, kPath, kListen, kListenIfAny, kHttpUrl, kRedisUrl, kMemo
 struct Option {
   std::string_view key;  // "gateway.listen"; no dot at the top level
   std::variant<std::string& (*)(Settings&), std::int64_t& (*)(Settings&), int& (*)(Settings&), bool& (*)(Settings&)> at;
-  std::string_view description;    // Markdown; includes the cost of a larger value, if relevant
-  std::int64_t low = 0, high = 0;  // bounds of numbers, inclusive
-  std::string_view choices = {};   // values of a string: "a|b|c"; empty: any text of this `form`
+  std::string_view description;  // Markdown; includes the cost of a larger value, if relevant
+  struct {
+    std::int64_t low = 0, high = 0;
+  } range = {};                   // bounds of a number, inclusive
+  std::string_view choices = {};  // values of a string: "a|b|c"; empty: any text of this `form`
   Form form = Form::kAny;
 };
 

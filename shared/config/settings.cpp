@@ -1,7 +1,5 @@
 #include "shared/config/settings.h"
 
-#include <charconv>
-#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -15,6 +13,7 @@
 #include "shared/core/listen_address.h"
 #include "shared/core/nearest_name.h"
 #include "shared/core/sha256.h"
+#include "shared/core/text.h"
 #include "shared/redis/endpoint.h"
 
 namespace ditfleet::config {
@@ -103,28 +102,18 @@ Result<void> apply_tenant(const Assignment& a, Settings& settings) {
     settings.tenants[a.path[1]].quotas[a.path[2]] = value_text(*quota, checked);
     return {};
   }
-  double weight = 0;
-  const auto [end, error] = std::from_chars(a.value.data(), a.value.data() + a.value.size(), weight);
-  if (error != std::errc() || end != a.value.data() + a.value.size() || !std::isfinite(weight) || weight < 0.001 ||
-      weight > 1000) {
-    return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be a number from 0.001 to 1000");
-  }
-  settings.tenants[a.path[1]].weight = weight;
+  const auto weight = number_of(a.value, 0.001, 1000.0);
+  if (!weight) return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be a number from 0.001 to 1000");
+  settings.tenants[a.path[1]].weight = *weight;
   return {};
 }
 
 Result<void> apply_key(const Assignment& a, Settings& settings) {
-  std::size_t index = 0;
-  if (a.path.size() == 3) {
-    const std::string& text = a.path[1];
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
-    if (error != std::errc() || end != text.data() + text.size() || index > settings.keys.size())
-      return wrong(a, "'" + a.key() + "' has no such index");
-  } else {
-    return wrong(a, "'keys' can only be set in the file, as a list of {tenant, sha256}");
-  }
-  if (index == settings.keys.size()) settings.keys.emplace_back();
-  ApiKey& key = settings.keys[index];
+  if (a.path.size() != 3) return wrong(a, "'keys' can only be set in the file, as a list of {tenant, sha256}");
+  const auto index = number_of<std::size_t>(a.path[1], 0, settings.keys.size());
+  if (!index) return wrong(a, "'" + a.key() + "' has no such index");
+  if (*index == settings.keys.size()) settings.keys.emplace_back();
+  ApiKey& key = settings.keys[*index];
   if (a.path[2] == "tenant") {
     if (!is_valid_id(a.value))
       return wrong(a, "tenant '" + a.value + "' must be 1 to 64 characters of A-Z a-z 0-9 . _ -");
@@ -223,7 +212,7 @@ Result<Settings> load(const Sources& sources) {
   Settings settings;
   if (!sources.file.empty()) {
     const auto text = read_file(sources.file);
-    if (!text) return Error{text.error().code, "cannot read the configuration: " + text.error().message, {}};
+    if (!text) return Error{text.error().code, "cannot read the configuration: " + text.error().message};
     const std::string base = fs::path(sources.file).parent_path().string();
     if (auto r = apply_all(from_yaml(*text, sources.file), base, settings); !r) return r.error();
   }

@@ -28,12 +28,9 @@ class YamlReader {
  public:
   explicit YamlReader(const std::string& file) : file_(file) {}
 
-  Result<std::vector<Assignment>> read(const YAML::Node& root) {
-    if (!root.IsDefined() || root.IsNull()) return std::move(out_);
-    if (!root.IsMap())
-      return wrong(
-          root, "the file must be a map of sections, such as \"gateway:\" and below it \"  listen: 127.0.0.1:8780\"");
-    if (auto r = walk(root, {}); !r) return r.error();
+  // The assignments below `path`.
+  Result<std::vector<Assignment>> read(const YAML::Node& node, const std::vector<std::string>& path = {}) {
+    if (auto r = walk(node, path); !r) return r.error();
     return std::move(out_);
   }
 
@@ -46,17 +43,12 @@ class YamlReader {
     return path == std::vector<std::string>{"keys"} || (path.size() == 2 && is_list_path(path));
   }
 
- public:
-  // The assignments below `path`.
-  Result<std::vector<Assignment>> read(const YAML::Node& node, const std::vector<std::string>& path) {
-    if (auto r = walk(node, path); !r) return r.error();
-    return std::move(out_);
-  }
-
- private:
   Result<void> walk(const YAML::Node& node, const std::vector<std::string>& path) {
     if (path.size() > (is_list_path(path) ? 4u : 3u)) return wrong(node, "'" + joined(path) + "' is nested too deep");
-    if (node.IsNull()) return {};  // a section with nothing in it
+    if (node.IsNull()) return {};  // a file or a section with nothing in it
+    if (path.empty() && !node.IsMap())
+      return wrong(
+          node, "the file must be a map of sections, such as \"gateway:\" and below it \"  listen: 127.0.0.1:8780\"");
     if (node.IsScalar()) {
       out_.push_back({path, node.Scalar(), place(file_, node.Mark())});
       return {};

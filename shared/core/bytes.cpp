@@ -24,6 +24,13 @@ std::string sha256_hex(std::string_view bytes) {
   return hash.hex();
 }
 
+std::string to_hex(std::span<const unsigned char> bytes) {
+  std::string text(bytes.size() * 2 + 1, '\0');
+  sodium_bin2hex(text.data(), text.size(), bytes.data(), bytes.size());
+  text.pop_back();
+  return text;
+}
+
 std::string base64(std::string_view bytes) {
   std::string text(sodium_base64_encoded_len(bytes.size(), sodium_base64_VARIANT_ORIGINAL), '\0');
   sodium_bin2base64(text.data(), text.size(), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
@@ -63,11 +70,7 @@ bool is_valid_utf8(std::string_view text) {
 
 Result<std::string> read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  if (!in) {
-    const int e = errno;
-    return Error{
-        e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e), {}};
-  }
+  if (!in) return cannot_read(path);
   std::ostringstream out;
   if (in.peek() != std::ifstream::traits_type::eof()) out << in.rdbuf();
   if (in.bad() || out.fail()) return unavailable("cannot read '" + path + "': the read failed; is it a folder?");

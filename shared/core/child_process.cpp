@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "shared/core/named_thread.h"
+#include "shared/core/text.h"
 #include "shared/core/unique_fd.h"
 
 namespace ditfleet {
@@ -152,7 +153,7 @@ Result<ChildProcess> ChildProcess::start(const ProcessSpec& spec) {
   }
   if (got == static_cast<ssize_t>(sizeof error)) {
     (void)child.wait();
-    return Error{Code::kNotFound, "cannot execute " + spec.argv[0] + ": " + std::strerror(error), {}};
+    return not_found("cannot execute " + spec.argv[0] + ": " + std::strerror(error));
   }
   child.output_ = std::move(from);
   return child;
@@ -213,7 +214,7 @@ Result<ProgramRun> run_program(const ProcessSpec& spec, Deadline deadline) {
     if (end) break;  // a child of the program still writes
     child->send_to_group(SIGKILL);
     (void)child->wait();
-    return Error{Code::kDeadlineExceeded, spec.argv[0] + " did not end in time", {}};
+    return Error{Code::kDeadlineExceeded, spec.argv[0] + " did not end in time"};
   }
   run.exit_code = end->signal != 0 ? 128 + end->signal : end->status;
   return run;
@@ -221,11 +222,8 @@ Result<ProgramRun> run_program(const ProcessSpec& spec, Deadline deadline) {
 
 std::optional<std::string> find_program(const std::string& program) {
   const char* path = std::getenv("PATH");
-  std::string_view rest = path ? path : "/usr/local/bin:/usr/bin:/bin";
-  while (!rest.empty()) {
-    const auto end = std::min(rest.find(':'), rest.size());
-    const std::string candidate = std::string(rest.substr(0, end)) + "/" + program;
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+  for (const std::string_view folder : split(path ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+    const std::string candidate = std::string(folder) + "/" + program;
     struct stat info {};
     if (::stat(candidate.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(candidate.c_str(), X_OK) == 0)
       return candidate;

@@ -26,9 +26,8 @@ struct ProcessSpec {
 };
 
 struct ProcessEnd {
-  int status = 0;  // of exit(); meaningless unless `signal` is 0
-  int signal = 0;  // the signal that killed the process
-  bool clean() const { return signal == 0 && status == 0; }
+  int status = 0;            // of exit(); meaningless unless `signal` is 0
+  int signal = 0;            // the signal that killed the process
   std::string text() const;  // "exited with status 1", "was killed by signal 9"
 };
 

@@ -63,7 +63,9 @@ Code code_from_http_status(int status) {
 Error invalid_argument(std::string message, std::string param) {
   return {Code::kInvalidArgument, std::move(message), std::move(param)};
 }
-Error unavailable(std::string message) { return {Code::kUnavailable, std::move(message), {}}; }
-Error internal_error(std::string message) { return {Code::kInternal, std::move(message), {}}; }
+Error not_found(std::string message) { return {Code::kNotFound, std::move(message)}; }
+Error unavailable(std::string message) { return {Code::kUnavailable, std::move(message)}; }
+Error data_corrupt(std::string message) { return {Code::kDataCorrupt, std::move(message)}; }
+Error internal_error(std::string message) { return {Code::kInternal, std::move(message)}; }
 
 }  // namespace ditfleet

@@ -52,7 +52,9 @@ Code code_from_http_status(int status);  // the most general code; kInternal for
 bool is_retryable(Code code);
 
 Error invalid_argument(std::string message, std::string param = {});
+Error not_found(std::string message);
 Error unavailable(std::string message);
+Error data_corrupt(std::string message);
 Error internal_error(std::string message);
 
 }  // namespace ditfleet

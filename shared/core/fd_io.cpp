@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 namespace ditfleet {
 
@@ -29,6 +30,11 @@ bool write_all(int fd, std::string_view bytes) {
     bytes.remove_prefix(static_cast<std::size_t>(n));
   }
   return true;
+}
+
+Error cannot_read(const std::string& path) {
+  const int e = errno;
+  return Error{e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e)};
 }
 
 }  // namespace ditfleet

@@ -14,7 +14,7 @@ Result<FileLock> FileLock::try_take(const std::string& path, AtEnd at_end) {
   const auto failed = [&](const char* what) {
     return unavailable(std::string("cannot ") + what + " '" + path + "': " + std::strerror(errno));
   };
-  const Error busy{Code::kConflict, "'" + path + "' is locked", {}};
+  const Error busy{Code::kConflict, "'" + path + "' is locked"};
   FileLock lock;
   lock.fd_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.held()) return failed("open");

@@ -1,8 +1,7 @@
 #include "shared/core/http_url.h"
 
-#include <charconv>
-
 #include "shared/core/excerpt.h"
+#include "shared/core/text.h"
 
 namespace ditfleet {
 
@@ -27,14 +26,10 @@ std::optional<std::string> http_url_problem(std::string_view url) {
   if (host.empty()) return "has no host";
   if (host.find_first_of(" \t\r\n") != std::string_view::npos) return "has a space in its host";
   if (port.empty()) return std::nullopt;
-  unsigned number = 0;
-  const char* end = port.data() + port.size();
-  const auto parsed = std::from_chars(port.data() + 1, end, number);
-  if (port.front() != ':' || parsed.ec != std::errc() || parsed.ptr != end || number < 1 || number > 65535) {
-    if (port.starts_with(':')) port.remove_prefix(1);
-    return "has port '" + excerpt(port, 64) + "'; a port is a number from 1 to 65535";
-  }
-  return std::nullopt;
+  const bool colon = port.starts_with(':');
+  if (colon) port.remove_prefix(1);
+  if (colon && number_of(port, 1, 65535)) return std::nullopt;
+  return "has port '" + excerpt(port, 64) + "'; a port is a number from 1 to 65535";
 }
 
 }  // namespace ditfleet

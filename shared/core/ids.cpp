@@ -9,6 +9,8 @@
 #include <mutex>
 #include <span>
 
+#include "shared/core/bytes.h"
+
 namespace ditfleet {
 
 namespace {
@@ -74,10 +76,7 @@ std::string new_id() {
 std::string new_nonce() {
   std::array<unsigned char, 16> random{};
   random_bytes(random);
-  std::string hex(33, '\0');
-  sodium_bin2hex(hex.data(), hex.size(), random.data(), random.size());
-  hex.resize(32);
-  return hex;
+  return to_hex(random);
 }
 
 bool is_valid_id(std::string_view id) {

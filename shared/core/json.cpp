@@ -27,4 +27,13 @@ Result<json::value> parse_json(std::string_view text, json::storage_ptr storage)
   return parser.release();
 }
 
+std::vector<std::string> strings_of(const json::value& value) {
+  std::vector<std::string> out;
+  if (!value.is_array()) return out;
+  for (const json::value& item : value.get_array()) {
+    if (item.is_string()) out.emplace_back(item.get_string());
+  }
+  return out;
+}
+
 }  // namespace ditfleet

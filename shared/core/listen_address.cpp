@@ -2,9 +2,8 @@
 
 #include <arpa/inet.h>
 
-#include <charconv>
-
 #include "shared/core/excerpt.h"
+#include "shared/core/text.h"
 
 namespace ditfleet {
 namespace {
@@ -22,14 +21,11 @@ std::string_view host_of(std::string_view text) {
 Result<ListenAddress> ListenAddress::parse(std::string_view text, std::string_view option) {
   const auto colon = text.rfind(':');
   ListenAddress address;
-  address.port = -1;
   if (colon != std::string_view::npos) {
-    const char* end = text.data() + text.size();
-    const auto parsed = std::from_chars(text.data() + colon + 1, end, address.port);
-    if (parsed.ec != std::errc() || parsed.ptr != end) address.port = -1;
+    address.port = number_of(text.substr(colon + 1), 0, 65535).value_or(-1);
     address.host = host_of(text.substr(0, colon));
   }
-  if (address.host.empty() || address.port < 0 || address.port > 65535) {
+  if (address.host.empty() || address.port < 0) {
     return invalid_argument("'" + excerpt(text, 128) +
                                 "' is not an address to listen on; write HOST:PORT, such as 127.0.0.1:8780 "
                                 "or [::1]:8780 (port 0 picks one)",

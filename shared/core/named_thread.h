@@ -57,7 +57,7 @@ class NamedThread {
         try {
           return work();
         } catch (const std::bad_alloc&) {
-          return Error{Code::kOutOfMemory, "the host ran out of memory", {}};
+          return Error{Code::kOutOfMemory, "the host ran out of memory"};
         } catch (const std::exception& e) {
           return unavailable(std::string("an exception ended the work: ") + e.what());
         }
@@ -70,8 +70,7 @@ class NamedThread {
     });
     boost::system::error_code ignored;
     co_await state->done.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-    if (!state->result)
-      co_return Error{Code::kDeadlineExceeded, "the thread '" + name_ + "' did not finish in time", {}};
+    if (!state->result) co_return Error{Code::kDeadlineExceeded, "the thread '" + name_ + "' did not finish in time"};
     co_return std::move(*state->result);
   }
 

@@ -1,5 +1,5 @@
-// Result<T>: a value or an Error, the return type of every module boundary. (Debian 12's standard library has no
-// std::expected.)
+// Result<T>: a value or an Error (or another type of error), the return type of every module boundary. (Debian 12's
+// standard library has no std::expected.)
 #pragma once
 
 #include <cassert>
@@ -10,11 +10,11 @@
 
 namespace ditfleet {
 
-template <class T>
+template <class T, class E = Error>
 class [[nodiscard]] Result {
  public:
   Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
-  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
+  Result(E error) : state_(std::in_place_index<1>, std::move(error)) {}
 
   bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }
@@ -37,13 +37,13 @@ class [[nodiscard]] Result {
   T&& operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
-  const Error& error() const {
+  const E& error() const {
     assert(!ok());
     return *std::get_if<1>(&state_);
   }
 
  private:
-  std::variant<T, Error> state_;
+  std::variant<T, E> state_;
 };
 
 template <>
@@ -62,5 +62,10 @@ class [[nodiscard]] Result<void> {
   bool failed_ = false;
   Error error_;
 };
+
+template <class T>
+Result<void> without_value(const Result<T>& result) {
+  return result ? Result<void>() : result.error();
+}
 
 }  // namespace ditfleet

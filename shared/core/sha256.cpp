@@ -6,10 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <new>
 
+#include "shared/core/bytes.h"
 #include "shared/core/fd_io.h"
 #include "shared/core/unique_fd.h"
 
@@ -25,37 +24,23 @@ const EVP_MD* algorithm() {
 
 }  // namespace
 
-struct Sha256::State {
-  State() : context(EVP_MD_CTX_new()) {
-    if (context == nullptr || EVP_DigestInit_ex(context, algorithm(), nullptr) != 1) throw std::bad_alloc();
-  }
-  ~State() { EVP_MD_CTX_free(context); }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  EVP_MD_CTX* context;
-};
+Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
+  if (!context_ || EVP_DigestInit_ex(context_.get(), algorithm(), nullptr) != 1) throw std::bad_alloc();
+}
 
-Sha256::Sha256() : state_(std::make_unique<State>()) {}
-Sha256::~Sha256() = default;
-Sha256::Sha256(Sha256&&) noexcept = default;
-Sha256& Sha256::operator=(Sha256&&) noexcept = default;
+void Sha256::Free::operator()(evp_md_ctx_st* context) const { EVP_MD_CTX_free(context); }
 
-void Sha256::update(std::string_view bytes) { EVP_DigestUpdate(state_->context, bytes.data(), bytes.size()); }
+void Sha256::update(std::string_view bytes) { EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()); }
 
 std::string Sha256::digest() {
   std::string digest(32, '\0');
-  EVP_DigestFinal_ex(state_->context, reinterpret_cast<unsigned char*>(digest.data()), nullptr);
+  EVP_DigestFinal_ex(context_.get(), reinterpret_cast<unsigned char*>(digest.data()), nullptr);
   return digest;
 }
 
 std::string Sha256::hex() {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const char byte : digest()) {
-    text += kDigits[static_cast<unsigned char>(byte) >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
+  const std::string bytes = digest();
+  return to_hex({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()});
 }
 
 bool is_sha256_hex(std::string_view text) {
@@ -64,20 +49,16 @@ bool is_sha256_hex(std::string_view text) {
 }
 
 Result<FileDigest> sha256_of_file(const std::string& path) {
-  const auto failed = [&](int e) {
-    return Error{
-        e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e), {}};
-  };
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // opening a FIFO must not block
-  if (!file.valid()) return failed(errno);
+  if (!file.valid()) return cannot_read(path);
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return failed(errno);
+  if (::fstat(file.get(), &info) != 0) return cannot_read(path);
   if (!S_ISREG(info.st_mode)) return unavailable("cannot read '" + path + "': it is not a regular file");
   Sha256 hash;
   FileDigest out;
   for (;;) {
     const auto piece = read_up_to(file.get(), 1 << 20);
-    if (!piece) return failed(errno);
+    if (!piece) return cannot_read(path);
     if (piece->empty()) break;
     hash.update(*piece);
     out.bytes += static_cast<std::int64_t>(piece->size());

@@ -8,24 +8,24 @@
 
 #include "shared/core/result.h"
 
+struct evp_md_ctx_st;
+
 namespace ditfleet {
 
 // Not thread-safe; movable.
 class Sha256 {
  public:
   Sha256();
-  ~Sha256();
-  Sha256(Sha256&&) noexcept;
-  Sha256& operator=(Sha256&&) noexcept;
-
   void update(std::string_view bytes);
   // Call only one of these functions, and only once, after the last update().
   std::string digest();  // 32 bytes
   std::string hex();     // 64 lower-case digits
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct Free {
+    void operator()(evp_md_ctx_st* context) const;
+  };
+  std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
 
 // Whether `text` is 64 lower-case hexadecimal digits.

@@ -58,9 +58,8 @@ Result<job::ModelEntry> read_model_entry(const std::string& name, const std::str
   const auto index = read_json_object(index_path);
   if (!index) {
     if (index.error().code != Code::kNotFound) return index.error();
-    return Error{Code::kNotFound,
-                 "model '" + name + "': " + index.error().message + "; its path must be a folder in diffusers' layout",
-                 {}};
+    return not_found("model '" + name + "': " + index.error().message +
+                     "; its path must be a folder in diffusers' layout");
   }
   const auto family = find_family(index_path, *index, families);
   if (!family) return family.error();

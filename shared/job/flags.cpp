@@ -1,20 +1,12 @@
 #include "shared/job/flags.h"
 
-#include <charconv>
-#include <cmath>
 #include <filesystem>
 
 #include "shared/core/bytes.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::job {
 namespace {
-
-template <class Number>
-std::optional<Number> read_number(std::string_view text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
-}
 
 Error refused(const FieldRow& row, const std::string& text, std::string_view kind) {
   return invalid_argument(std::string(row.flag) + " is '" + text + "'; it must be " + std::string(kind) + " from " +
@@ -29,12 +21,12 @@ Result<json::object> body_of(const FieldFlags& texts, const std::string& out_fla
     const FieldRow& row = field.row();
     if (!is_valid_utf8(text)) return invalid_argument(std::string(row.flag) + " is not valid UTF-8");
     if (row.type == FieldType::kInteger) {
-      const auto value = read_number<std::int64_t>(text);
+      const auto value = number_of<std::int64_t>(text);
       if (!value) return refused(row, text, "an integer");
       body[row.name] = *value;
     } else if (row.type == FieldType::kReal) {
-      const auto value = read_number<double>(text);
-      if (!value || !std::isfinite(*value)) return refused(row, text, "a number");
+      const auto value = number_of<double>(text);
+      if (!value) return refused(row, text, "a number");
       body[row.name] = *value;
     } else {
       body[row.name] = text;
@@ -58,8 +50,8 @@ std::optional<LoraUse> parse_lora_flag(std::string_view text) {
   const auto colon = text.rfind(':');
   LoraUse use{.name = std::string(text.substr(0, colon))};
   if (colon == std::string_view::npos) return use;
-  const auto scale = read_number<double>(text.substr(colon + 1));
-  if (!scale || !(std::abs(*scale) <= kMaxLoraScale)) return std::nullopt;  // not NaN either
+  const auto scale = number_of(text.substr(colon + 1), -kMaxLoraScale, kMaxLoraScale);
+  if (!scale) return std::nullopt;
   use.scale = *scale;
   return use;
 }

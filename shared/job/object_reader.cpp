@@ -69,27 +69,23 @@ void ObjectReader::fail(std::string_view name, const std::string& message) {
   error_ = invalid_argument(param + " " + message, param);
 }
 
+std::nullopt_t ObjectReader::refuse(std::string_view name, const std::string& message) {
+  fail(name, message);
+  return std::nullopt;
+}
+
 std::optional<std::string> ObjectReader::text(std::string_view name, std::size_t max_bytes) {
   const json::value* v = find(name);
   if (!v || error_) return std::nullopt;
-  if (!v->is_string()) {
-    fail(name, "is " + std::string(kind_name(*v)) + "; it must be a string");
-    return std::nullopt;
-  }
+  if (!v->is_string()) return refuse(name, "is " + std::string(kind_name(*v)) + "; it must be a string");
   std::string out(v->get_string());
-  if (!is_valid_utf8(out)) {
-    fail(name, "is not valid UTF-8");
-    return std::nullopt;
-  }
-  if (out.size() > max_bytes) {
-    fail(name, "has " + std::to_string(out.size()) + " bytes; at most " + std::to_string(max_bytes) + " are allowed");
-    return std::nullopt;
-  }
-  if (const std::size_t marks = most_marks(out); marks > kMaxMarks) {
-    fail(name, "has " + std::to_string(marks) + " combining marks in a row; at most " + std::to_string(kMaxMarks) +
-                   " are allowed");
-    return std::nullopt;
-  }
+  if (!is_valid_utf8(out)) return refuse(name, "is not valid UTF-8");
+  if (out.size() > max_bytes)
+    return refuse(
+        name, "has " + std::to_string(out.size()) + " bytes; at most " + std::to_string(max_bytes) + " are allowed");
+  if (const std::size_t marks = most_marks(out); marks > kMaxMarks)
+    return refuse(name, "has " + std::to_string(marks) + " combining marks in a row; at most " +
+                            std::to_string(kMaxMarks) + " are allowed");
   return out;
 }
 
@@ -97,20 +93,14 @@ std::optional<std::int64_t> ObjectReader::integer(std::string_view name, std::in
   const json::value* v = find(name);
   if (!v || error_) return std::nullopt;
   const std::string range = "an integer from " + std::to_string(low) + " to " + std::to_string(high);
-  if (!v->is_number()) {
-    fail(name, "is " + std::string(kind_name(*v)) + "; it must be " + range);
-    return std::nullopt;
-  }
+  if (!v->is_number()) return refuse(name, "is " + std::string(kind_name(*v)) + "; it must be " + range);
   std::optional<std::int64_t> value;
   if (const auto* i = v->if_int64()) {
     value = *i;
   } else if (const auto* d = v->if_double(); d && *d == std::trunc(*d) && std::abs(*d) <= 0x1p53) {
     value = static_cast<std::int64_t>(*d);  // 4.0 is the integer 4, as in JSON Schema
   }
-  if (!value || *value < low || *value > high) {
-    fail(name, "is " + shown(*v) + "; it must be " + range);
-    return std::nullopt;
-  }
+  if (!value || *value < low || *value > high) return refuse(name, "is " + shown(*v) + "; it must be " + range);
   return value;
 }
 
@@ -118,15 +108,10 @@ std::optional<double> ObjectReader::real(std::string_view name, double low, doub
   const json::value* v = find(name);
   if (!v || error_) return std::nullopt;
   const std::string range = "a number from " + number_text(low) + " to " + number_text(high);
-  if (!v->is_number()) {
-    fail(name, "is " + std::string(kind_name(*v)) + "; it must be " + range);
-    return std::nullopt;
-  }
+  if (!v->is_number()) return refuse(name, "is " + std::string(kind_name(*v)) + "; it must be " + range);
   const double value = v->to_number<double>();
-  if (!std::isfinite(value) || value < low || value > high) {
-    fail(name, "is " + shown(*v) + "; it must be " + range);
-    return std::nullopt;
-  }
+  if (!std::isfinite(value) || value < low || value > high)
+    return refuse(name, "is " + shown(*v) + "; it must be " + range);
   return value;
 }
 

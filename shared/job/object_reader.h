@@ -38,6 +38,8 @@ class ObjectReader {
   void refuse_unknown(const std::vector<std::string>& known);
 
  private:
+  std::nullopt_t refuse(std::string_view name, const std::string& message);
+
   const json::object& object_;
   std::string prefix_;
   std::optional<Error> error_;

@@ -1,19 +1,14 @@
 #include "shared/job/shape_class.h"
 
 #include <array>
-#include <charconv>
-#include <string_view>
-#include <vector>
+#include <utility>
+
+#include "shared/core/text.h"
 
 namespace ditfleet::job {
 namespace {
 
 constexpr std::array<std::string_view, 3> kGuidanceNames = {"none", "embedded", "true_cfg"};
-
-bool read_int(std::string_view text, int& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
 
 // Removes and returns the part of `text` after the last `separator`. A model's name may contain separators.
 std::string_view take_last(std::string_view& text, char separator) {
@@ -45,9 +40,12 @@ std::optional<ShapeClass> parse_class_key(std::string_view key) {
   auto size = take_last(key, '/');
   const auto frames = take_last(size, 'x'), height = take_last(size, 'x');
   out.model = key;
-  if (out.model.empty() || out.precision.empty() || !read_int(tokens, out.text_tokens) || !read_int(size, out.width) ||
-      !read_int(height, out.height) || !read_int(frames, out.frames)) {
-    return std::nullopt;
+  if (out.model.empty() || out.precision.empty()) return std::nullopt;
+  for (const auto& [text, at] :
+       {std::pair(tokens, &out.text_tokens), {size, &out.width}, {height, &out.height}, {frames, &out.frames}}) {
+    const auto value = number_of<int>(text);
+    if (!value) return std::nullopt;
+    *at = *value;
   }
   for (std::size_t i = 0; i < kGuidanceNames.size(); ++i) {
     if (kGuidanceNames[i] != guidance) continue;

@@ -1,11 +1,11 @@
 #include "shared/job/spec_json.h"
 
-#include <charconv>
 #include <type_traits>
 #include <variant>
 #include <vector>
 
 #include "shared/core/sha256.h"
+#include "shared/core/text.h"
 #include "shared/job/object_reader.h"
 
 namespace ditfleet::job {
@@ -90,17 +90,12 @@ std::optional<Value> load(const JobSpec& spec, Field field) {
 }
 
 // "1024x768" → width and height. Nothing if the text has another form or a side is not from 1 to kMaxSide.
-std::optional<std::pair<int, int>> parse_size(std::string_view text) {
-  const auto side = [](std::string_view digits) {
-    int value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return error == std::errc() && end == digits.data() + digits.size() && value <= kMaxSide ? value : 0;
-  };
+std::optional<std::pair<std::int64_t, std::int64_t>> parse_size(std::string_view text) {
   const auto x = text.find('x');
   if (x == std::string_view::npos) return std::nullopt;
-  const int width = side(text.substr(0, x)), height = side(text.substr(x + 1));
-  if (width < 1 || height < 1) return std::nullopt;
-  return std::pair(width, height);
+  const auto width = number_of(text.substr(0, x), std::int64_t{1}, kMaxSide);
+  const auto height = number_of(text.substr(x + 1), std::int64_t{1}, kMaxSide);
+  return width && height ? std::optional(std::pair(*width, *height)) : std::nullopt;
 }
 
 void read_size(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
@@ -198,10 +193,8 @@ std::string field_json(const JobSpec& spec, Field field) {
 
 Result<JobSpec> parse_spec(std::string_view json_text) {
   if (json_text.size() > kMaxSpecBytes) {
-    return Error{Code::kPayloadTooLarge,
-                 "the job has " + std::to_string(json_text.size()) + " bytes; at most " +
-                     std::to_string(kMaxSpecBytes) + " are allowed",
-                 {}};
+    return Error{Code::kPayloadTooLarge, "the job has " + std::to_string(json_text.size()) + " bytes; at most " +
+                                             std::to_string(kMaxSpecBytes) + " are allowed"};
   }
   const Result<json::value> body = parse_json(json_text);
   if (!body) return body.error();

@@ -9,8 +9,8 @@
 
 #include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
+#include "shared/core/little_endian.h"
 #include "shared/kernel_cache/codec.h"
-#include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
@@ -66,9 +66,7 @@ Result<void> ArchiveWriter::finish() {
 
 ArchiveReader::ArchiveReader(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "rbe")) {}
 
-Error ArchiveReader::corrupt(const std::string& why) const {
-  return Error{Code::kDataCorrupt, "'" + path_ + "' " + why, {}};
-}
+Error ArchiveReader::corrupt(const std::string& why) const { return data_corrupt("'" + path_ + "' " + why); }
 
 // In steps: memory is allocated for bytes that are there, not for a size that the file claims.
 bool ArchiveReader::read(std::string& out, std::size_t size) {
@@ -83,11 +81,7 @@ bool ArchiveReader::read(std::string& out, std::size_t size) {
 
 Result<ArchiveReader> ArchiveReader::open(const std::string& path) {
   ArchiveReader reader(path);
-  if (!reader.file_) {
-    const int e = errno;
-    return Error{
-        e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + path + "': " + std::strerror(e), {}};
-  }
+  if (!reader.file_) return cannot_read(path);
   std::string head;
   if (!reader.read(head, kHead.size()) || head != kHead)
     return reader.corrupt("is not an archive of compiled programs; `ditfleet cache export` writes one");

@@ -46,10 +46,7 @@ class KernelCache::Impl {
       : options_(std::move(options)), memory_(options_.memory_bytes), background_("kernels-store") {
     if (options_.secret && !options_.dir.empty() && options_.disk_bytes > 0)
       disk_ = std::make_unique<DiskTier>(options_.dir, options_.disk_bytes);
-    if (options_.secret && options_.redis) {
-      redis_ = std::make_unique<RedisTier>(RedisTierOptions{*options_.redis, options_.secret->id_text(),
-                                                            options_.redis_timeout, options_.redis_ttl, options_.lock});
-    }
+    if (options_.secret && options_.redis) redis_ = std::make_unique<RedisTier>(options_);
     show_counters(disk_ != nullptr, redis_ != nullptr);
   }
 
@@ -77,7 +74,7 @@ class KernelCache::Impl {
       keep(search, program, none);
       return program;
     }
-    return Error{Code::kNotFound, "the kernel cache has no program with the key " + key.hex(), {}};
+    return not_found("the kernel cache has no program with the key " + key.hex());
   }
 
   void flush() {
@@ -222,8 +219,10 @@ class KernelCache::Impl {
                 const RedisTier::Value& value) {
     if (refused && refused->bytes == value.bytes) return nullptr;
     auto entry = decode(value.bytes, search.key, search.arch, *options_.secret);
-    Refused why = entry.refused();
-    if (entry) {
+    Refused why;
+    if (!entry) {
+      why = entry.error();
+    } else {
       auto program = std::make_shared<const Entry>(std::move(*entry));
       const auto used = search.usable ? search.usable(*program) : Result<void>();
       if (used) {

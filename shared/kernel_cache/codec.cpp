@@ -7,8 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "shared/core/little_endian.h"
 #include "shared/core/sha256.h"
-#include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
@@ -22,21 +22,10 @@ constexpr std::size_t kDigestBytes = 32;  // SHA-256, and HMAC-SHA-256
 constexpr std::size_t kTrailerBytes = 2 * kDigestBytes;
 constexpr int kCompressionLevel = 3;
 
-class Writer {
- public:
-  explicit Writer(std::string& out) : out_(out) {}
-  template <class Int>
-  void integer(Int value) {
-    append_little_endian(out_, value);
-  }
-  void text(std::string_view value) {
-    integer(static_cast<std::uint32_t>(value.size()));
-    out_ += value;
-  }
-
- private:
-  std::string& out_;
-};
+void append_text(std::string& out, std::string_view value) {
+  append_little_endian(out, static_cast<std::uint32_t>(value.size()));
+  out += value;
+}
 
 // Never reads past `bytes`. After the first failure every read returns an empty value.
 class Reader {
@@ -74,7 +63,7 @@ std::string sha256(std::string_view bytes) {
   return hash.digest();
 }
 
-Decoded refuse(Refusal why, std::string message) { return Decoded(Refused{why, std::move(message)}); }
+Decoded refuse(Refusal why, std::string message) { return Refused{why, std::move(message)}; }
 
 Result<void> check_limits(const Entry& entry) {
   const auto too_large = [](const std::string& what) { return invalid_argument("[kernel_cache] " + what); };
@@ -96,9 +85,7 @@ Result<void> check_limits(const Entry& entry) {
 
 // Parses the bytes between header and trailer, whose signature has been verified.
 Result<Entry> parse_body(std::string_view body) {
-  const auto malformed = [](const char* what) {
-    return Error{Code::kDataCorrupt, std::string("malformed: ") + what, {}};
-  };
+  const auto malformed = [](const char* what) { return data_corrupt(std::string("malformed: ") + what); };
   Reader in(body);
   Entry entry;
   entry.arch = in.text();
@@ -140,16 +127,9 @@ std::string_view kind_name(Kind kind) {
 }
 
 std::string_view refusal_name(Refusal refusal) {
-  switch (refusal) {
-    case Refusal::kCorrupt: return "corrupt";
-    case Refusal::kUnsigned: return "unsigned";
-    case Refusal::kForeignSecret: return "foreign_secret";
-    case Refusal::kWrongSignature: return "wrong_signature";
-    case Refusal::kWrongKey: return "wrong_key";
-    case Refusal::kWrongArch: return "wrong_arch";
-    case Refusal::kUnusable: return "unusable";
-  }
-  return "corrupt";
+  static constexpr std::string_view kNames[] = {"corrupt",   "unsigned",   "foreign_secret", "wrong_signature",
+                                                "wrong_key", "wrong_arch", "unusable"};
+  return kNames[static_cast<std::size_t>(refusal)];
 }
 
 Result<std::string> encode(const Entry& entry, const Key& key, const Secret& secret) {
@@ -162,28 +142,27 @@ Result<std::string> encode(const Entry& entry, const Key& key, const Secret& sec
 
   std::string out(kMagic);
   out.reserve(kHeaderBytes + packed.size() + kTrailerBytes + 4096);
-  Writer to(out);
-  to.integer(kVersion);
-  to.integer(std::uint32_t{0});  // flags
-  to.integer(std::uint64_t{0});  // total, below
-  to.integer(secret.id());
+  append_little_endian(out, kVersion);
+  append_little_endian(out, std::uint32_t{0});  // flags
+  append_little_endian(out, std::uint64_t{0});  // total, below
+  append_little_endian(out, secret.id());
   out.append(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size());
 
-  to.text(entry.arch);
-  to.text(entry.region);
-  to.integer(static_cast<std::uint8_t>(entry.kind));
-  to.integer(entry.source_bytes);
-  to.integer(static_cast<std::uint32_t>(entry.kernels.size()));
+  append_text(out, entry.arch);
+  append_text(out, entry.region);
+  append_little_endian(out, static_cast<std::uint8_t>(entry.kind));
+  append_little_endian(out, entry.source_bytes);
+  append_little_endian(out, static_cast<std::uint32_t>(entry.kernels.size()));
   for (const KernelInfo& kernel : entry.kernels) {
-    to.text(kernel.name);
-    to.integer(kernel.shared_bytes);
-    to.integer(kernel.registers);
-    to.integer(kernel.spill_bytes);
-    to.integer(static_cast<std::uint32_t>(kernel.parameter_bytes.size()));
-    for (const std::uint32_t bytes : kernel.parameter_bytes) to.integer(bytes);
+    append_text(out, kernel.name);
+    append_little_endian(out, kernel.shared_bytes);
+    append_little_endian(out, kernel.registers);
+    append_little_endian(out, kernel.spill_bytes);
+    append_little_endian(out, static_cast<std::uint32_t>(kernel.parameter_bytes.size()));
+    for (const std::uint32_t bytes : kernel.parameter_bytes) append_little_endian(out, bytes);
   }
-  to.integer(static_cast<std::uint64_t>(entry.code.size()));
-  to.integer(static_cast<std::uint64_t>(packed.size()));
+  append_little_endian(out, static_cast<std::uint64_t>(entry.code.size()));
+  append_little_endian(out, static_cast<std::uint64_t>(packed.size()));
   out += packed;
 
   const std::string total = little_endian(static_cast<std::uint64_t>(out.size() + kTrailerBytes));
@@ -235,13 +214,12 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
   if (!entry) return refuse(Refusal::kCorrupt, entry.error().message);
   if (!arch.empty() && entry->arch != arch)
     return refuse(Refusal::kWrongArch, "it is for " + entry->arch + ", not for " + std::string(arch));
-  return Decoded(std::move(*entry));
+  return std::move(*entry);
 }
 
 Result<Key> claimed_key(std::string_view bytes) {
   if (bytes.size() < kHeaderBytes + kTrailerBytes || bytes.substr(0, kMagic.size()) != kMagic)
-    return Error{
-        Code::kDataCorrupt, "these " + std::to_string(bytes.size()) + " bytes are not a kernel cache entry", {}};
+    return data_corrupt("these " + std::to_string(bytes.size()) + " bytes are not a kernel cache entry");
   Key key;
   std::memcpy(key.bytes.data(), bytes.data() + kKeyAt, key.bytes.size());
   return key;

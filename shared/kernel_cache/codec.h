@@ -48,23 +48,7 @@ struct Refused {
 };
 
 // An entry, or the reason why it was rejected.
-class Decoded {
- public:
-  Decoded(Entry entry) : entry_(std::move(entry)), ok_(true) {}
-  Decoded(Refused refused) : refused_(std::move(refused)) {}
-  bool ok() const { return ok_; }
-  explicit operator bool() const { return ok_; }
-  Entry& operator*() { return entry_; }
-  const Entry& operator*() const { return entry_; }
-  Entry* operator->() { return &entry_; }
-  const Entry* operator->() const { return &entry_; }
-  const Refused& refused() const { return refused_; }  // only if !ok()
-
- private:
-  Entry entry_;
-  Refused refused_;
-  bool ok_ = false;
-};
+using Decoded = Result<Entry, Refused>;
 
 // kInvalidArgument: the entry exceeds entry.h's limits. Thread-safe; takes about 10 ms per MiB of code.
 Result<std::string> encode(const Entry& entry, const Key& key, const Secret& secret);

@@ -75,17 +75,16 @@ bool DiskTier::make_folder(const std::string& path) {
 
 Result<std::optional<std::string>> DiskTier::read(const Key& key) const {
   const std::string path = path_of(key);
-  const auto failed = [&] { return unavailable("cannot read '" + path + "': " + std::strerror(errno)); };
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // opening a FIFO must not block
   if (!file.valid()) {
     if (errno == ENOENT || errno == ENOTDIR) return std::optional<std::string>();
-    return failed();
+    return cannot_read(path);
   }
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return failed();
+  if (::fstat(file.get(), &info) != 0) return cannot_read(path);
   const bool possible = S_ISREG(info.st_mode) && static_cast<std::uint64_t>(info.st_size) <= kMaxValueBytes;
   auto bytes = read_up_to(file.get(), possible ? static_cast<std::size_t>(info.st_size) : 0);
-  if (!bytes) return failed();
+  if (!bytes) return cannot_read(path);
   return bytes;
 }
 
@@ -96,10 +95,8 @@ void DiskTier::used(const Key& key) const {
 
 Result<void> DiskTier::write(const Key& key, std::string_view bytes) {
   if (bytes.size() > max_bytes_)
-    return Error{Code::kPayloadTooLarge,
-                 "a program of " + std::to_string(bytes.size()) + " bytes exceeds cache.disk_bytes (" +
-                     std::to_string(max_bytes_) + ")",
-                 {}};
+    return Error{Code::kPayloadTooLarge, "a program of " + std::to_string(bytes.size()) +
+                                             " bytes exceeds cache.disk_bytes (" + std::to_string(max_bytes_) + ")"};
   const std::string path = path_of(key);
   if (!make_folder(fs::path(path).parent_path()))
     return unavailable("cannot create the folder of '" + path + "': " + std::strerror(errno));

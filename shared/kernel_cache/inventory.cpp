@@ -9,10 +9,7 @@ std::string_view tier_name(Tier tier) { return tier == Tier::kDisk ? "disk" : "r
 Inventory::Inventory(const CacheOptions& options) : secret_(options.secret) {
   if (!secret_) return;
   if (!options.dir.empty()) disk_ = std::make_unique<DiskTier>(options.dir, options.disk_bytes);
-  if (options.redis) {
-    redis_ = std::make_unique<RedisTier>(
-        RedisTierOptions{*options.redis, secret_->id_text(), options.redis_timeout, options.redis_ttl, options.lock});
-  }
+  if (options.redis) redis_ = std::make_unique<RedisTier>(options);
 }
 
 Result<void> Inventory::each(bool with_disk, bool with_redis, const std::function<void(const Stored&)>& visit) {
@@ -55,9 +52,7 @@ Result<void> Inventory::put(Tier tier, const Key& key, std::string_view bytes) {
   auto found = redis_->fetch(key);
   if (!found) return found.error();
   if (*found && decode((*found)->bytes, key, "", *secret_)) return {};
-  auto stored = redis_->store(key, bytes, found->has_value());
-  if (!stored) return stored.error();
-  return {};
+  return without_value(redis_->store(key, bytes, found->has_value()));
 }
 
 Result<bool> Inventory::remove(const Stored& stored) {

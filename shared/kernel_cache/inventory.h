@@ -28,7 +28,7 @@ struct Stored {
   Decoded decoded{Refused{}};
 
   // Signed with another secret: other nodes may be able to use it.
-  bool foreign() const { return !decoded && decoded.refused().why == Refusal::kForeignSecret; }
+  bool foreign() const { return !decoded && decoded.error().why == Refusal::kForeignSecret; }
 };
 
 // Not thread-safe. All calls block.

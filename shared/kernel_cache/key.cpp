@@ -5,16 +5,12 @@
 #include <cstring>
 #include <utility>
 
-#include "shared/kernel_cache/little_endian.h"
+#include "shared/core/bytes.h"
+#include "shared/core/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 
-std::string Key::hex() const {
-  std::string text(bytes.size() * 2 + 1, '\0');
-  sodium_bin2hex(text.data(), text.size(), bytes.data(), bytes.size());
-  text.pop_back();
-  return text;
-}
+std::string Key::hex() const { return to_hex(bytes); }
 
 Result<Key> Key::from_hex(std::string_view text) {
   Key key;

@@ -5,6 +5,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -51,7 +52,7 @@ template <>
 struct std::hash<ditfleet::kernel_cache::Key> {
   std::size_t operator()(const ditfleet::kernel_cache::Key& key) const noexcept {
     std::size_t out = 0;
-    for (std::size_t i = 0; i < sizeof out; ++i) out |= static_cast<std::size_t>(key.bytes[i]) << (8 * i);
+    std::memcpy(&out, key.bytes.data(), sizeof out);
     return out;
   }
 };

@@ -13,14 +13,15 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/use_future.hpp>
-#include <charconv>
 #include <utility>
 
 #include "shared/core/bytes.h"
 #include "shared/core/ids.h"
+#include "shared/core/text.h"
 #include "shared/core/wall_clock.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/counters.h"
+#include "shared/kernel_cache/secret.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
@@ -52,14 +53,10 @@ struct Chunks {
 std::optional<Chunks> parse_chunks(std::string_view head) {
   if (!head.starts_with(kChunked) || head.size() > 64) return std::nullopt;
   head.remove_prefix(kChunked.size());
-  const auto space = head.find(' ');
-  if (space != 16) return std::nullopt;
-  Chunks chunks{std::string(head.substr(0, space)), 0};
-  const std::string_view digits = head.substr(space + 1);
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), chunks.bytes);
-  if (error != std::errc() || end != digits.data() + digits.size() || chunks.bytes > kMaxValueBytes)
-    return std::nullopt;
-  return chunks;
+  const auto id = take_part(head, ' ');
+  const auto bytes = number_of<std::uint64_t>(head, 0, kMaxValueBytes);
+  if (id.size() != 16 || !bytes) return std::nullopt;
+  return Chunks{std::string(id), *bytes};
 }
 
 // Errors of the server or the connection, not of one key or command. An ACL that forbids EVAL, ZADD or PEXPIRE leaves
@@ -90,14 +87,14 @@ std::string chunk_of(const Key& key, const Chunks& chunks, std::size_t i) {
 
 class RedisTier::Impl {
  public:
-  explicit Impl(RedisTierOptions options)
+  explicit Impl(CacheOptions options)
       : options_(std::move(options)),
         work_(asio::make_work_guard(io_)),
-        connection_(redis::Connection::create(io_.get_executor(), {.endpoint = options_.endpoint,
-                                                                   .connect_timeout = options_.timeout,
+        connection_(redis::Connection::create(io_.get_executor(), {.endpoint = *options_.redis,
+                                                                   .connect_timeout = options_.redis_timeout,
                                                                    .max_pending_bytes = std::size_t{256} << 20})),
-        first_connection_(Deadline::after(options_.timeout)),
-        breaker_({.slow = options_.timeout / 2}) {
+        first_connection_(Deadline::after(options_.redis_timeout)),
+        breaker_({.slow = options_.redis_timeout / 2}) {
     asio::post(io_, [connection = connection_] { connection->start(); });
     thread_ = std::thread([this] {
       ::pthread_setname_np(::pthread_self(), "kernels-redis");
@@ -122,7 +119,7 @@ class RedisTier::Impl {
       if (ticket && breaker_.state() == Breaker::State::kHalfOpen) show_breaker(0.5);
     }
     if (!ticket) return left_out();
-    Replies replies = perform(std::move(commands), Deadline::after(options_.timeout));
+    Replies replies = perform(std::move(commands), Deadline::after(options_.redis_timeout));
     const auto failed = std::find_if(replies.begin(), replies.end(),
                                      [](const auto& reply) { return !reply && is_failure(reply.error()); });
     report(*ticket, failed == replies.end(), failed == replies.end() ? std::string() : failed->error().message);
@@ -181,7 +178,7 @@ class RedisTier::Impl {
     }
   }
 
-  const RedisTierOptions options_;
+  const CacheOptions options_;
   asio::io_context io_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   const std::shared_ptr<redis::Connection> connection_;
@@ -198,7 +195,7 @@ class RedisTier::Impl {
         [this, commands = std::move(commands), deadline]() mutable -> asio::awaitable<Replies> {
           if (!connection_->connected() && connection_->generation() == 0 && first_connection_.passed()) {
             co_return Replies(commands.size(),
-                              unavailable("[kernel_cache] no connection to " + options_.endpoint.display()));
+                              unavailable("[kernel_cache] no connection to " + options_.redis->display()));
           }
           co_return co_await connection_->execute_all(std::move(commands), deadline);
         },
@@ -226,7 +223,7 @@ class RedisTier::Impl {
   }
 };
 
-RedisTier::RedisTier(RedisTierOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+RedisTier::RedisTier(CacheOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 RedisTier::~RedisTier() = default;
 
 Result<std::optional<RedisTier::Value>> RedisTier::fetch(const Key& key) {
@@ -235,7 +232,8 @@ Result<std::optional<RedisTier::Value>> RedisTier::fetch(const Key& key) {
 
 Result<RedisTier::Attempt> RedisTier::try_lock(const Key& key, std::string_view refused_head) {
   auto lock = std::make_shared<Lock>();
-  lock->name_ = name_of(key) + ":" + impl_->options_.secret_id + ":lock";
+  // Nodes with different secrets do not wait for each other.
+  lock->name_ = name_of(key) + ":" + impl_->options_.secret->id_text() + ":lock";
   lock->token_ = new_nonce();
   std::vector<Command> commands;
   commands.push_back(std::move(Command("SET") << lock->name_ << lock->token_ << "NX"
@@ -263,7 +261,7 @@ void RedisTier::release(const std::shared_ptr<Lock>& lock) {
 
 Result<RedisTier::Stored> RedisTier::store(const Key& key, std::string_view bytes, bool replace) {
   const std::string name = name_of(key);
-  const auto ttl = static_cast<std::int64_t>(impl_->options_.ttl.count());
+  const auto ttl = static_cast<std::int64_t>(impl_->options_.redis_ttl.count());
   std::string head(bytes);
   if (bytes.size() > kChunkBytes) {
     if (!replace) {
@@ -294,7 +292,7 @@ Result<RedisTier::Stored> RedisTier::store(const Key& key, std::string_view byte
 }
 
 void RedisTier::refresh(const Key& key, std::string_view head) {
-  const auto ttl = static_cast<std::int64_t>(impl_->options_.ttl.count());
+  const auto ttl = static_cast<std::int64_t>(impl_->options_.redis_ttl.count());
   std::vector<Command> commands;
   commands.push_back(std::move(Command("PEXPIRE") << name_of(key) << ttl));
   commands.push_back(std::move(Command("ZADD") << kIndex << "XX" << unix_ms() << key.hex()));
@@ -312,13 +310,10 @@ Result<std::vector<RedisTier::Listed>> RedisTier::list() {
   for (std::size_t i = 0; i + 1 < members.size(); i += 2) {
     const auto key = Key::from_hex(members[i].text);
     if (!key) continue;
-    Listed listed{*key};
-    const std::string& score = members[i + 1].text;
-    (void)std::from_chars(score.data(), score.data() + score.size(), listed.used_ms);
     auto exists = impl_->exchange(std::move(Command("EXISTS") << name_of(*key)));
     if (!exists) return exists.error();
     if (exists->integer != 0)
-      found.push_back(listed);
+      found.push_back({*key, leading_integer(members[i + 1].text)});
     else
       (void)impl_->exchange(std::move(Command("ZREM") << kIndex << members[i].text));
   }

@@ -18,18 +18,10 @@
 
 #include "shared/core/result.h"
 #include "shared/kernel_cache/breaker.h"
+#include "shared/kernel_cache/cache.h"
 #include "shared/kernel_cache/key.h"
-#include "shared/redis/connection.h"
 
 namespace ditfleet::kernel_cache {
-
-struct RedisTierOptions {
-  redis::Endpoint endpoint;
-  std::string secret_id;  // nodes with different secrets do not wait for each other
-  std::chrono::milliseconds timeout{1000};
-  std::chrono::milliseconds ttl{30ll * 86'400'000};
-  std::chrono::milliseconds lock{2000};
-};
 
 // Thread-safe. Every call blocks for at most one timeout per operation; an entry of n MiB needs n + 1 operations. While
 // the breaker is open, every call fails immediately with kUnavailable. The connection uses a separate thread.
@@ -50,7 +42,8 @@ class RedisTier {
     std::atomic<bool> over_{false};
   };
 
-  explicit RedisTier(RedisTierOptions options);  // starts to connect and does not wait for it
+  // Starts to connect and does not wait for it. Needs options.redis; try_lock() also needs options.secret.
+  explicit RedisTier(CacheOptions options);
   ~RedisTier();
   RedisTier(const RedisTier&) = delete;
   RedisTier& operator=(const RedisTier&) = delete;

@@ -11,9 +11,9 @@
 #include "shared/core/bytes.h"
 #include "shared/core/fd_io.h"
 #include "shared/core/ids.h"
+#include "shared/core/little_endian.h"
 #include "shared/core/secrets.h"
 #include "shared/core/unique_fd.h"
-#include "shared/kernel_cache/little_endian.h"
 
 namespace ditfleet::kernel_cache {
 namespace {
@@ -75,12 +75,12 @@ Result<std::shared_ptr<const Secret>> Secret::from_text(std::string_view text) {
 
 Result<std::shared_ptr<const Secret>> Secret::from_file(const std::string& path) {
   auto text = read_secret_file(path);
-  if (!text) return Error{text.error().code, "the cache's secret: " + text.error().message, {}};
+  if (!text) return Error{text.error().code, "the cache's secret: " + text.error().message};
   std::string_view line = *text;
   while (!line.empty() && (line.back() == '\n' || line.back() == '\r')) line.remove_suffix(1);
   auto secret = from_text(line);
   sodium_memzero(text->data(), text->size());
-  if (!secret) return Error{secret.error().code, "'" + path + "': " + secret.error().message, {}};
+  if (!secret) return Error{secret.error().code, "'" + path + "': " + secret.error().message};
   return secret;
 }
 

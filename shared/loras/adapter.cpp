@@ -11,14 +11,21 @@ namespace {
 
 bool is_alphanumeric(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'); }
 
-std::string text_of(const json::object& object, std::string_view name) {
-  const json::value* v = object.if_contains(name);
-  return v && v->is_string() ? std::string(v->get_string()) : std::string();
-}
-
-std::int64_t integer_of(const json::object& object, std::string_view name) {
-  const json::value* v = object.if_contains(name);
-  return v && v->is_int64() ? v->get_int64() : 0;
+// Calls `visit` with the name and the member of each field of a stored record.
+template <class Record, class Visit>
+void each_field(Record& record, const Visit& visit) {
+  visit("tenant", record.tenant);
+  visit("name", record.name);
+  visit("sha256", record.sha256);
+  visit("bytes", record.bytes);
+  visit("path", record.path);
+  visit("models", record.models);
+  visit("pinned", record.pinned);
+  visit("created_ms", record.created_ms);
+  visit("tensors", record.tensors);
+  visit("parameters", record.parameters);
+  visit("rank", record.rank);
+  visit("dtype", record.dtype);
 }
 
 }  // namespace
@@ -28,47 +35,17 @@ bool Adapter::serves(std::string_view model) const {
 }
 
 std::string Adapter::to_json() const {
-  json::array names;
-  for (const std::string& model : models) names.emplace_back(model);
-  return json::serialize(json::object{{"tenant", tenant},
-                                      {"name", name},
-                                      {"sha256", sha256},
-                                      {"bytes", bytes},
-                                      {"path", path},
-                                      {"models", std::move(names)},
-                                      {"pinned", pinned},
-                                      {"created_ms", created_ms},
-                                      {"tensors", tensors},
-                                      {"parameters", parameters},
-                                      {"rank", rank},
-                                      {"dtype", dtype}});
+  json::object out;
+  each_field(*this, [&](const char* field, const auto& value) { out[field] = json::value_from(value); });
+  return json::serialize(out);
 }
 
 Result<Adapter> Adapter::parse(std::string_view json_text) {
   const auto value = parse_json(json_text);
-  const auto corrupt = [](const std::string& what) {
-    return Error{Code::kDataCorrupt, "[loras] a record in Redis " + what, {}};
-  };
+  const auto corrupt = [](const std::string& what) { return data_corrupt("[loras] a record in Redis " + what); };
   if (!value || !value->is_object()) return corrupt("is not a JSON object");
-  const json::object& object = value->get_object();
   Adapter out;
-  out.tenant = text_of(object, "tenant");
-  out.name = text_of(object, "name");
-  out.sha256 = text_of(object, "sha256");
-  out.bytes = integer_of(object, "bytes");
-  out.path = text_of(object, "path");
-  if (const json::value* list = object.if_contains("models"); list && list->is_array()) {
-    for (const json::value& model : list->get_array()) {
-      if (model.is_string()) out.models.emplace_back(model.get_string());
-    }
-  }
-  const json::value* pinned = object.if_contains("pinned");
-  out.pinned = pinned && pinned->is_bool() && pinned->get_bool();
-  out.created_ms = integer_of(object, "created_ms");
-  out.tensors = static_cast<int>(integer_of(object, "tensors"));
-  out.parameters = integer_of(object, "parameters");
-  out.rank = static_cast<int>(integer_of(object, "rank"));
-  out.dtype = text_of(object, "dtype");
+  each_field(out, [&](const char* field, auto& member) { read_field(value->get_object(), field, member); });
   if (!check_name(out.name) || !is_sha256_hex(out.sha256) || out.bytes <= 0)
     return corrupt("has no valid name, sha256 or bytes");
   return out;

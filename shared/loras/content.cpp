@@ -15,6 +15,7 @@
 #include "shared/core/excerpt.h"
 #include "shared/core/fd_io.h"
 #include "shared/core/sha256.h"
+#include "shared/core/text.h"
 #include "shared/core/unique_fd.h"
 #include "shared/safetensors/header.h"
 #include "shared/safetensors/pickle.h"
@@ -45,10 +46,8 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
 
 std::vector<fs::path> folders_of(std::string_view list) {
   std::vector<fs::path> out;
-  while (!list.empty()) {
-    const auto end = std::min(list.find(':'), list.size());
-    if (end > 0) out.emplace_back(std::string(list.substr(0, end)));
-    list.remove_prefix(std::min(end + 1, list.size()));
+  for (const std::string_view folder : split(list, ':')) {
+    if (!folder.empty()) out.emplace_back(folder);
   }
   return out;
 }

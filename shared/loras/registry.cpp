@@ -3,11 +3,11 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 
 #include "shared/core/excerpt.h"
 #include "shared/core/sha256.h"
+#include "shared/core/text.h"
 #include "shared/core/wall_clock.h"
 #include "shared/loras/keys.h"
 #include "shared/loras/scripts.h"
@@ -16,17 +16,13 @@
 namespace ditfleet::loras {
 namespace {
 
+// How long a file is kept after its last name got another file, for jobs that were admitted before. A file whose last
+// name was removed is deleted immediately.
+constexpr std::int64_t kKeepReplacedMs = 600'000;
 constexpr int kTries = 20;  // of a change that meets a concurrent one each time
 
 Error not_registered(const std::string& name) {
   return Error{Code::kNotFound, "adapter '" + name + "' not found", "name"};
-}
-
-template <class Int>
-Int number(std::string_view text) {
-  Int value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
 }
 
 int chunk_count(std::int64_t bytes) {
@@ -54,13 +50,10 @@ std::optional<Adapter> readable(const std::string& field, const std::string& tex
 
 }  // namespace
 
-Registry::Registry(std::shared_ptr<redis::Connection> connection, RegistryOptions options)
-    : connection_(std::move(connection)), options_(options) {}
+Registry::Registry(std::shared_ptr<redis::Connection> connection) : connection_(std::move(connection)) {}
 
 asio::awaitable<Result<std::optional<std::string>>> Registry::record(const std::string& field, Deadline deadline) {
-  redis::Command get("HGET");
-  get << kNamesKey << field;
-  auto reply = co_await connection_->execute(std::move(get), deadline);
+  auto reply = co_await connection_->execute(redis::Command("HGET") << kNamesKey << field, deadline);
   if (!reply) co_return reply.error();
   if (reply->is_nil()) co_return std::optional<std::string>();
   co_return std::optional<std::string>(std::move(reply->text));
@@ -92,9 +85,8 @@ asio::awaitable<Result<std::map<std::string, Adapter>>> Registry::all(Deadline d
   std::map<std::string, Adapter> out;
   std::string cursor = "0";
   do {
-    redis::Command scan("HSCAN");
-    scan << kNamesKey << cursor << "COUNT" << 500;
-    auto reply = co_await connection_->execute(std::move(scan), deadline);
+    auto reply =
+        co_await connection_->execute(redis::Command("HSCAN") << kNamesKey << cursor << "COUNT" << 500, deadline);
     if (!reply) co_return reply.error();
     if (!reply->is_array() || reply->elements.size() != 2)
       co_return internal_error("[loras] unexpected reply to HSCAN");
@@ -132,7 +124,7 @@ asio::awaitable<Result<Registry::Stored>> Registry::stored(const std::string& sh
   if (!blob) co_return blob.error();
   if (blob->elements.size() != 2) co_return internal_error("[loras] unexpected reply to HMGET");
   Stored out{blob->elements[0].text, 0};
-  if (!out.upload.empty()) out.chunks = number<int>(blob->elements[1].text);
+  if (!out.upload.empty()) out.chunks = leading_integer<int>(blob->elements[1].text);
   co_return out;
 }
 
@@ -171,20 +163,18 @@ asio::awaitable<Result<bool>> Registry::put(const Adapter& adapter, const std::s
     for (int i = 0; i < chunks; ++i) commit << chunk_key(upload, static_cast<std::size_t>(i));
     for (int i = 0; i < before.chunks; ++i) commit << chunk_key(before.upload, static_cast<std::size_t>(i));
     commit << field << current->value_or("") << text << adapter.sha256 << old.sha256 << adapter.path << adapter.bytes
-           << options_.keep_replaced_ms << pin_of(adapter) << upload << chunks << before.upload;
+           << kKeepReplacedMs << pin_of(adapter) << upload << chunks << before.upload;
     auto done = co_await connection_->execute(std::move(commit), deadline);
     if (!done) co_return done.error();
     if (done->text == "expired") {
-      co_return Error{Code::kNotFound,
-                      "the upload of '" + adapter.name + "' took longer than " +
-                          std::to_string(options_.upload_ms / 1000) + " s and has expired; upload it again",
-                      {}};
+      co_return not_found("the upload of '" + adapter.name + "' took longer than " + std::to_string(kUploadMs / 1000) +
+                          " s and has expired; upload it again");
     }
     if (done->text != "done") continue;
     (void)co_await sweep(deadline);  // if it fails, the next change sweeps
     co_return !replaces;
   }
-  co_return Error{Code::kConflict, "adapter '" + adapter.name + "' is being changed by other clients; try again", {}};
+  co_return Error{Code::kConflict, "adapter '" + adapter.name + "' is being changed by other clients; try again"};
 }
 
 asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant, const std::string& name, bool pinned,
@@ -206,7 +196,7 @@ asio::awaitable<Result<Adapter>> Registry::set_pinned(const std::string& tenant,
     if (!done) co_return done.error();
     if (done->text == "done") co_return std::move(adapter);
   }
-  co_return Error{Code::kConflict, "adapter '" + name + "' is being changed by other clients; try again", {}};
+  co_return Error{Code::kConflict, "adapter '" + name + "' is being changed by other clients; try again"};
 }
 
 asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, const std::string& name, Deadline deadline,
@@ -226,15 +216,13 @@ asio::awaitable<Result<Adapter>> Registry::remove(const std::string& tenant, con
     (void)co_await sweep(deadline);
     co_return std::move(adapter);
   }
-  co_return Error{Code::kConflict, "adapter '" + name + "' is being changed by other clients; try again", {}};
+  co_return Error{Code::kConflict, "adapter '" + name + "' is being changed by other clients; try again"};
 }
 
 asio::awaitable<Result<std::int64_t>> Registry::version(Deadline deadline) {
-  redis::Command get("GET");
-  get << kVersionKey;
-  auto reply = co_await connection_->execute(std::move(get), deadline);
+  auto reply = co_await connection_->execute(redis::Command("GET") << kVersionKey, deadline);
   if (!reply) co_return reply.error();
-  co_return number<std::int64_t>(reply->text);
+  co_return leading_integer(reply->text);
 }
 
 asio::awaitable<Result<std::optional<Changes>>> Registry::changes_since(std::int64_t version, Deadline deadline) {
@@ -247,9 +235,9 @@ asio::awaitable<Result<std::optional<Changes>>> Registry::changes_since(std::int
     if (!reply) co_return reply.error();
   }
   const auto& oldest = replies[1]->elements;
-  if (oldest.size() != 2 || number<std::int64_t>(oldest[1].text) > version) co_return std::optional<Changes>();
+  if (oldest.size() != 2 || leading_integer(oldest[1].text) > version) co_return std::optional<Changes>();
   Changes out;
-  out.version = number<std::int64_t>(replies[0]->text);
+  out.version = leading_integer(replies[0]->text);
   const auto& fields = replies[2]->elements;
   if (fields.empty()) co_return std::optional<Changes>(std::move(out));
   redis::Command get("HMGET");
@@ -268,9 +256,7 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
   if (!is_sha256_hex(sha256))
     co_return invalid_argument("[loras] '" + excerpt(sha256, 80) +
                                "' is not a SHA-256; it must be 64 lower-case hexadecimal digits");
-  redis::Command get("HGETALL");
-  get << blob_key(sha256);
-  auto reply = co_await connection_->execute(std::move(get), deadline);
+  auto reply = co_await connection_->execute(redis::Command("HGETALL") << blob_key(sha256), deadline);
   if (!reply) co_return reply.error();
   Location out;
   out.sha256 = sha256;
@@ -279,9 +265,9 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
   const auto& fields = reply->elements;
   for (std::size_t i = 0; i + 1 < fields.size(); i += 2) {
     const std::string &key = fields[i].text, &value = fields[i + 1].text;
-    if (key == "bytes") out.bytes = number<std::int64_t>(value);
+    if (key == "bytes") out.bytes = leading_integer(value);
     if (key == "upload") out.upload = value;
-    if (key == "chunks") out.chunks = number<int>(value);
+    if (key == "chunks") out.chunks = leading_integer<int>(value);
     if (key == "until") until = value;
     if (key == "kept") kept = value;
     if (key.starts_with("p:")) out.pinned = true;
@@ -293,16 +279,13 @@ asio::awaitable<Result<Location>> Registry::lookup(const std::string& sha256, De
       out.paths.push_back(value);
   }
   if (!named && (until.empty() || until == "0")) {
-    co_return Error{
-        Code::kNotFound, "[loras] no adapter with the digest " + sha256.substr(0, 12) + "… is registered", {}};
+    co_return not_found("[loras] no adapter with the digest " + sha256.substr(0, 12) + "… is registered");
   }
   if (!named && !kept.empty()) out.paths.push_back(kept);
   out.one_place = named && !several;
   if (!out.upload.empty() && out.chunks != chunk_count(out.bytes)) {
-    co_return Error{Code::kDataCorrupt,
-                    "[loras] the record of " + sha256 + " is inconsistent: " + std::to_string(out.bytes) +
-                        " bytes in " + std::to_string(out.chunks) + " chunks",
-                    {}};
+    co_return data_corrupt("[loras] the record of " + sha256 + " is inconsistent: " + std::to_string(out.bytes) +
+                           " bytes in " + std::to_string(out.chunks) + " chunks");
   }
   co_return out;
 }
@@ -321,15 +304,11 @@ asio::awaitable<Result<std::string>> Registry::read_chunk(const Location& locati
   auto reply = co_await connection_->execute(std::move(get), deadline);
   if (!reply) co_return reply.error();
   if (reply->is_nil()) {
-    co_return Error{Code::kNotFound,
-                    "[loras] the file with the digest " + sha256.substr(0, 12) + "… was deleted while it was read",
-                    {}};
+    co_return not_found("[loras] the file with the digest " + sha256.substr(0, 12) + "… was deleted while it was read");
   }
   if (reply->text.size() != size) {
-    co_return Error{Code::kDataCorrupt,
-                    "[loras] chunk " + std::to_string(index) + " of " + sha256 + " has " +
-                        std::to_string(reply->text.size()) + " bytes; it must have " + std::to_string(size),
-                    {}};
+    co_return data_corrupt("[loras] chunk " + std::to_string(index) + " of " + sha256 + " has " +
+                           std::to_string(reply->text.size()) + " bytes; it must have " + std::to_string(size));
   }
   co_return std::move(reply->text);
 }

@@ -48,12 +48,7 @@ struct Changes {
   std::map<std::string, std::optional<Adapter>> records;  // current records by "<tenant>/<name>"; empty: removed
 };
 
-struct RegistryOptions {
-  // How long a file is kept after its last name got another file, for jobs that were admitted before. A file whose last
-  // name was removed is deleted immediately.
-  std::int64_t keep_replaced_ms = 600'000;
-  std::int64_t upload_ms = 3'600'000;  // when the chunks of an unfinished upload expire
-};
+inline constexpr std::int64_t kUploadMs = 3'600'000;  // when the chunks of an unfinished upload expire
 
 // A precondition of a change, such as HTTP's If-None-Match: * (kAbsent) and If-Match (kPresent).
 struct Condition {
@@ -68,7 +63,7 @@ struct Condition {
 
 class Registry {
  public:
-  explicit Registry(std::shared_ptr<redis::Connection> connection, RegistryOptions options = {});
+  explicit Registry(std::shared_ptr<redis::Connection> connection);
 
   // --- by name -----------------------------------------------------------------------------------
   asio::awaitable<Result<std::optional<Adapter>>> find(const std::string& tenant, const std::string& name,
@@ -104,7 +99,6 @@ class Registry {
   asio::awaitable<Result<int>> sweep(Deadline deadline);
 
   const std::shared_ptr<redis::Connection>& connection() const { return connection_; }
-  const RegistryOptions& options() const { return options_; }
 
  private:
   struct Registered {
@@ -121,7 +115,6 @@ class Registry {
                                                  Deadline deadline);  // kNotFound: none
 
   std::shared_ptr<redis::Connection> connection_;
-  RegistryOptions options_;
 };
 
 }  // namespace ditfleet::loras

@@ -14,11 +14,9 @@ Upload::Upload(Registry& registry) : registry_(registry), id_(new_nonce()) {}
 asio::awaitable<Result<void>> Upload::store(Deadline deadline) {
   hash_.update(chunk_);
   redis::Command set("SET");
-  set << chunk_key(id_, chunks_++) << chunk_ << "PX" << registry_.options().upload_ms;
+  set << chunk_key(id_, chunks_++) << chunk_ << "PX" << kUploadMs;
   chunk_.clear();
-  auto stored = co_await registry_.connection()->execute(std::move(set), deadline);
-  if (!stored) co_return stored.error();
-  co_return Result<void>();
+  co_return without_value(co_await registry_.connection()->execute(std::move(set), deadline));
 }
 
 asio::awaitable<Result<void>> Upload::write(std::string_view bytes, Deadline deadline) {

@@ -21,19 +21,17 @@ std::int64_t build_of(std::string_view version) {
   return space == std::string_view::npos ? 0 : to_int(version.substr(0, space));
 }
 
+redis::Command function_call(const char* how, std::string_view name, std::size_t keys) {
+  redis::Command command(how);
+  command << std::string(kLibraryName) + "_" + std::string(name) << static_cast<std::int64_t>(keys);
+  return command;
+}
+
 }  // namespace
 
-redis::Command fcall(std::string_view name, std::size_t keys) {
-  redis::Command command("FCALL");
-  command << std::string(kLibraryName) + "_" + std::string(name) << static_cast<std::int64_t>(keys);
-  return command;
-}
+redis::Command fcall(std::string_view name, std::size_t keys) { return function_call("FCALL", name, keys); }
 
-redis::Command fcall_ro(std::string_view name, std::size_t keys) {
-  redis::Command command("FCALL_RO");
-  command << std::string(kLibraryName) + "_" + std::string(name) << static_cast<std::int64_t>(keys);
-  return command;
-}
+redis::Command fcall_ro(std::string_view name, std::size_t keys) { return function_call("FCALL_RO", name, keys); }
 
 Client::Impl::Impl(std::shared_ptr<redis::Connection> connection, QueueOptions options)
     : connection_(std::move(connection)), options_(options), keys_(options.shard) {}
@@ -65,9 +63,13 @@ asio::awaitable<Result<void>> Client::Impl::load(Deadline deadline) {
   redis::Command load("FUNCTION");
   load << "LOAD"
        << "REPLACE" << loadable_library();
-  auto loaded = co_await connection_->execute(std::move(load), deadline);
-  if (!loaded) co_return loaded.error();
-  co_return Result<void>();
+  co_return without_value(co_await connection_->execute(std::move(load), deadline));
+}
+
+asio::awaitable<Result<redis::Reply>> Client::Impl::read_job(const std::string& id, Deadline deadline) {
+  co_return co_await call(fcall_ro("job", 7) << keys_.job(id) << keys_.in() << keys_.units() << keys_.open()
+                                             << keys_.specs() << keys_.last() << keys_.events() << id,
+                          deadline);
 }
 
 asio::awaitable<Result<std::vector<redis::Reply>>> Client::Impl::read_stream(std::shared_ptr<redis::Connection>& own,

@@ -32,6 +32,8 @@ class Client::Impl {
   // kUnavailable: Redis has a newer version of the library, whose Functions take other arguments.
   asio::awaitable<Result<redis::Reply>> call(redis::Command command, Deadline deadline);
   asio::awaitable<Result<void>> load(Deadline deadline);  // Client::load_library
+  // Calls `job`, whose reply parse_job() reads.
+  asio::awaitable<Result<redis::Reply>> read_job(const std::string& id, Deadline deadline);
   // XREAD of one stream on the connection `own`, which it creates if necessary. The result is empty after a timeout.
   asio::awaitable<Result<std::vector<redis::Reply>>> read_stream(std::shared_ptr<redis::Connection>& own,
                                                                  const std::string& key, const std::string& after,
@@ -63,9 +65,10 @@ class Client::Impl {
   std::vector<std::string> too_old_;  // jobs that the next reap() must expire if they are open
 };
 
-// The error for a reply "quota …" to a job of `units` images and `bytes` of spec.
-Error over_quota(const std::string& verdict, const std::string& tenant, const Quota& quota, std::int64_t units,
-                 std::int64_t bytes);
+// The error for a reply "mismatch <id>", "taken" or "quota …" to the job `id` of `units` images and `bytes` of spec.
+// Nothing for other replies.
+std::optional<Error> refusal_of(const std::string& verdict, const std::string& id, const std::string& tenant,
+                                const Quota& quota, std::int64_t units, std::size_t bytes);
 
 // Maximum units, and maximum bytes of specs, per Function call. A longer call would delay other clients.
 inline constexpr std::size_t kBatch = 128, kBatchBytes = 1 << 20;

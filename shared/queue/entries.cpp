@@ -1,7 +1,6 @@
 #include "shared/queue/records.h"
 
 #include <algorithm>
-#include <array>
 
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
@@ -55,13 +54,8 @@ std::string problem_of(const redis::Reply& flat, const Fields& fields) {
 }
 
 // Reads "<id> <tenant> <deadline>", which `submit` writes. False: the text has another form.
-bool read_submitted(std::string_view rest, IntakeEntry& out) {
-  std::array<std::string_view, 3> word{};
-  for (std::string_view& w : word) {
-    const auto space = rest.find(' ');
-    w = rest.substr(0, space);
-    rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
-  }
+bool read_submitted(std::string_view text, IntakeEntry& out) {
+  const auto word = first_parts<3>(text, ' ');
   if (!is_valid_id(word[0]) || !is_valid_id(word[1])) return false;
   out.id = word[0];
   out.tenant = word[1];
@@ -111,22 +105,15 @@ IntakeEntry parse_intake(const redis::Reply& entry) {
 }
 
 Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out) {
-  if (entry.elements.size() != 2) return Error{Code::kDataCorrupt, "[queue] a mailbox entry is not [id, fields]"};
+  if (entry.elements.size() != 2) return data_corrupt("[queue] a mailbox entry is not [id, fields]");
   const std::string& entry_id = entry.elements[0].text;
   const auto& flat = entry.elements[1].elements;
   for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
     const std::string& value = flat[i + 1].text;
     const char field = flat[i].text.empty() ? ' ' : flat[i].text[0];
     if (field == 'm') {  // "<kind> <job> <unit> <nonce>", of an assignment also " <attempt>"
-      std::array<std::string_view, 5> word{};
-      std::string_view rest = value;
-      for (std::string_view& w : word) {
-        const auto space = rest.find(' ');
-        w = rest.substr(0, space);
-        rest.remove_prefix(space == std::string_view::npos ? rest.size() : space + 1);
-      }
-      if (word[1].empty())
-        return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " contains no job"};
+      const auto word = first_parts<5>(value, ' ');
+      if (word[1].empty()) return data_corrupt("[queue] the mailbox entry " + entry_id + " contains no job");
       MailboxEntry& message = out.emplace_back();
       message.entry_id = entry_id;
       message.kind = word[0] == "assign"   ? MailboxEntry::Kind::kAssign
@@ -137,14 +124,12 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
       message.attempt = static_cast<int>(to_int(word[4]));
       continue;
     }
-    if (i == 0)
-      return Error{Code::kDataCorrupt, "[queue] the mailbox entry " + entry_id + " does not start with the field m"};
+    if (i == 0) return data_corrupt("[queue] the mailbox entry " + entry_id + " does not start with the field m");
     if (field == 's') out.back().spec = value;  // of the message before
     if (field == 'd') {
-      const std::string_view drops = value;
-      const auto bar = std::min(drops.find('|'), drops.size());
-      out.back().drop_from_host = split_list(drops.substr(0, bar));
-      if (bar < drops.size()) out.back().drop_from_slots = split_list(drops.substr(bar + 1));
+      std::string_view drops = value;
+      out.back().drop_from_host = split_list(take_part(drops, '|'));
+      out.back().drop_from_slots = split_list(drops);
     }
     if (field == 'o') {
       const PackedJob job = parse_packed_job(value);

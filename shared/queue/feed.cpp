@@ -42,8 +42,7 @@ class Feed::Impl {
       if (!state->events.empty() || state->gap) break;
       if (deadline.passed()) {
         if (connection_->connected()) break;
-        co_return Error{Code::kUnavailable,
-                        "[queue] the feed lost its connection to " + connection_->options().endpoint.display()};
+        co_return unavailable("[queue] the feed lost its connection to " + connection_->options().endpoint.display());
       }
       // Wakes up regularly to notice a reconnect.
       asio::steady_timer timer(connection_->executor(),
@@ -74,15 +73,9 @@ class Feed::Impl {
         events.clear();
         gap = true;
       }
-      const auto next_line = [&lines] {
-        const auto end = std::min(lines.find('\n'), lines.size());
-        const std::string_view line = lines.substr(0, end);
-        lines.remove_prefix(std::min(end + 1, lines.size()));
-        return line;
-      };
-      const std::string id(next_line());
+      const std::string id(take_part(lines, '\n'));
       while (!lines.empty()) {
-        if (auto event = parse_feed_line(id, next_line())) {
+        if (auto event = parse_feed_line(id, take_part(lines, '\n'))) {
           append_events(std::move(*event), events);
         } else {
           gap = true;
@@ -93,20 +86,15 @@ class Feed::Impl {
   };
 
   asio::awaitable<Result<void>> subscribe(Deadline deadline) {
-    redis::Command command("SUBSCRIBE");
-    command << keys_.feed_channel();
-    auto reply = co_await connection_->execute(std::move(command), deadline);
-    if (!reply) co_return reply.error();
+    const auto feed = co_await connection_->execute(redis::Command("SUBSCRIBE") << keys_.feed_channel(), deadline);
+    if (!feed) co_return feed.error();
     const std::uint64_t generation = connection_->generation();
     if (with_steps_) {
-      redis::Command steps("SUBSCRIBE");
-      steps << keys_.steps_channel();
-      auto second = co_await connection_->execute(std::move(steps), deadline);
-      if (!second) co_return second.error();
+      const auto steps = co_await connection_->execute(redis::Command("SUBSCRIBE") << keys_.steps_channel(), deadline);
+      if (!steps) co_return steps.error();
     }
     subscribed_ = connection_->generation() == generation ? generation : 0;
-    if (subscribed_ == 0)
-      co_return Error{Code::kUnavailable, "[queue] the feed lost its connection while it subscribed"};
+    if (subscribed_ == 0) co_return unavailable("[queue] the feed lost its connection while it subscribed");
     co_return Result<void>();
   }
 

@@ -105,17 +105,11 @@ asio::awaitable<Result<void>> Client::admit(std::int64_t epoch, std::span<const 
       const Admission& a = *raw[i];
       impl->raw_bodies_.erase(a.entry_id);
       const std::string verdict = i - begin < reply->elements.size() ? reply->elements[i - begin].text : std::string();
-      const bool over = verdict.starts_with("quota ");
-      if (verdict != "taken" && !over && !verdict.starts_with("mismatch ")) continue;
-      Error why =
-          over ? over_quota(verdict, a.tenant, impl->quota(a.tenant), a.units, static_cast<std::int64_t>(a.spec.size()))
-          : verdict == "taken"
-              ? Error{Code::kConflict, "[queue] the job id " + a.id + " belongs to another job; use another id"}
-              : Error{Code::kIdempotencyMismatch, "[queue] the idempotency key was used for job " + verdict.substr(9) +
-                                                      " with another spec; use a new key for a new job"};
+      const auto why = refusal_of(verdict, a.id, a.tenant, impl->quota(a.tenant), a.units, a.spec.size());
+      if (!why) continue;
       // A chosen id that names another job: the rejection becomes a job of its own.
-      refused.push_back({a.entry_id, verdict == "taken" ? own_id(a.entry_id) : a.id, std::move(why), true, a.tenant,
-                         a.spec, a.traceparent});
+      refused.push_back(
+          {a.entry_id, verdict == "taken" ? own_id(a.entry_id) : a.id, *why, true, a.tenant, a.spec, a.traceparent});
     }
   }
   if (!refused.empty()) co_return co_await reject(epoch, refused, deadline);

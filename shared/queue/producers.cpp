@@ -8,38 +8,31 @@
 #include "shared/queue/records.h"
 
 namespace ditfleet::queue {
-namespace {
 
-// "created", "existed <id>", "mismatch <id>", "taken", "invalid …": the replies of `submit`.
-Result<SubmitOutcome> outcome_of(const std::string& verdict, const std::string& id) {
-  if (verdict == "created") return SubmitOutcome{id, false};
-  if (verdict.starts_with("existed ")) return SubmitOutcome{verdict.substr(8), true};
+std::optional<Error> refusal_of(const std::string& verdict, const std::string& id, const std::string& tenant,
+                                const Quota& quota, std::int64_t units, std::size_t spec_bytes) {
   if (verdict.starts_with("mismatch ")) {
     return Error{Code::kIdempotencyMismatch, "[queue] the idempotency key was used for job " + verdict.substr(9) +
                                                  " with another spec; use a new key for a new job"};
   }
   if (verdict == "taken")
     return Error{Code::kConflict, "[queue] the job id " + id + " belongs to another job; use another id"};
-  return invalid_argument("[queue] " + verdict);
-}
-
-}  // namespace
-
-Error over_quota(const std::string& verdict, const std::string& tenant, const Quota& quota, std::int64_t units,
-                 std::int64_t bytes) {
+  if (!verdict.starts_with("quota ")) return std::nullopt;
   const std::string kind = verdict.substr(6, 5);
+  const auto bytes = static_cast<std::int64_t>(spec_bytes);
   const bool never = kind == "units" ? units > quota.units : kind == "bytes" && bytes > quota.bytes;
   const auto wants = [&](const char* what, std::int64_t more, const char* option, std::int64_t most) {
     return std::string(what) + " in open jobs and asks for " + std::to_string(more) + "; " + option + " is " +
            std::to_string(most);
   };
-  return {.code = never ? Code::kPayloadTooLarge : Code::kResourceExhausted,
-          .message = "[queue] tenant '" + tenant + "' has " + verdict.substr(12) +
-                     (kind == "units"   ? wants(" units", units, "quotas.queued_units", quota.units)
-                      : kind == "bytes" ? wants(" bytes of specs", bytes, "quotas.queued_bytes", quota.bytes)
-                                        : wants(" units", units, "the queue is full, and its share of queue.max_queued",
-                                                quota.share)),
-          .retry_after = std::chrono::seconds(never ? 0 : 5)};
+  return Error{
+      .code = never ? Code::kPayloadTooLarge : Code::kResourceExhausted,
+      .message = "[queue] tenant '" + tenant + "' has " + verdict.substr(12) +
+                 (kind == "units" ? wants(" units", units, "quotas.queued_units", quota.units)
+                  : kind == "bytes"
+                      ? wants(" bytes of specs", bytes, "quotas.queued_bytes", quota.bytes)
+                      : wants(" units", units, "the queue is full, and its share of queue.max_queued", quota.share)),
+      .retry_after = std::chrono::seconds(never ? 0 : 5)};
 }
 
 asio::awaitable<Result<SubmitOutcome>> Client::submit(const Submission& submission, Deadline deadline) {
@@ -63,23 +56,22 @@ asio::awaitable<Result<SubmitOutcome>> Client::submit(const Submission& submissi
   command << submission.units << quota.packed();
   auto reply = co_await impl->call(std::move(command), deadline);
   if (!reply) co_return reply.error();
-  if (reply->text.starts_with("quota "))
-    co_return over_quota(reply->text, submission.tenant, quota, submission.units,
-                         static_cast<std::int64_t>(submission.spec.size()));
-  co_return outcome_of(reply->text, id);
+  const std::string& verdict = reply->text;
+  if (verdict == "created") co_return SubmitOutcome{id, false};
+  if (verdict.starts_with("existed ")) co_return SubmitOutcome{verdict.substr(8), true};
+  const auto refusal = refusal_of(verdict, id, submission.tenant, quota, submission.units, submission.spec.size());
+  co_return refusal.value_or(invalid_argument("[queue] " + verdict));
 }
 
 asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, const std::string& tenant,
                                                       Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  const Error not_found{Code::kNotFound, "[queue] no such job: " + job};
-  if (!is_valid_id(job)) co_return not_found;
+  const Error missing = not_found("[queue] no such job: " + job);
+  if (!is_valid_id(job)) co_return missing;
   // The keys of the mailboxes must be known before the call. A worker that is assigned a unit in between is asked to
   // stop at its next renewal.
-  auto reply = co_await impl->call(fcall_ro("job", 7) << keys.job(job) << keys.in() << keys.units() << keys.open()
-                                                      << keys.specs() << keys.last() << keys.events() << job,
-                                   deadline);
+  auto reply = co_await impl->read_job(job, deadline);
   if (!reply) co_return reply.error();
   const StoredJob stored = parse_job(job, *reply);
   if (!stored.same_as.empty()) co_return co_await cancel(stored.same_as, tenant, deadline);
@@ -99,7 +91,7 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
   if (reply->text == "canceled") co_return CancelOutcome::kCanceled;
   if (reply->text == "requested") co_return CancelOutcome::kRequested;
   if (reply->text == "ended") co_return CancelOutcome::kAlreadyEnded;
-  co_return not_found;
+  co_return missing;
 }
 
 }  // namespace ditfleet::queue

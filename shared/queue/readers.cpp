@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kEventsPerCall = 500;
 
-Error no_such_job(const std::string& id) { return Error{Code::kNotFound, "[queue] no such job: " + id}; }
+Error no_such_job(const std::string& id) { return not_found("[queue] no such job: " + id); }
 
 // "<milliseconds>-<number>"
 bool is_event_id(std::string_view id) {
@@ -76,12 +76,9 @@ JobRecord listed_record(const Listed& job, const redis::Reply& units) {
 asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std::string& tenant, Deadline deadline) {
   const auto impl = impl_;
   if (!is_valid_id(id)) co_return no_such_job(id);
-  const Keys& keys = impl->keys_;
   std::string name = id;
   for (int hop = 0; hop < 2; ++hop) {
-    auto reply = co_await impl->call(fcall_ro("job", 7) << keys.job(name) << keys.in() << keys.units() << keys.open()
-                                                        << keys.specs() << keys.last() << keys.events() << name,
-                                     deadline);
+    auto reply = co_await impl->read_job(name, deadline);
     if (!reply) co_return reply.error();
     if (reply->elements.size() != 5 || (reply->elements[0].elements.empty() && reply->elements[1].text.empty())) break;
     StoredJob stored = parse_job(name, *reply);

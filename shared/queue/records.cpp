@@ -1,8 +1,6 @@
 #include "shared/queue/records.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 
 #include "shared/core/excerpt.h"
 #include "shared/core/json.h"
@@ -33,42 +31,18 @@ std::map<std::string, std::int64_t> parse_phases(std::string_view text) {
 
 }  // namespace
 
-std::int64_t to_int(std::string_view text) {
-  std::int64_t value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
-}
-
 Result<std::int64_t> parse_time_us(const redis::Reply& reply) {
   if (reply.elements.size() != 2) return internal_error("[queue] TIME did not reply with seconds and microseconds");
   return to_int(reply.elements[0].text) * 1'000'000 + to_int(reply.elements[1].text);
 }
 
-std::vector<std::string> parse_strings(const json::value* value) {
-  std::vector<std::string> out;
-  if (value == nullptr || !value->is_array()) return out;
-  for (const json::value& item : value->get_array()) {
-    if (item.is_string()) out.emplace_back(item.get_string());
-  }
-  return out;
-}
-
 PackedUnit parse_packed_unit(std::string_view field) {
-  std::array<std::string_view, 13> part{};
-  std::size_t count = 0;
-  while (count < part.size()) {
-    const auto bar = field.find('|');
-    part[count++] = field.substr(0, bar);
-    if (bar == std::string_view::npos) break;
-    field.remove_prefix(bar + 1);
-  }
+  const auto part = first_parts<13>(field, '|');
   PackedUnit unit;
   unit.state = part[0];
-  if (count < 12) return unit;
   unit.nonce = part[1];
   unit.started_ms = to_int(part[2]);
   unit.errors = static_cast<int>(to_int(part[3]));
-  unit.crashes = static_cast<int>(to_int(part[4]));
   unit.owner = part[5];
   unit.assigned_ms = to_int(part[6]);
   unit.lapses = static_cast<int>(to_int(part[9]));
@@ -78,13 +52,7 @@ PackedUnit parse_packed_unit(std::string_view field) {
 }
 
 PackedJob parse_packed_job(std::string_view record) {
-  std::array<std::string_view, 13> part{};  // part[9]: its share of the quotas
-  for (std::string_view& value : part) {
-    const auto bar = record.find('|');
-    value = record.substr(0, bar);
-    if (bar == std::string_view::npos) break;
-    record.remove_prefix(bar + 1);
-  }
+  const auto part = first_parts<13>(record, '|');  // part[9]: its share of the quotas
   PackedJob job;
   job.units = static_cast<int>(to_int(part[0]));
   job.ready_ms = to_int(part[1]);
@@ -231,8 +199,7 @@ Result<Event> parse_feed_line(const std::string& id, std::string_view line) {
   const auto first = line.find(' ');
   const auto second = first == std::string_view::npos ? first : line.find(' ', first + 1);
   if (second == std::string_view::npos) {
-    return Error{Code::kDataCorrupt,
-                 "[queue] a feed line is not '<job> <id before> <type> <unit> <data>': " + excerpt(line, 80)};
+    return data_corrupt("[queue] a feed line is not '<job> <id before> <type> <unit> <data>': " + excerpt(line, 80));
   }
   return make_event(id, std::string(line.substr(0, first)), line.substr(second + 1));
 }
@@ -275,16 +242,15 @@ StoredJob parse_job(const std::string& id, const redis::Reply& reply) {
     unit.phases_us = parse_phases(text_of(fields, indexed('p', i)));
     if (const auto it = fields.find(indexed('e', i)); it != fields.end()) unit.error = parse_error(it->second);
     if (const auto it = steps.find(number); it != steps.end()) {
-      const Event step = make_event("0-0", id, "step 0 " + std::string(it->second));
-      if (const auto f = step.fields.find("step"); f != step.fields.end())
-        unit.step = static_cast<int>(to_int(f->second));
-      if (const auto f = step.fields.find("total"); f != step.fields.end())
-        unit.total_steps = static_cast<int>(to_int(f->second));
+      if (const auto data = parse_json(it->second); data && data->is_object()) {
+        read_field(data->get_object(), "step", unit.step);
+        read_field(data->get_object(), "total", unit.total_steps);
+      }
     }
     record.ended_ms = std::max(record.ended_ms, unit.ended_ms);
     if (const auto it = fields.find(indexed('w', i)); it != fields.end()) {
       if (const auto value = parse_json(it->second)) {
-        for (std::string& warning : parse_strings(&*value)) {
+        for (std::string& warning : strings_of(*value)) {
           if (std::find(record.warnings.begin(), record.warnings.end(), warning) == record.warnings.end()) {
             record.warnings.push_back(std::move(warning));
           }

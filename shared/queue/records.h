@@ -7,6 +7,7 @@
 
 #include "shared/core/json.h"
 #include "shared/core/result.h"
+#include "shared/core/text.h"
 #include "shared/queue/types.h"
 #include "shared/redis/connection.h"
 
@@ -16,7 +17,7 @@ namespace ditfleet::queue {
 struct PackedUnit {
   std::string_view state;  // also "delayed" and "canceling"
   std::string_view nonce, owner;
-  int errors = 0, crashes = 0, lapses = 0;
+  int errors = 0, lapses = 0;
   std::string_view failed_on;  // workers, separated by commas
   std::int64_t assigned_ms = 0, started_ms = 0;
   std::int64_t ended_ms = 0;  // 0: open
@@ -26,11 +27,9 @@ struct PackedUnit {
 };
 PackedUnit parse_packed_unit(std::string_view field);  // views into `field`
 
-std::int64_t to_int(std::string_view text);  // 0 if it is not a number
+inline std::int64_t to_int(std::string_view text) { return leading_integer(text); }
 // The reply of TIME in microseconds.
 Result<std::int64_t> parse_time_us(const redis::Reply& reply);
-// The strings of a JSON array. Skips other items. Empty if `value` is null or not an array.
-std::vector<std::string> parse_strings(const json::value* value);
 
 // "<id>:<unit>"
 UnitRef parse_member(std::string_view member);

@@ -67,9 +67,8 @@ asio::awaitable<Result<std::int64_t>> Client::lead(const std::string& coordinato
 
 asio::awaitable<Result<void>> Client::resign(const std::string& coordinator, std::int64_t epoch, Deadline deadline) {
   const auto impl = impl_;
-  auto reply = co_await impl->call(fcall("resign", 1) << impl->keys_.leader() << coordinator << epoch, deadline);
-  if (!reply) co_return reply.error();
-  co_return Result<void>();
+  co_return without_value(
+      co_await impl->call(fcall("resign", 1) << impl->keys_.leader() << coordinator << epoch, deadline));
 }
 
 asio::awaitable<Result<std::vector<bool>>> Client::assign(std::int64_t epoch, const std::string& worker_owner,

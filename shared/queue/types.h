@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shared/core/error.h"
+#include "shared/core/text.h"
 #include "shared/job/state.h"
 
 namespace ditfleet::queue {
@@ -181,13 +182,8 @@ struct JobPage {
 
 // The parts of a list that stored records and events separate by commas.
 inline std::vector<std::string> split_list(std::string_view packed) {
-  std::vector<std::string> out;
-  while (!packed.empty()) {
-    const auto comma = packed.find(',');
-    out.emplace_back(packed.substr(0, comma));
-    packed.remove_prefix(comma == std::string_view::npos ? packed.size() : comma + 1);
-  }
-  return out;
+  const auto parts = split(packed, ',');
+  return {parts.begin(), parts.end()};
 }
 
 // The worker's name in an owner "<name>:<run id>".

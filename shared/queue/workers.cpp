@@ -41,11 +41,9 @@ asio::awaitable<Result<std::string>> Client::heartbeat(const WorkerInfo& info, D
 asio::awaitable<Result<void>> Client::deregister(const std::string& name, const std::string& boot, Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  auto reply = co_await impl->call(
+  co_return without_value(co_await impl->call(
       fcall("deregister", 3) << keys.workers() << keys.worker(name) << keys.mailbox(name + ":" + boot) << name << boot,
-      deadline);
-  if (!reply) co_return reply.error();
-  co_return Result<void>();
+      deadline));
 }
 
 asio::awaitable<Result<std::vector<MailboxEntry>>> Client::read_mailbox(const std::string& owner,
@@ -78,9 +76,7 @@ asio::awaitable<Result<void>> Client::acknowledge(const std::string& owner, std:
   redis::Command command("XDEL");
   command << impl->keys_.mailbox(owner);
   for (const std::string& id : entry_ids) command << id;
-  auto reply = co_await impl->connection_->execute(std::move(command), deadline);
-  if (!reply) co_return reply.error();
-  co_return Result<void>();
+  co_return without_value(co_await impl->connection_->execute(std::move(command), deadline));
 }
 
 asio::awaitable<Result<void>> Client::start(const Attempt& attempt, Deadline deadline) {
@@ -138,12 +134,10 @@ asio::awaitable<Result<void>> Client::emit(const Attempt& attempt, const std::st
   const Keys& keys = impl->keys_;
   json::object data;
   for (const auto& [name, value] : fields) data[name] = value;
-  auto reply =
-      co_await impl->call(fcall("emit", 3) << keys.units() << keys.last() << keys.events() << attempt.ref.job
-                                           << attempt.ref.unit << attempt.nonce << type << json::serialize(data),
-                          deadline);
-  if (!reply) co_return reply.error();
-  co_return Result<void>();
+  co_return without_value(co_await impl->call(fcall("emit", 3)
+                                                  << keys.units() << keys.last() << keys.events() << attempt.ref.job
+                                                  << attempt.ref.unit << attempt.nonce << type << json::serialize(data),
+                                              deadline));
 }
 
 asio::awaitable<Result<void>> Client::complete(const Completion& completion, Deadline deadline) {
@@ -177,9 +171,7 @@ asio::awaitable<Result<void>> Client::fail(const Failure& failure, Deadline dead
   command << options.max_attempts << options.max_crashes << options.retry_backoff_ms << options.retry_backoff_max_ms
           << jitter_permille() << ref.job << ref.unit << failure.attempt.nonce << error_json(failure.error)
           << (failure.retryable ? 1 : 0) << (failure.crash ? 1 : 0);
-  auto reply = co_await impl->call(std::move(command), deadline);
-  if (!reply) co_return reply.error();
-  co_return Result<void>();
+  co_return without_value(co_await impl->call(std::move(command), deadline));
 }
 
 asio::awaitable<Result<void>> Client::hand_back(std::span<const Attempt> attempts, Deadline deadline) {
@@ -194,23 +186,19 @@ asio::awaitable<Result<void>> Client::hand_back(std::span<const Attempt> attempt
     command << a.ref.job << a.ref.unit << a.nonce;
     impl->last_steps_.erase(a.nonce);
   }
-  auto reply = co_await impl->call(std::move(command), deadline);
-  if (!reply) co_return reply.error();
   // A unit that is no longer held needs no handing back.
-  co_return Result<void>();
+  co_return without_value(co_await impl->call(std::move(command), deadline));
 }
 
 asio::awaitable<Result<void>> Client::canceled(const Attempt& attempt, Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   impl->last_steps_.erase(attempt.nonce);
-  auto reply = co_await impl->call(fcall("canceled", 8)
-                                       << keys.lease() << keys.deadline() << keys.units() << keys.open() << keys.specs()
-                                       << keys.last() << keys.events() << keys.job(attempt.ref.job) << attempt.ref.job
-                                       << attempt.ref.unit << attempt.nonce,
-                                   deadline);
-  if (!reply) co_return reply.error();
-  co_return Result<void>();
+  co_return without_value(co_await impl->call(
+      fcall("canceled", 8) << keys.lease() << keys.deadline() << keys.units() << keys.open() << keys.specs()
+                           << keys.last() << keys.events() << keys.job(attempt.ref.job) << attempt.ref.job
+                           << attempt.ref.unit << attempt.nonce,
+      deadline));
 }
 
 }  // namespace ditfleet::queue

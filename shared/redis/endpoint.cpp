@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "shared/core/excerpt.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::redis {
 namespace {
@@ -43,13 +44,9 @@ std::string percent_encoded(std::string_view text, std::string_view kept) {
 }
 
 Result<int> number(std::string_view text, int low, int high, const char* part) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < low || value > high) {
-    return invalid_argument("[redis] the URL's " + std::string(part) + " is '" + excerpt(text, 64) +
-                            "'; it must be from " + std::to_string(low) + " to " + std::to_string(high));
-  }
-  return value;
+  if (const auto value = number_of(text, low, high)) return *value;
+  return invalid_argument("[redis] the URL's " + std::string(part) + " is '" + excerpt(text, 64) +
+                          "'; it must be from " + std::to_string(low) + " to " + std::to_string(high));
 }
 
 }  // namespace

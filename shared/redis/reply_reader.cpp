@@ -84,8 +84,8 @@ void ReplyReader::feed(std::string_view bytes) { redisReaderFeed(reader_, bytes.
 Result<std::optional<Reply>> ReplyReader::next() {
   void* raw = nullptr;
   if (redisReaderGetReply(reader_, &raw) != REDIS_OK) {
-    return Error{Code::kDataCorrupt, std::string("[redis] the reply is not RESP2: ") + reader_->errstr +
-                                         "; is this a Redis, and TLS on both sides or neither?"};
+    return data_corrupt(std::string("[redis] the reply is not RESP2: ") + reader_->errstr +
+                        "; is this a Redis, and TLS on both sides or neither?");
   }
   if (raw == nullptr) return std::optional<Reply>();
   const std::unique_ptr<Reply> reply(static_cast<Reply*>(raw));

@@ -65,16 +65,14 @@ Result<UniqueFd> open_result(const std::string& path) {
   UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (file.valid()) return file;
   const int e = errno;
-  if (e == ENOENT) return Error{Code::kNotFound, "the result file does not exist; it has expired or was removed", {}};
+  if (e == ENOENT) return not_found("the result file does not exist; it has expired or was removed");
   return unavailable("cannot open the result '" + path + "': " + std::strerror(e));
 }
 
 Result<void> check_own(const Manifest& manifest) {
   if (manifest.backend == "file" && is_own_path(manifest.key, "results")) return {};
-  return Error{
-      Code::kDataCorrupt,
-      "the result '" + manifest.key + "' of backend '" + manifest.backend + "' is not in this store (file, results/…)",
-      {}};
+  return data_corrupt("the result '" + manifest.key + "' of backend '" + manifest.backend +
+                      "' is not in this store (file, results/…)");
 }
 
 // kDataCorrupt: the file is larger than `limit`.
@@ -83,8 +81,7 @@ Result<std::string> read_whole(const std::string& path, std::int64_t limit) {
   if (!file) return file.error();
   struct stat status {};
   if (::fstat(file->get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > limit)
-    return Error{
-        Code::kDataCorrupt, "the result file '" + path + "' is larger than its manifest says, or not a file", {}};
+    return data_corrupt("the result file '" + path + "' is larger than its manifest says, or not a file");
   auto bytes = read_up_to(file->get(), static_cast<std::size_t>(status.st_size));
   if (!bytes) return unavailable("cannot read the result '" + path + "': " + std::strerror(errno));
   return std::move(*bytes);
@@ -203,7 +200,7 @@ asio::awaitable<Result<std::string>> FileStore::get_piece(const Manifest& manife
     if (!file) return file.error();
     std::string bytes(static_cast<std::size_t>(std::max<std::int64_t>(0, size)), '\0');
     if (::pread(file->get(), bytes.data(), bytes.size(), offset) != static_cast<ssize_t>(bytes.size()))
-      return Error{Code::kDataCorrupt, "the result file '" + path + "' is shorter than its manifest says", {}};
+      return data_corrupt("the result file '" + path + "' is shorter than its manifest says");
     return bytes;
   };
   co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
@@ -221,18 +218,14 @@ asio::awaitable<Result<std::string>> FileStore::get(const Manifest& manifest, De
 }
 
 asio::awaitable<Result<void>> FileStore::remove(const Manifest& manifest, Deadline deadline) {
-  if (manifest.backend != "file" || !is_own_path(manifest.key, "results")) {
-    co_return invalid_argument("the result '" + manifest.key + "' is not in this store (file, results/…)");
-  }
+  if (auto own = check_own(manifest); !own) co_return own.error();
   std::function<Result<bool>()> work = [path = impl_->path(manifest.key)]() -> Result<bool> {
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
       return unavailable("cannot remove '" + path + "': " + std::strerror(errno));
     }
     return true;
   };
-  auto removed = co_await impl_->disk.run<bool>(std::move(work), deadline);
-  if (!removed) co_return removed.error();
-  co_return Result<void>();
+  co_return without_value(co_await impl_->disk.run<bool>(std::move(work), deadline));
 }
 
 asio::awaitable<Result<std::string>> FileStore::put_preview(const ResultKey& result, int index, std::string bytes,

@@ -5,7 +5,7 @@
 namespace ditfleet::results {
 namespace {
 
-Error corrupt(const std::string& what) { return Error{Code::kDataCorrupt, "a result's manifest " + what, {}}; }
+Error corrupt(const std::string& what) { return data_corrupt("a result's manifest " + what); }
 
 Result<std::string> text_field(const json::object& object, const char* name) {
   const json::value* value = object.if_contains(name);

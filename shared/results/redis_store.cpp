@@ -21,9 +21,7 @@ std::string key_part(const ResultKey& result) {
   return result.job + ":" + std::to_string(result.unit) + ":" + result.nonce;
 }
 
-Error gone(const std::string& what) {
-  return Error{Code::kNotFound, what + " does not exist; it has expired or was removed", {}};
-}
+Error gone(const std::string& what) { return not_found(what + " does not exist; it has expired or was removed"); }
 
 }  // namespace
 
@@ -49,13 +47,11 @@ asio::awaitable<Result<void>> RedisStore::write(std::string key, std::string_vie
 
 asio::awaitable<Result<std::optional<std::string>>> RedisStore::read_chunk(const std::string& key, std::size_t index,
                                                                            Deadline deadline) {
-  redis::Command command("GET");
-  command << chunk_key(key, index);
-  auto reply = co_await connection_->execute(std::move(command), deadline);
+  auto reply = co_await connection_->execute(redis::Command("GET") << chunk_key(key, index), deadline);
   if (!reply) co_return reply.error();
   if (reply->is_nil()) co_return std::optional<std::string>();
   if (reply->type != redis::Reply::Type::kString) {
-    co_return Error{Code::kDataCorrupt, "the key '" + key + "' is not a string", {}};
+    co_return data_corrupt("the key '" + key + "' is not a string");
   }
   co_return std::optional<std::string>(std::move(reply->text));
 }
@@ -73,10 +69,8 @@ asio::awaitable<Result<Manifest>> RedisStore::put(const ResultKey& result, std::
 
 Result<void> RedisStore::check_own(const Manifest& manifest) const {
   if (manifest.backend == "redis" && manifest.key.starts_with(blob_prefix_)) return {};
-  return Error{Code::kDataCorrupt,
-               "the result '" + manifest.key + "' of backend '" + manifest.backend + "' is not in this store (redis, " +
-                   blob_prefix_ + "…)",
-               {}};
+  return data_corrupt("the result '" + manifest.key + "' of backend '" + manifest.backend +
+                      "' is not in this store (redis, " + blob_prefix_ + "…)");
 }
 
 asio::awaitable<Result<std::string>> RedisStore::get(const Manifest& manifest, Deadline deadline) {
@@ -107,7 +101,7 @@ asio::awaitable<Result<std::string>> RedisStore::get_piece(const Manifest& manif
     if (!reply) co_return reply.error();
     if (reply->text.empty()) co_return gone("the result '" + manifest.key + "'");
     if (static_cast<std::int64_t>(reply->text.size()) != stop - offset)
-      co_return Error{Code::kDataCorrupt, "the result '" + manifest.key + "' is shorter than its manifest says", {}};
+      co_return data_corrupt("the result '" + manifest.key + "' is shorter than its manifest says");
     bytes += reply->text;
     offset = stop;
   }
@@ -115,14 +109,10 @@ asio::awaitable<Result<std::string>> RedisStore::get_piece(const Manifest& manif
 }
 
 asio::awaitable<Result<void>> RedisStore::remove(const Manifest& manifest, Deadline deadline) {
-  if (manifest.backend != "redis" || !manifest.key.starts_with(blob_prefix_)) {
-    co_return invalid_argument("the result '" + manifest.key + "' is not in this store (redis, " + blob_prefix_ + "…)");
-  }
+  if (auto own = check_own(manifest); !own) co_return own.error();
   redis::Command command("UNLINK");
   for (std::size_t i = 0; i < chunk_count(manifest.bytes); ++i) command << chunk_key(manifest.key, i);
-  auto reply = co_await connection_->execute(std::move(command), deadline);
-  if (!reply) co_return reply.error();
-  co_return Result<void>();
+  co_return without_value(co_await connection_->execute(std::move(command), deadline));
 }
 
 asio::awaitable<Result<std::string>> RedisStore::put_preview(const ResultKey& result, int index, std::string bytes,

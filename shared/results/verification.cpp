@@ -7,15 +7,11 @@ namespace ditfleet::results {
 
 Result<void> verify(const Manifest& manifest, std::string_view bytes) {
   if (static_cast<std::int64_t>(bytes.size()) != manifest.bytes) {
-    return Error{Code::kDataCorrupt,
-                 "the result '" + manifest.key + "' has " + std::to_string(bytes.size()) +
-                     " bytes, but its manifest says " + std::to_string(manifest.bytes),
-                 {}};
+    return data_corrupt("the result '" + manifest.key + "' has " + std::to_string(bytes.size()) +
+                        " bytes, but its manifest says " + std::to_string(manifest.bytes));
   }
   if (sha256_hex(bytes) != manifest.sha256) {
-    return Error{Code::kDataCorrupt,
-                 "the result '" + manifest.key + "' is damaged: its SHA-256 differs from the manifest's",
-                 {}};
+    return data_corrupt("the result '" + manifest.key + "' is damaged: its SHA-256 differs from the manifest's");
   }
   return {};
 }

@@ -10,6 +10,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/json.h"
+#include "shared/core/little_endian.h"
 
 namespace ditfleet::safetensors {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 constexpr std::size_t kLengthBytes = 8;
 
 Error corrupt(std::string_view file_name, const std::string& what) {
-  return Error{Code::kDataCorrupt, "[safetensors] " + std::string(file_name) + ": " + what};
+  return data_corrupt("[safetensors] " + std::string(file_name) + ": " + what);
 }
 
 // A tensor's name as a message shows it: a hostile header must not fill the log.
@@ -252,10 +253,7 @@ Result<std::uint64_t> safetensors_header_end(std::string_view begin, std::string
   if (begin.size() < kLengthBytes) {
     return corrupt(file_name, "it has " + std::to_string(begin.size()) + " bytes, too few for a header");
   }
-  std::uint64_t length = 0;
-  for (std::size_t i = 0; i < kLengthBytes; ++i) {
-    length |= std::uint64_t{static_cast<unsigned char>(begin[i])} << (8 * i);
-  }
+  const auto length = from_little_endian<std::uint64_t>(begin);
   if (length > kMaxSafetensorsHeaderBytes) {
     return corrupt(file_name, "it says its header has " + std::to_string(length) + " bytes; at most " +
                                   std::to_string(kMaxSafetensorsHeaderBytes) +

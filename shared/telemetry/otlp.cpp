@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
@@ -17,6 +16,7 @@
 #include "shared/core/host_name.h"
 #include "shared/core/http_url.h"
 #include "shared/core/log_throttle.h"
+#include "shared/core/text.h"
 #include "shared/telemetry/metrics.h"
 #include "shared/telemetry/otlp_json.h"
 
@@ -52,30 +52,19 @@ std::string trimmed(std::string_view text) {
   return std::string(text);
 }
 
-std::string percent_decoded(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    unsigned value = 0;
-    if (text[i] == '%' && i + 2 < text.size() &&
-        std::from_chars(text.data() + i + 1, text.data() + i + 3, value, 16).ptr == text.data() + i + 3) {
-      out += static_cast<char>(value);
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
+std::string percent_decoded(const std::string& text) {
+  int size = 0;
+  const std::unique_ptr<char, decltype(&curl_free)> decoded(
+      curl_easy_unescape(nullptr, text.c_str(), static_cast<int>(text.size()), &size), curl_free);
+  return {decoded.get(), static_cast<std::size_t>(size)};
 }
 
 // "key=value,key2=value2", values percent-encoded.
 std::vector<std::pair<std::string, std::string>> pairs(std::string_view text) {
   std::vector<std::pair<std::string, std::string>> out;
-  while (!text.empty()) {
-    const auto end = std::min(text.find(','), text.size());
-    const std::string_view one = text.substr(0, end);
+  for (const std::string_view one : split(text, ',')) {
     if (const auto equals = one.find('='); equals != std::string_view::npos && !trimmed(one.substr(0, equals)).empty())
       out.emplace_back(trimmed(one.substr(0, equals)), percent_decoded(trimmed(one.substr(equals + 1))));
-    text.remove_prefix(std::min(end + 1, text.size()));
   }
   return out;
 }
@@ -107,9 +96,7 @@ OtlpOptions otlp_options(const std::string& endpoint, const std::string& program
   }
   options.headers = pairs(otlp_variable("HEADERS"));
   const std::string timeout = otlp_variable("TIMEOUT");
-  int ms = 0;
-  if (std::from_chars(timeout.data(), timeout.data() + timeout.size(), ms).ec == std::errc() && ms > 0)
-    options.timeout = milliseconds(ms);
+  if (const int ms = leading_integer<int>(timeout); ms > 0) options.timeout = milliseconds(ms);
   const std::string host = host_name();
   options.scope_version = version;
   options.resource = {{"service.name", program},    {"service.namespace", "ditfleet"},

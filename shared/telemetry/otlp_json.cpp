@@ -1,11 +1,11 @@
 #include "shared/telemetry/otlp_json.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::telemetry {
 namespace {
@@ -69,11 +69,8 @@ std::size_t rejected_spans(std::string_view answer) {
   if (!partial || !partial->is_object()) return 0;
   const json::value* rejected = partial->as_object().if_contains("rejectedSpans");
   if (!rejected) return 0;
-  if (const auto* text = rejected->if_string()) {  // 64-bit integers are strings in proto3's JSON
-    std::size_t value = 0;
-    std::from_chars(text->data(), text->data() + text->size(), value);
-    return value;
-  }
+  // 64-bit integers are strings in proto3's JSON.
+  if (const auto* text = rejected->if_string()) return leading_integer<std::size_t>(*text);
   const auto* number = rejected->if_int64();
   return number && *number > 0 ? static_cast<std::size_t>(*number) : 0;
 }

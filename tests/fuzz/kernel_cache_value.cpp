@@ -35,7 +35,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto entry = decode(value, Key{}, "", *secret);
   if (!entry) {
     // The signature is right: what is wrong is behind it.
-    if (entry.refused().why != Refusal::kCorrupt || entry.refused().message.find("malformed") == std::string::npos)
+    if (entry.error().why != Refusal::kCorrupt || entry.error().message.find("malformed") == std::string::npos)
       std::abort();
     return 0;
   }

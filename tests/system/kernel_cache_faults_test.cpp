@@ -329,7 +329,7 @@ TEST_F(KernelCacheFaults, RedisThatHangsIsLeftOutAndFoundAgain) {
 
 TEST_F(KernelCacheFaults, RedisThatIsSlowIsLeftOut) {
   const RedisServer redis({.appendfsync = "no"});
-  RedisTier tier({.endpoint = redis.endpoint(), .timeout = milliseconds(2000)});
+  RedisTier tier({.redis = redis.endpoint(), .redis_timeout = milliseconds(2000)});
   ASSERT_TRUE(tier.fetch(key_of(1)));
   RedisView view(redis.endpoint());
   // It answers each call after 1.1 s, more than half the timeout.

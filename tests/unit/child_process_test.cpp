@@ -84,7 +84,7 @@ TEST(ChildProcess, AppendsItsOutputToAFile) {
     auto child = ChildProcess::start(spec);
     ASSERT_TRUE(child) << child.error().message;
     EXPECT_EQ(child->output_fd(), -1);
-    EXPECT_TRUE(child->wait().clean());
+    EXPECT_EQ(child->wait().text(), "exited with status 0");
     EXPECT_FALSE(child->running());
   }
   EXPECT_EQ(*read_file(file), "one\ntwo\n");

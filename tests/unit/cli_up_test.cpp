@@ -131,7 +131,7 @@ TEST_F(Children, TheLogIsRotatedWhileTheChildRunsAndLongLinesAreCut) {
     child.drain_output();
     ++turns;
   }
-  EXPECT_TRUE(wait(child).clean());
+  EXPECT_EQ(wait(child).text(), "exited with status 0");
   EXPECT_GE(turns, 20'000'000 / (64 * 8192)) << "one child must not starve the others";
   const auto older = fs::file_size(dir_ / "log.1"), newer = fs::file_size(dir_ / "log");
   EXPECT_GT(older, 16u << 20);
@@ -147,7 +147,6 @@ TEST_F(Children, ASignalIsReportedAndAChildCanStartAgain) {
     ASSERT_TRUE(child.start().ok());
     const ProcessEnd end = wait(child);
     EXPECT_EQ(end.signal, SIGKILL);
-    EXPECT_FALSE(end.clean());
   }
 }
 

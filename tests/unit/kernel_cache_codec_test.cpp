@@ -43,8 +43,8 @@ Refusal refusal_of(std::string_view bytes, const Key& key = kKey, const Secret& 
                    std::string_view arch = "sm_90a") {
   const auto decoded = decode(bytes, key, arch, secret);
   EXPECT_FALSE(decoded.ok());
-  EXPECT_FALSE(decoded.refused().message.empty());
-  return decoded.refused().why;
+  EXPECT_FALSE(decoded.error().message.empty());
+  return decoded.error().why;
 }
 
 std::string sha256(std::string_view bytes) {
@@ -72,7 +72,7 @@ TEST(KernelCacheCodec, WhatGoesInComesOut) {
   empty.kind = Kind::kSharedObject;
   for (const Entry& entry : {entry_of(), entry_of(3 << 20), empty}) {
     const auto decoded = decode(encoded(entry), kKey, entry.arch, *kSecret);
-    ASSERT_TRUE(decoded.ok()) << decoded.refused().message;
+    ASSERT_TRUE(decoded.ok()) << decoded.error().message;
     EXPECT_EQ(*decoded, entry);
   }
   EXPECT_TRUE(decode(encoded(), kKey, "", *kSecret).ok()) << "no architecture asked for: any";
@@ -95,7 +95,7 @@ TEST(KernelCacheCodec, EveryChangedBitIsRefused) {
     ASSERT_FALSE(decoded.ok()) << "bit " << bit << " of " << good.size() * 8;
     // The signature's own bytes are not under the checksum: a change there is a signature that is not ours.
     const bool in_signature = bit / 8 >= good.size() - 32;
-    EXPECT_EQ(decoded.refused().why, in_signature ? Refusal::kWrongSignature : Refusal::kCorrupt) << "bit " << bit;
+    EXPECT_EQ(decoded.error().why, in_signature ? Refusal::kWrongSignature : Refusal::kCorrupt) << "bit " << bit;
   }
 }
 
@@ -155,7 +155,7 @@ TEST(KernelCacheCodec, SignedNonsenseIsRefused) {
       if (decoded.ok()) {
         EXPECT_LE(decoded->code.size(), kMaxCodeBytes);
       } else {
-        EXPECT_EQ(decoded.refused().why, Refusal::kCorrupt);
+        EXPECT_EQ(decoded.error().why, Refusal::kCorrupt);
       }
     }
   }

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace ditfleet::kernel_cache {
+namespace ditfleet {
 
 template <class Int>
 void append_little_endian(std::string& out, Int value) {
@@ -30,4 +30,4 @@ Int from_little_endian(std::string_view bytes) {
   return static_cast<Int>(value);
 }
 
-}  // namespace ditfleet::kernel_cache
+}  // namespace ditfleet
