@@ -38,22 +38,17 @@ namespace ditfleet::gateway {
 
 namespace asio = boost::asio;
 
-// The response of GET /readyz: 200, or 503 with the reasons ("Redis at … is not connected").
-struct Readiness {
-  bool ready = true;
-  std::vector<std::string> reasons = {};
-};
-
 // Functions must not block. An unset function is not called.
 struct GatewayDependencies {
   config::Settings settings;  // gateway.*, queue.retention_ms, worker.heartbeat_ms, loras.*, keys
   job::Catalogue catalogue;
   std::shared_ptr<queue::Client> queue;  // the owner loads its Function library into Redis
   std::shared_ptr<results::Store> store;
-  std::shared_ptr<redis::Connection> redis;              // the queue's; the event feed opens another connection
-  std::shared_ptr<loras::Registry> loras = {};           // null: /v1/loras answers 503
-  std::shared_ptr<loras::RegistryMirror> adapters = {};  // of the same registry; the owner runs follow()
-  std::function<Readiness()> readiness = {};             // unset: always ready
+  std::shared_ptr<redis::Connection> redis;  // the queue's; the event feed opens another connection
+  std::shared_ptr<loras::Registry> loras;
+  std::shared_ptr<loras::RegistryMirror> adapters;  // of the same registry; the owner runs follow()
+  // Why GET /readyz answers 503 ("Redis at … is not connected"); empty: 200. Unset: always 200.
+  std::function<std::vector<std::string>()> unready = {};
   // Advises against a job that is about to be submitted: kResourceExhausted with retry_after if the job's deadline
   // cannot be met. `spec` is complete. Unset: every job is accepted.
   std::function<Result<void>(const job::JobSpec& spec, const std::string& tenant)> advise = {};

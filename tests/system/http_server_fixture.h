@@ -20,6 +20,7 @@
 #include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/http/server.h"
 #include "coordinator/gateway/routes/api.h"
+#include "shared/loras/registry_mirror.h"
 #include "tests/fixtures/image_model.h"
 #include "tests/unit/gateway_fake_service.h"
 
@@ -83,6 +84,7 @@ class HttpServer : public ::testing::Test {
     GatewayDependencies dependencies;
     dependencies.catalogue.models["demo"] = job::image_model("demo");
     dependencies.catalogue.default_model = "demo";
+    dependencies.adapters = std::make_shared<loras::RegistryMirror>(nullptr);
     dependencies.settings.keys = std::move(keys);
     hub_ = std::make_shared<EventHub>(context_.get_executor(), [this](auto block) { return service_.next(block); });
     api_ = std::make_unique<Api>(std::move(dependencies), service_, hub_, "");

@@ -160,12 +160,13 @@ std::string media_type_of(std::string_view content_type) {
   return type;
 }
 
-Response json_response(int status, std::string body) {
+Response json_response(int status, const json::object& body) {
   Response response;
   response.status = status;
-  response.body = std::move(body);
-  response.body.push_back('\n');
+  response.body = json::serialize(body) + "\n";
   return response;
 }
+
+json::value text_or_null(std::string_view text) { return text.empty() ? json::value(nullptr) : json::value(text); }
 
 }  // namespace ditfleet::gateway

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "shared/core/json.h"
 #include "shared/core/result.h"
 
 namespace ditfleet::gateway {
@@ -104,6 +105,7 @@ bool names_etag(std::string_view field, std::string_view etag, bool strongly = f
 // "Application/JSON ; charset=utf-8" → "application/json"
 std::string media_type_of(std::string_view content_type);
 
-Response json_response(int status, std::string body);
+Response json_response(int status, const json::object& body);
+json::value text_or_null(std::string_view text);  // null for an empty text
 
 }  // namespace ditfleet::gateway

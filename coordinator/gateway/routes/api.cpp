@@ -71,12 +71,12 @@ Api::Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<
                .dependencies = std::move(dependencies)} {
   if (context_.dependencies.redis)
     context_.key_store = std::make_unique<KeyStore>(context_.dependencies.redis, context_.keys);
-  add_system_routes(router_, context_);
-  add_image_routes(router_, context_);
-  add_job_routes(router_, context_);
-  add_event_routes(router_, context_);
-  add_lora_routes(router_, context_);
-  add_key_routes(router_, context_);
+  add_system_routes(router_);
+  add_image_routes(router_);
+  add_job_routes(router_);
+  add_event_routes(router_);
+  add_lora_routes(router_);
+  add_key_routes(router_);
 }
 
 Result<Caller> Api::authenticate(const Call& call) const {
@@ -151,7 +151,7 @@ std::optional<Response> Api::check(Call& call) const {
   if (!caller) {
     Response response = error_response(caller.error());
     if (!request.header("Authorization").empty() && caller.error().code == Code::kUnauthenticated)
-      response.body = error_json(caller.error().message, "authentication_error", {}, "invalid_api_key") + "\n";
+      response.body = status_response(response.status, caller.error().message, "invalid_api_key").body;
     return response;
   }
   call.caller = std::move(*caller);
@@ -160,7 +160,8 @@ std::optional<Response> Api::check(Call& call) const {
 
 asio::awaitable<Response> Api::respond(std::shared_ptr<Call> call) {
   if (auto refused = check(*call)) co_return std::move(*refused);
-  co_return co_await call->match.route->handler(call);
+  auto answer = co_await call->match.route->handler(context_, call);
+  co_return answer ? std::move(*answer) : error_response(answer.error());
 }
 
 std::shared_ptr<Call> Api::begin(Request request) const {

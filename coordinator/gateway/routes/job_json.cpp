@@ -86,6 +86,13 @@ std::string JobLinks::preview(std::string_view id, std::string_view event) const
   return base + path + (permission.empty() ? "" : "?" + permission);
 }
 
+const queue::UnitRecord* find_unit(const queue::JobRecord& record, int unit) {
+  for (const auto& candidate : record.unit_records) {
+    if (candidate.unit == unit) return &candidate;
+  }
+  return nullptr;
+}
+
 double progress_of(const queue::JobRecord& record) {
   if (job::is_terminal(record.state)) return 1.0;
   if (record.units <= 0) return 0.0;

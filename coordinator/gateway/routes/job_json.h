@@ -27,6 +27,8 @@ struct JobLinks {
 // What a unit that has not started waits for, as a phrase; empty: unknown.
 using WaitsFor = std::function<std::string(const queue::UnitRef&)>;
 
+const queue::UnitRecord* find_unit(const queue::JobRecord& record, int unit);  // null: no such unit
+
 // `with_units`: includes "unit_records". Records from list() have none.
 json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units,
                       const WaitsFor& waits_for = {});

@@ -103,13 +103,17 @@ Result<ImageCall> parse_image_call(std::string_view body) {
     return error;
   }
   call.spec = std::move(*spec);
-  const auto width = call.spec.fields.integer("width"), height = call.spec.fields.integer("height");
-  if (width && height) call.size = size_text(*width, *height);
+  call.take_size(call.spec.fields);
   return call;
 }
 
-std::string images_json(const ImageCall& call, const std::string& job, std::int64_t created_s,
-                        const std::vector<ImagePart>& parts) {
+void ImageCall::take_size(const job::FieldValues& fields) {
+  const auto width = fields.integer("width"), height = fields.integer("height");
+  if (width && height) size = size_text(*width, *height);
+}
+
+json::object images_json(const ImageCall& call, const std::string& job, std::int64_t created_s,
+                         const std::vector<ImagePart>& parts) {
   json::array data;
   for (const auto& part : parts) {
     json::object item;
@@ -126,7 +130,7 @@ std::string images_json(const ImageCall& call, const std::string& job, std::int6
     echo(object, call, format_of(parts[0].manifest.media_type));
     object["size"] = size_text(parts[0].manifest.width, parts[0].manifest.height);
   }
-  return json::serialize(object);
+  return object;
 }
 
 std::string partial_image_json(const ImageCall& call, std::int64_t created_s, int partial_index, int unit,
