@@ -85,7 +85,8 @@ struct Response {
   bool close = false;  // close the connection after this response
 
   // At most one of these two is set. `later` returns the real response when it is available; the server watches the
-  // connection meanwhile. `stream` writes the body piece by piece after this status and these headers.
+  // connection meanwhile. `stream` writes the body piece by piece after this status and these headers. The function
+  // must outlive the coroutine that it returns.
   std::function<asio::awaitable<Response>(Peer&)> later;
   std::function<asio::awaitable<void>(Sink&)> stream;
   std::optional<std::uint64_t> stream_bytes = {};  // that `stream` writes, if known

@@ -219,7 +219,6 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       if (response.later) {
         // HTTP/1.0 has no interim responses, so such a client is only found gone when it is answered.
         connection->watch(connection, http_1_0 ? "" : kContinue);
-        // The function must outlive the coroutine it returns.
         const auto later = std::move(response.later);
         response = co_await later(*connection);
         connection->unwatch();

@@ -40,8 +40,8 @@ struct ApiContext {
   JobLinks links(const Call& call) const;
   std::int64_t link_life_s() const;  // how long a signed link is valid
 
-  // Counts a stream of the caller until the result is destroyed, which its coroutine must own. Null: there are too
-  // many, as `refused` then says.
+  // Counts a stream of the caller until the result is destroyed, which the response's function must own. Null: there
+  // are too many, as `refused` then says.
   std::shared_ptr<void> open_stream(const Call& call, Response& refused) const;
 
   // Submits a job for the caller; `spec` is parsed, not completed.

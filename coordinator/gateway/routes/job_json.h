@@ -19,7 +19,6 @@ struct JobLinks {
   std::int64_t expires_s = 0;          // when a signed link expires
 
   std::string job(std::string_view id) const;
-  std::string events(std::string_view id) const;
   std::string result(std::string_view id, int unit) const;
   std::string preview(std::string_view id, std::string_view event) const;
 };
