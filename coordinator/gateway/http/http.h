@@ -55,7 +55,11 @@ struct Request {
 Result<void> parse_target(std::string_view target, Request& request);
 
 // The whole text as a decimal integer.
-std::optional<int> parse_number(std::string_view text);
+std::optional<std::int64_t> parse_number(std::string_view text);
+
+// For ASCII letters.
+std::string lower_case(std::string_view text);
+bool same_name(std::string_view a, std::string_view b);  // ignores case
 
 // The value of ?limit= for a list with at most `most` entries per page. `note` ends the error message.
 Result<int> parse_limit(std::string_view text, int most, const std::string& note = {});

@@ -122,7 +122,7 @@ asio::awaitable<Result<Response>> get_result(const ApiContext& context, CallPtr 
                     {}};
   }
   const std::string name = "result " + call->param(1) + " of job '" + id + "'";
-  const queue::UnitRecord* unit = find_unit(*record, *index);
+  const queue::UnitRecord* unit = find_unit(*record, static_cast<int>(*index));
   const job::State state = unit ? unit->state : record->state;
   if (state != job::State::kSucceeded || !unit) {
     co_return Error{Code::kConflict,
