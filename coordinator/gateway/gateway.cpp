@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "coordinator/gateway/events/event_hub.h"
-#include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/http/server.h"
 #include "coordinator/gateway/job_service.h"
 #include "coordinator/gateway/routes/api.h"
@@ -44,8 +43,7 @@ class Gateway::Impl {
                                   const std::string& code) { return api_->refuse(status, message, code); },
                  .refuse_head = [this](const Request& head) { return api_->refuse_head(head); },
                  .is_vital = [this](const Request& head) { return api_->is_vital(head); },
-                 .streams = [this](const Request& head) { return api_->wants_stream(head); },
-                 .count_connections = count_connections}),
+                 .streams = [this](const Request& head) { return api_->wants_stream(head); }}),
         dependencies_(std::move(dependencies)) {}
 
   Result<void> listen() {

@@ -18,6 +18,7 @@
 
 #include "coordinator/gateway/http/connection.h"
 #include "coordinator/gateway/http/connection_set.h"
+#include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/http/reading.h"
 #include "coordinator/gateway/http/streamed_body.h"
 #include "shared/core/listen_address.h"
@@ -38,7 +39,6 @@ using boost::system::error_code;
 constexpr std::chrono::milliseconds kLingerTime{2000};
 constexpr std::size_t kLingerBytes = 8u << 20;
 constexpr std::size_t kSmallAnswer = 64u << 10;  // sent even if too many answers are unread
-constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 // TLS 1.2 or later with this certificate chain and private key.
 Result<std::unique_ptr<asio::ssl::context>> tls_context(const std::string& cert_file, const std::string& key_file) {
@@ -168,7 +168,6 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   // What became of reading a request. None: the client is gone, or its connection was closed for another one.
   struct ReadOutcome {
     std::optional<Incoming> incoming = {};
-    std::optional<ReadProblem> problem = {};
     std::optional<Response> refusal = {};
   };
 
@@ -176,11 +175,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   struct Listed {
     Listed(Impl& impl, std::shared_ptr<Connection> c) : impl_(impl), connection_(std::move(c)) {
       impl_.connections_.add(connection_);
-      if (impl_.handlers_.count_connections) impl_.handlers_.count_connections(1);
+      count_connections(1);
     }
     ~Listed() {
       impl_.connections_.remove(connection_);
-      if (impl_.handlers_.count_connections) impl_.handlers_.count_connections(-1);
+      count_connections(-1);
     }
     Listed(const Listed&) = delete;
     Listed& operator=(const Listed&) = delete;
@@ -208,13 +207,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
         connection->buffer().commit(read);
         if (connection->waits_since) connection->waits_since = Deadline::Clock::now();
       }
-      auto [incoming, problem, refusal] = co_await read_request(connection);
-      if (problem) refusal = handlers_.refuse(problem->status, problem->message, problem->code);
+      auto [incoming, refusal] = co_await read_request(connection);
       if (refusal) co_await refuse(*connection, *refusal);
       if (!incoming) co_return;
       const bool head = incoming->request.method == "HEAD";
       const bool http_1_0 = incoming->http_1_0;
-      bool keep = incoming->keep;
       Response response = co_await handlers_.request(std::move(incoming->request));
       if (response.later) {
         // HTTP/1.0 has no interim responses, so such a client is only found gone when it is answered.
@@ -226,9 +223,9 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       }
       // The unread rest of a body would be taken for the next request.
       const bool unread = incoming->streamed && !incoming->streamed->done();
-      keep = keep && !response.close && !stopping_ && !unread && !connection->guest;
+      const bool keep = incoming->keep && !response.close && !stopping_ && !unread && !connection->guest;
       if (response.stream) {
-        if (!co_await write_stream(connection, response, http_1_0)) break;
+        co_await write_stream(connection, response, http_1_0);
         // Opening a new connection is simpler than finding out whether the client still listens.
         break;
       }
@@ -264,10 +261,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   asio::awaitable<ReadOutcome> read_request(std::shared_ptr<Connection> shared) {
     Connection& connection = *shared;
     Stream& stream = connection.stream();
-    const auto failed = [](const error_code& ec) {
-      ReadOutcome out;
-      if (is_protocol_error(ec)) out.problem = describe(ec);
-      return out;
+    const auto refused = [this](const ReadProblem& problem) {
+      return ReadOutcome{.refusal = handlers_.refuse(problem.status, problem.message, problem.code)};
+    };
+    const auto failed = [&](const error_code& ec) {
+      return is_protocol_error(ec) ? refused(describe(ec)) : ReadOutcome{};
     };
     http::request_parser<http::empty_body> head;
     head.header_limit(options_.max_header_bytes);
@@ -281,19 +279,17 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       late = ec && limit.passed();
     }
     if (!connection.waits_since) co_return ReadOutcome{};  // evicted for another connection
-    if (late) co_return ReadOutcome{.problem = head_is_late()};
+    if (late) co_return refused(head_is_late());
     if (ec) co_return failed(ec);
-    if (auto problem = problem_of(head.get())) co_return ReadOutcome{.problem = std::move(problem)};
+    if (auto problem = problem_of(head.get())) co_return refused(*problem);
     auto request = request_of(head.get());
-    if (!request) co_return ReadOutcome{.problem = ReadProblem{400, request.error().message, "bad_request"}};
+    if (!request) co_return refused({400, request.error().message, "bad_request"});
     Incoming incoming{
         .request = std::move(*request), .keep = head.get().keep_alive(), .http_1_0 = head.get().version() == 10};
     incoming.request.from_loopback = connection.from_loopback;
     if (connection.guest && connections_.has_place_for(connection)) connection.guest = false;
-    if (connection.guest && !(handlers_.is_vital && handlers_.is_vital(incoming.request))) {
-      const ReadProblem full{503, "too many connections; try again shortly", "too_many_connections"};
-      co_return ReadOutcome{.problem = full};
-    }
+    if (connection.guest && !(handlers_.is_vital && handlers_.is_vital(incoming.request)))
+      co_return refused({503, "too many connections; try again shortly", "too_many_connections"});
     if (handlers_.streams && handlers_.streams(incoming.request)) {
       connection.waits_since.reset();
       incoming.streamed = std::make_shared<StreamedBody>(std::move(shared), std::move(head), options_.piece_timeout);
@@ -320,7 +316,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     }
     if (!connection.waits_since) co_return ReadOutcome{};
     connection.waits_since.reset();
-    if (late) co_return ReadOutcome{.problem = body_is_late()};
+    if (late) co_return refused(body_is_late());
     stream.expires_never();
     if (ec) co_return failed(ec);
     incoming.request.body = std::move(parser.get().body());
@@ -366,7 +362,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     co_return !ec && !refused;
   }
 
-  asio::awaitable<bool> write_stream(std::shared_ptr<Connection> connection, Response& response, bool http_1_0) {
+  asio::awaitable<void> write_stream(std::shared_ptr<Connection> connection, Response& response, bool http_1_0) {
     http::response<http::empty_body> message;
     fill_head(message, response, http_1_0);
     message.keep_alive(false);
@@ -379,21 +375,17 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     stream.expires_after(options_.write_timeout);
     auto [ec, written] = co_await http::async_write_header(stream, serializer, kTuple);
     stream.expires_never();
-    if (ec) co_return false;
+    if (ec) co_return;
     connection->watch(connection, response.filler);
     co_await response.stream(*connection);
     connection->unwatch();
-    if (connection->gone()) co_return false;
-    if (chunked) {
-      stream.expires_after(options_.write_timeout);
-      std::tie(ec, std::ignore) = co_await asio::async_write(stream, http::make_chunk_last(), kTuple);
-    }
-    co_return !ec;
+    if (connection->gone() || !chunked) co_return;
+    stream.expires_after(options_.write_timeout);
+    co_await asio::async_write(stream, http::make_chunk_last(), kTuple);
   }
 
   asio::awaitable<void> refuse(Connection& connection, Response& response) {
-    const bool written = co_await write_response(connection, response, false, false, false);
-    if (written) co_await linger(connection);
+    if (co_await write_response(connection, response, false, false, false)) co_await linger(connection);
   }
 
   // Reads and discards what the client still sends, so that it reads the answer before the connection closes.

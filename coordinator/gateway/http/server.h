@@ -44,7 +44,6 @@ struct ServerHandlers {
   // Whether the handler of this request reads the body from Request::stream instead of Request::body. Unset: never. The
   // connection is closed if the handler responds before it has read the whole body.
   std::function<bool(const Request& head)> streams = {};
-  std::function<void(int change)> count_connections = {};  // may be unset
 };
 
 class Server {
