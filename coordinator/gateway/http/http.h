@@ -65,17 +65,13 @@ bool same_name(std::string_view a, std::string_view b);  // ignores case
 Result<int> parse_limit(std::string_view text, int most, const std::string& note = {});
 
 // The client of a response that is not available immediately.
-class Peer {
+class Sink {
  public:
-  virtual ~Peer() = default;
+  virtual ~Sink() = default;
   virtual bool gone() const = 0;
   // Sets the callback that runs once, on the executor, when the client disconnects. An empty one removes it.
   virtual void when_gone(std::function<void()> callback) = 0;
-};
-
-// Receives a stream's bytes. False: the client is gone and nothing more will arrive.
-class Sink : public Peer {
- public:
+  // For a stream only. False: the client is gone and nothing more will arrive.
   virtual asio::awaitable<bool> write(std::string bytes) = 0;
   // Closes the connection, so that the client sees an incomplete response.
   virtual void abort() = 0;
@@ -86,12 +82,11 @@ struct Response {
   std::string content_type = "application/json";
   std::string body;
   NameValues headers;
-  bool close = false;  // close the connection after this response
 
   // At most one of these two is set. `later` returns the real response when it is available; the server watches the
   // connection meanwhile. `stream` writes the body piece by piece after this status and these headers. The function
   // must outlive the coroutine that it returns.
-  std::function<asio::awaitable<Response>(Peer&)> later;
+  std::function<asio::awaitable<Response>(Sink&)> later;
   std::function<asio::awaitable<void>(Sink&)> stream;
   std::optional<std::uint64_t> stream_bytes = {};  // that `stream` writes, if known
   // Keep-alive bytes of a stream, which clients ignore. They detect half-closed clients that stopped reading.

@@ -223,7 +223,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       }
       // The unread rest of a body would be taken for the next request.
       const bool unread = incoming->streamed && !incoming->streamed->done();
-      const bool keep = incoming->keep && !response.close && !stopping_ && !unread && !connection->guest;
+      const bool keep = incoming->keep && !stopping_ && !unread && !connection->guest;
       if (response.stream) {
         co_await write_stream(connection, response, http_1_0);
         // Opening a new connection is simpler than finding out whether the client still listens.

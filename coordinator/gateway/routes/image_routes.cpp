@@ -97,13 +97,13 @@ asio::awaitable<bool> write_pictures(JobService& service, Sink& sink, std::strin
 
 asio::awaitable<Response> wait_for_images(const ApiContext& context, CallPtr call,
                                           std::shared_ptr<const ImageCall> image, std::string job,
-                                          std::shared_ptr<void> counted, Peer& peer) {
+                                          std::shared_ptr<void> counted, Sink& client) {
   auto subscription = context.hub->subscribe(job);
-  peer.when_gone([waiter = subscription.get()] { waiter->interrupt(); });
+  client.when_gone([waiter = subscription.get()] { waiter->interrupt(); });
   const auto patience = std::chrono::milliseconds(context.dependencies.settings.gateway.request_timeout_ms);
   auto record = co_await wait_for_end(context.service, *subscription, job, Deadline::after(patience));
-  peer.when_gone({});
-  if (!record) co_return final_error(peer.gone() ? record.error() : as_response(record.error()), job);
+  client.when_gone({});
+  if (!record) co_return final_error(client.gone() ? record.error() : as_response(record.error()), job);
   if (record->state != job::State::kSucceeded) co_return final_error(as_response(error_of(*record)), job);
   std::vector<ImagePart> parts;
   for (int unit = 0; unit < record->units; ++unit) {
@@ -226,8 +226,8 @@ asio::awaitable<Result<Response>> generate(const ApiContext& context, CallPtr ca
       return stream_images(context, call, image, job, sink);
     };
   } else {
-    response.later = [&context, call, image, job, counted](Peer& peer) {
-      return wait_for_images(context, call, image, job, counted, peer);
+    response.later = [&context, call, image, job, counted](Sink& client) {
+      return wait_for_images(context, call, image, job, counted, client);
     };
   }
   co_return response;
