@@ -97,7 +97,7 @@ class Coordinator {
     scheduler_ = std::make_unique<scheduling::SchedulerService>(
         io_.get_executor(), control_, std::make_shared<queue::Client>(control_, queue_options),
         std::move(scheduling_options));
-    gateway_ = std::make_unique<gateway::Gateway>(
+    gateway_ = gateway::make_gateway(
         io_.get_executor(),
         gateway::GatewayDependencies{
             .settings = settings_,

@@ -28,11 +28,9 @@ ServerOptions server_options(const config::Settings& settings) {
   return options;
 }
 
-}  // namespace
-
-class Gateway::Impl {
+class HttpGateway final : public Gateway {
  public:
-  Impl(asio::any_io_executor executor, GatewayDependencies dependencies)
+  HttpGateway(asio::any_io_executor executor, GatewayDependencies dependencies)
       : service_(make_job_service(dependencies.queue, dependencies.store, dependencies.redis)),
         feed_(std::make_shared<queue::Feed>(dependencies.redis, dependencies.queue->options().shard, true)),
         hub_(std::make_shared<EventHub>(executor, [feed = feed_](auto block) { return feed->next(block); })),
@@ -46,7 +44,7 @@ class Gateway::Impl {
                  .streams = [this](const Request& head) { return api_->wants_stream(head); }}),
         dependencies_(std::move(dependencies)) {}
 
-  Result<void> listen() {
+  Result<void> listen() override {
     const auto& gateway = dependencies_.settings.gateway;
     if (auto good = config::check_gateway(dependencies_.settings); !good) return good;
     if (!gateway.metrics_listen.empty()) {
@@ -60,18 +58,17 @@ class Gateway::Impl {
     return {};
   }
 
-  int port() const { return server_.port(); }
-  const std::set<std::string>& tenants() const { return api_->tenants(); }
-  std::string url() const { return server_.local_url(); }
+  const std::set<std::string>& tenants() const override { return api_->tenants(); }
+  std::string url() const override { return server_.local_url(); }
 
-  asio::awaitable<void> run() {
+  asio::awaitable<void> run() override {
     tasks_.spawn("event hub", EventHub::run(hub_), Vital::kForever);
     tasks_.spawn("keys", api_->follow_keys(), Vital::kForever);
     tasks_.spawn("link secrets", learn_link_secrets(), Vital::kForever);
     co_await server_.run();
   }
 
-  asio::awaitable<void> stop(Deadline deadline) {
+  asio::awaitable<void> stop(Deadline deadline) override {
     tasks_.stop();
     hub_->stop();
     co_await server_.stop(deadline);
@@ -107,14 +104,10 @@ class Gateway::Impl {
   GatewayDependencies dependencies_;  // until listen()
 };
 
-Gateway::Gateway(asio::any_io_executor executor, GatewayDependencies dependencies)
-    : impl_(std::make_unique<Impl>(std::move(executor), std::move(dependencies))) {}
-Gateway::~Gateway() = default;
-Result<void> Gateway::listen() { return impl_->listen(); }
-int Gateway::port() const { return impl_->port(); }
-const std::set<std::string>& Gateway::tenants() const { return impl_->tenants(); }
-std::string Gateway::url() const { return impl_->url(); }
-asio::awaitable<void> Gateway::run() { return impl_->run(); }
-asio::awaitable<void> Gateway::stop(Deadline deadline) { return impl_->stop(deadline); }
+}  // namespace
+
+std::unique_ptr<Gateway> make_gateway(asio::any_io_executor executor, GatewayDependencies dependencies) {
+  return std::make_unique<HttpGateway>(std::move(executor), std::move(dependencies));
+}
 
 }  // namespace ditfleet::gateway

@@ -58,28 +58,22 @@ struct GatewayDependencies {
 
 class Gateway {
  public:
-  Gateway(asio::any_io_executor executor, GatewayDependencies dependencies);
-  ~Gateway();  // closes every socket; call stop() first for an orderly end
-  Gateway(const Gateway&) = delete;
-  Gateway& operator=(const Gateway&) = delete;
+  virtual ~Gateway() = default;  // closes every socket; call stop() first for an orderly end
 
   // Binds settings.gateway.listen (port 0 picks one). Call it once.
   // Errors: kInvalidArgument (not HOST:PORT), kUnavailable (the port is in use or not permitted; the message says
   // which).
-  Result<void> listen();
-  int port() const;                              // after listen()
-  const std::set<std::string>& tenants() const;  // that have keys; after listen()
-  std::string url() const;                       // "http://127.0.0.1:8780": where a local client reaches it
+  virtual Result<void> listen() = 0;
+  virtual const std::set<std::string>& tenants() const = 0;  // that have keys; after listen()
+  virtual std::string url() const = 0;                       // "http://127.0.0.1:8780": where a local client reaches it
 
   // Serves until stop(); spawn it after listen(). Works without Redis: routes that need it answer 503.
-  asio::awaitable<void> run();
+  virtual asio::awaitable<void> run() = 0;
   // Stops accepting connections, ends event streams, and answers requests that wait for an image with 503 (their jobs
   // continue). Other running requests can finish until the deadline; then the remaining connections are closed.
-  asio::awaitable<void> stop(Deadline deadline);
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  virtual asio::awaitable<void> stop(Deadline deadline) = 0;
 };
+
+std::unique_ptr<Gateway> make_gateway(asio::any_io_executor executor, GatewayDependencies dependencies);
 
 }  // namespace ditfleet::gateway
