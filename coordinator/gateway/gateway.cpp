@@ -35,13 +35,13 @@ class HttpGateway final : public Gateway {
         feed_(std::make_shared<queue::Feed>(dependencies.redis, dependencies.queue->options().shard, true)),
         hub_(std::make_shared<EventHub>(executor, [feed = feed_](auto block) { return feed->next(block); })),
         tasks_(executor),
-        server_(executor, server_options(dependencies.settings),
-                {.request = [this](Request request) { return api_->handle(std::move(request)); },
-                 .refuse = [this](int status, const std::string& message,
-                                  const std::string& code) { return api_->refuse(status, message, code); },
-                 .refuse_head = [this](const Request& head) { return api_->refuse_head(head); },
-                 .is_vital = [this](const Request& head) { return api_->is_vital(head); },
-                 .streams = [this](const Request& head) { return api_->wants_stream(head); }}),
+        server_(make_server(executor, server_options(dependencies.settings),
+                            {.request = [this](Request request) { return api_->handle(std::move(request)); },
+                             .refuse = [this](int status, const std::string& message,
+                                              const std::string& code) { return api_->refuse(status, message, code); },
+                             .refuse_head = [this](const Request& head) { return api_->refuse_head(head); },
+                             .is_vital = [this](const Request& head) { return api_->is_vital(head); },
+                             .streams = [this](const Request& head) { return api_->wants_stream(head); }})),
         dependencies_(std::move(dependencies)) {}
 
   Result<void> listen() override {
@@ -53,25 +53,25 @@ class HttpGateway final : public Gateway {
       metrics_ = std::move(*metrics);
       spdlog::info("metrics: {}", metrics_->url());
     }
-    if (auto listening = server_.listen(gateway.listen); !listening) return listening;
+    if (auto listening = server_->listen(gateway.listen); !listening) return listening;
     api_ = std::make_unique<Api>(std::move(dependencies_), *service_, hub_, url());
     return {};
   }
 
   const std::set<std::string>& tenants() const override { return api_->tenants(); }
-  std::string url() const override { return server_.local_url(); }
+  std::string url() const override { return server_->local_url(); }
 
   asio::awaitable<void> run() override {
     tasks_.spawn("event hub", EventHub::run(hub_), Vital::kForever);
     tasks_.spawn("keys", api_->follow_keys(), Vital::kForever);
     tasks_.spawn("link secrets", learn_link_secrets(), Vital::kForever);
-    co_await server_.run();
+    co_await server_->run();
   }
 
   asio::awaitable<void> stop(Deadline deadline) override {
     tasks_.stop();
     hub_->stop();
-    co_await server_.stop(deadline);
+    co_await server_->stop(deadline);
     co_await tasks_.join();
   }
 
@@ -100,7 +100,7 @@ class HttpGateway final : public Gateway {
   std::unique_ptr<telemetry::MetricsServer> metrics_;
   std::unique_ptr<Api> api_;  // created by listen(), because it needs the URL; no request arrives earlier
   TaskGroup tasks_;
-  Server server_;
+  std::shared_ptr<Server> server_;
   GatewayDependencies dependencies_;  // until listen()
 };
 

@@ -88,13 +88,12 @@ class HttpServer : public ::testing::Test {
     dependencies.settings.keys = std::move(keys);
     hub_ = std::make_shared<EventHub>(context_.get_executor(), [this](auto block) { return service_.next(block); });
     api_ = std::make_unique<Api>(std::move(dependencies), service_, hub_, "");
-    server_ = std::make_unique<Server>(
-        context_.get_executor(), options,
-        ServerHandlers{.request = [this](Request r) { return api_->handle(std::move(r)); },
-                       .refuse = [this](int status, const std::string& m,
-                                        const std::string& c) { return api_->refuse(status, m, c); },
-                       .refuse_head = [this](const Request& head) { return api_->refuse_head(head); },
-                       .is_vital = [this](const Request& head) { return api_->is_vital(head); }});
+    server_ = make_server(context_.get_executor(), options,
+                          ServerHandlers{.request = [this](Request r) { return api_->handle(std::move(r)); },
+                                         .refuse = [this](int status, const std::string& m,
+                                                          const std::string& c) { return api_->refuse(status, m, c); },
+                                         .refuse_head = [this](const Request& head) { return api_->refuse_head(head); },
+                                         .is_vital = [this](const Request& head) { return api_->is_vital(head); }});
     ASSERT_TRUE(server_->listen("127.0.0.1:0").ok());
     port_ = server_->port();
     asio::co_spawn(context_, EventHub::run(hub_), asio::detached);
@@ -151,7 +150,7 @@ class HttpServer : public ::testing::Test {
   FakeService service_{context_.get_executor()};
   std::shared_ptr<EventHub> hub_;
   std::unique_ptr<Api> api_;
-  std::unique_ptr<Server> server_;
+  std::shared_ptr<Server> server_;
   std::thread thread_;
   int port_ = 0;
 };

@@ -64,11 +64,9 @@ Result<std::unique_ptr<asio::ssl::context>> tls_context(const std::string& cert_
   return context;
 }
 
-}  // namespace
-
-class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
+class HttpServer final : public Server, public std::enable_shared_from_this<HttpServer> {
  public:
-  Impl(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
+  HttpServer(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
       : executor_(executor),
         options_(options),
         handlers_(std::move(handlers)),
@@ -81,7 +79,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
                       .arriving_bytes = std::max(options.max_arriving_bytes, 4 * options.max_body_bytes)}),
         tasks_(executor) {}
 
-  Result<void> listen(const std::string& text) {
+  Result<void> listen(const std::string& text) override {
     auto address = ListenAddress::parse(text, "gateway.listen");
     if (!address) return address.error();
     if (!options_.tls_cert_file.empty()) {
@@ -110,18 +108,18 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     return {};
   }
 
-  int port() const {
+  int port() const override {
     error_code ec;
     return acceptor_.local_endpoint(ec).port();
   }
 
-  std::string local_url() const {
+  std::string local_url() const override {
     error_code ec;
     const auto address = acceptor_.local_endpoint(ec).address();
     return ListenAddress{address.to_string(), port()}.local_url(tls_ != nullptr);
   }
 
-  asio::awaitable<void> run() {
+  asio::awaitable<void> run() override {
     while (!stopping_) {
       auto [ec, socket] = co_await acceptor_.async_accept(kTuple);
       if (stopping_) break;
@@ -141,7 +139,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     co_await tasks_.join();
   }
 
-  asio::awaitable<void> stop(Deadline deadline) {
+  asio::awaitable<void> stop(Deadline deadline) override {
     stopping_ = true;
     error_code ignored;
     acceptor_.close(ignored);
@@ -173,21 +171,21 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
 
   // Keeps the set of open connections and the gauge correct however serve() ends.
   struct Listed {
-    Listed(Impl& impl, std::shared_ptr<Connection> c) : impl_(impl), connection_(std::move(c)) {
-      impl_.connections_.add(connection_);
+    Listed(HttpServer& server, std::shared_ptr<Connection> c) : server_(server), connection_(std::move(c)) {
+      server_.connections_.add(connection_);
       count_connections(1);
     }
     ~Listed() {
-      impl_.connections_.remove(connection_);
+      server_.connections_.remove(connection_);
       count_connections(-1);
     }
     Listed(const Listed&) = delete;
     Listed& operator=(const Listed&) = delete;
-    Impl& impl_;
+    HttpServer& server_;
     std::shared_ptr<Connection> connection_;
   };
 
-  asio::awaitable<void> serve(std::shared_ptr<Impl> self, std::shared_ptr<Connection> connection) {
+  asio::awaitable<void> serve(std::shared_ptr<HttpServer> self, std::shared_ptr<Connection> connection) {
     const Listed listed(*self, connection);
     Stream& stream = connection->stream();
     connection->waits_since = Deadline::Clock::now();
@@ -414,13 +412,10 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   bool stopping_ = false;
 };
 
-Server::Server(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
-    : impl_(std::make_shared<Impl>(std::move(executor), options, std::move(handlers))) {}
-Server::~Server() = default;
-Result<void> Server::listen(const std::string& address) { return impl_->listen(address); }
-int Server::port() const { return impl_->port(); }
-std::string Server::local_url() const { return impl_->local_url(); }
-asio::awaitable<void> Server::run() { return impl_->run(); }
-asio::awaitable<void> Server::stop(Deadline deadline) { return impl_->stop(deadline); }
+}  // namespace
+
+std::shared_ptr<Server> make_server(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers) {
+  return std::make_shared<HttpServer>(std::move(executor), options, std::move(handlers));
+}
 
 }  // namespace ditfleet::gateway
