@@ -54,14 +54,6 @@ Result<job::Catalogue> read_catalogue(const config::Settings& settings) {
   return out;
 }
 
-Result<redis::ConnectionOptions> connection_options(const config::Settings& settings) {
-  auto endpoint = config::redis_endpoint(settings);
-  if (!endpoint) return endpoint.error();
-  redis::ConnectionOptions out;
-  out.endpoint = std::move(*endpoint);
-  return out;
-}
-
 scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& settings,
                                                       const job::Catalogue& catalogue) {
   scheduling::SchedulerServiceOptions out;
@@ -87,15 +79,16 @@ class Coordinator {
   Result<void> start() {
     auto catalogue = read_catalogue(settings_);
     if (!catalogue) return catalogue.error();
-    auto connection = connection_options(settings_);
-    if (!connection) return connection.error();
+    auto endpoint = config::redis_endpoint(settings_);
+    if (!endpoint) return endpoint.error();
+    const redis::ConnectionOptions connection{.endpoint = *endpoint};
     // Images have their own connection, so that they do not delay assignments.
-    control_ = redis::Connection::create(io_.get_executor(), *connection);
-    data_ = redis::Connection::create(io_.get_executor(), *connection);
+    control_ = redis::Connection::create(io_.get_executor(), connection);
+    data_ = redis::Connection::create(io_.get_executor(), connection);
     auto store = results::open_store(results::store_options(settings_), data_);
     if (!store) return store.error();
     // So do uploads of adapters. The mirror polls the registry with small commands on the control connection.
-    uploads_ = redis::Connection::create(io_.get_executor(), *connection);
+    uploads_ = redis::Connection::create(io_.get_executor(), connection);
     adapters_ = std::make_shared<loras::RegistryMirror>(std::make_shared<loras::Registry>(control_));
     auto queue_options = queue::queue_options(settings_);
     queue_options.quota = [this](const std::string& tenant) { return quota(tenant); };
@@ -104,7 +97,7 @@ class Coordinator {
     scheduler_ = std::make_unique<scheduling::SchedulerService>(
         io_.get_executor(), control_, std::make_shared<queue::Client>(control_, queue_options),
         std::move(scheduling_options));
-    gateway_ = std::make_unique<gateway::Gateway>(
+    gateway_ = gateway::make_gateway(
         io_.get_executor(),
         gateway::GatewayDependencies{
             .settings = settings_,
@@ -114,7 +107,7 @@ class Coordinator {
             .redis = data_,
             .loras = std::make_shared<loras::Registry>(uploads_),
             .adapters = adapters_,
-            .readiness = [this] { return readiness(); },
+            .unready = [this] { return unready(); },
             .advise = [this](const job::JobSpec& spec, const std::string& tenant) { return advise(spec, tenant); },
             .waits_for = [this](const queue::UnitRef& unit) { return scheduler_->waits_for(unit); }});
     if (auto listening = gateway_->listen(); !listening) return listening.error();
@@ -125,7 +118,7 @@ class Coordinator {
     tasks_.spawn("adapters", adapters_->follow(), Vital::kForever);
     tasks_.spawn("gateway", gateway_->run(), Vital::kForever);
     tasks_.spawn("ready", report_ready(), Vital::kOnce);
-    spdlog::info("coordinator: serving at {}, Redis at {}", gateway_->url(), connection->endpoint.display());
+    spdlog::info("coordinator: serving at {}, Redis at {}", gateway_->url(), endpoint->display());
     return {};
   }
 
@@ -141,19 +134,14 @@ class Coordinator {
   }
 
  private:
-  gateway::Readiness readiness() const {
-    gateway::Readiness out;
+  // Why the service is not ready; empty if it is.
+  std::vector<std::string> unready() const {
     const auto where = control_->options().endpoint.display();
-    if (!control_->connected() || !data_->connected()) {
-      out.reasons.push_back("Redis at " + where + " is not connected");
-    } else if (!scheduler_->library_loaded()) {
-      out.reasons.push_back("the Function library is not loaded into Redis at " + where);
-    } else if (!scheduler_->leader_known()) {
-      const auto& refusal = scheduler_->refusal();
-      out.reasons.push_back("no coordinator leads the shard yet" + (refusal.empty() ? "" : ": " + refusal));
-    }
-    out.ready = out.reasons.empty();
-    return out;
+    if (!control_->connected() || !data_->connected()) return {"Redis at " + where + " is not connected"};
+    if (!scheduler_->library_loaded()) return {"the Function library is not loaded into Redis at " + where};
+    if (scheduler_->leader_known()) return {};
+    const auto& refusal = scheduler_->refusal();
+    return {"no coordinator leads the shard yet" + (refusal.empty() ? "" : ": " + refusal)};
   }
 
   queue::Quota quota(const std::string& tenant) const {
@@ -186,7 +174,7 @@ class Coordinator {
 
   asio::awaitable<void> report_ready() {
     asio::steady_timer timer(io_);
-    while (!readiness().ready) {
+    while (!unready().empty()) {
       timer.expires_after(kReadyPoll);
       co_await timer.async_wait(asio::use_awaitable);
     }
@@ -207,25 +195,21 @@ class Coordinator {
 }  // namespace
 
 int run_coordinator(const config::Settings& settings, ReadyHook on_ready) {
-  if (auto log = telemetry::configure_log("ditfleet", settings.log.level, settings.log.format); !log) {
-    spdlog::error("coordinator: {}", log.error().message);
+  const auto failed = [](const Error& error) {
+    spdlog::error("coordinator: {}", error.message);
     return 1;
-  }
+  };
+  if (auto log = telemetry::configure_log("ditfleet", settings.log.level, settings.log.format); !log)
+    return failed(log.error());
   auto tracing = telemetry::start_tracing(settings.telemetry.otlp_endpoint, "ditfleet-coordinator", DITFLEET_VERSION);
-  if (!tracing) {
-    spdlog::error("coordinator: {}", tracing.error().message);
-    return 1;
-  }
+  if (!tracing) return failed(tracing.error());
   ::umask(077);  // its files may contain prompts and images of tenants
   asio::io_context io(1);
   Coordinator coordinator(io, settings, std::move(on_ready));
   const bool hangup = hangup_ends();
   asio::signal_set signals(io, SIGTERM, SIGINT);
   if (hangup) signals.add(SIGHUP);
-  if (const auto started = coordinator.start(); !started) {
-    spdlog::error("coordinator: {}", started.error().message);
-    return 1;
-  }
+  if (const auto started = coordinator.start(); !started) return failed(started.error());
   signals.async_wait([&](const boost::system::error_code& error, int) {
     if (error) return;
     asio::co_spawn(

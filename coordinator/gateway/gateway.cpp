@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "coordinator/gateway/events/event_hub.h"
-#include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/http/server.h"
 #include "coordinator/gateway/job_service.h"
 #include "coordinator/gateway/routes/api.h"
@@ -29,26 +28,23 @@ ServerOptions server_options(const config::Settings& settings) {
   return options;
 }
 
-}  // namespace
-
-class Gateway::Impl {
+class HttpGateway final : public Gateway {
  public:
-  Impl(asio::any_io_executor executor, GatewayDependencies dependencies)
+  HttpGateway(asio::any_io_executor executor, GatewayDependencies dependencies)
       : service_(make_job_service(dependencies.queue, dependencies.store, dependencies.redis)),
         feed_(std::make_shared<queue::Feed>(dependencies.redis, dependencies.queue->options().shard, true)),
         hub_(std::make_shared<EventHub>(executor, [feed = feed_](auto block) { return feed->next(block); })),
         tasks_(executor),
-        server_(executor, server_options(dependencies.settings),
-                {.request = [this](Request request) { return api_->handle(std::move(request)); },
-                 .refuse = [this](int status, const std::string& message,
-                                  const std::string& code) { return api_->refuse(status, message, code); },
-                 .refuse_head = [this](const Request& head) { return api_->refuse_head(head); },
-                 .is_vital = [this](const Request& head) { return api_->is_vital(head); },
-                 .streams = [this](const Request& head) { return api_->wants_stream(head); },
-                 .count_connections = count_connections}),
+        server_(make_server(executor, server_options(dependencies.settings),
+                            {.request = [this](Request request) { return api_->handle(std::move(request)); },
+                             .refuse = [this](int status, const std::string& message,
+                                              const std::string& code) { return api_->refuse(status, message, code); },
+                             .refuse_head = [this](const Request& head) { return api_->refuse_head(head); },
+                             .is_vital = [this](const Request& head) { return api_->is_vital(head); },
+                             .streams = [this](const Request& head) { return api_->wants_stream(head); }})),
         dependencies_(std::move(dependencies)) {}
 
-  Result<void> listen() {
+  Result<void> listen() override {
     const auto& gateway = dependencies_.settings.gateway;
     if (auto good = config::check_gateway(dependencies_.settings); !good) return good;
     if (!gateway.metrics_listen.empty()) {
@@ -57,26 +53,25 @@ class Gateway::Impl {
       metrics_ = std::move(*metrics);
       spdlog::info("metrics: {}", metrics_->url());
     }
-    if (auto listening = server_.listen(gateway.listen); !listening) return listening;
+    if (auto listening = server_->listen(gateway.listen); !listening) return listening;
     api_ = std::make_unique<Api>(std::move(dependencies_), *service_, hub_, url());
     return {};
   }
 
-  int port() const { return server_.port(); }
-  const std::set<std::string>& tenants() const { return api_->tenants(); }
-  std::string url() const { return server_.local_url(); }
+  const std::set<std::string>& tenants() const override { return api_->tenants(); }
+  std::string url() const override { return server_->local_url(); }
 
-  asio::awaitable<void> run() {
+  asio::awaitable<void> run() override {
     tasks_.spawn("event hub", EventHub::run(hub_), Vital::kForever);
     tasks_.spawn("keys", api_->follow_keys(), Vital::kForever);
     tasks_.spawn("link secrets", learn_link_secrets(), Vital::kForever);
-    co_await server_.run();
+    co_await server_->run();
   }
 
-  asio::awaitable<void> stop(Deadline deadline) {
+  asio::awaitable<void> stop(Deadline deadline) override {
     tasks_.stop();
     hub_->stop();
-    co_await server_.stop(deadline);
+    co_await server_->stop(deadline);
     co_await tasks_.join();
   }
 
@@ -105,18 +100,14 @@ class Gateway::Impl {
   std::unique_ptr<telemetry::MetricsServer> metrics_;
   std::unique_ptr<Api> api_;  // created by listen(), because it needs the URL; no request arrives earlier
   TaskGroup tasks_;
-  Server server_;
+  std::shared_ptr<Server> server_;
   GatewayDependencies dependencies_;  // until listen()
 };
 
-Gateway::Gateway(asio::any_io_executor executor, GatewayDependencies dependencies)
-    : impl_(std::make_unique<Impl>(std::move(executor), std::move(dependencies))) {}
-Gateway::~Gateway() = default;
-Result<void> Gateway::listen() { return impl_->listen(); }
-int Gateway::port() const { return impl_->port(); }
-const std::set<std::string>& Gateway::tenants() const { return impl_->tenants(); }
-std::string Gateway::url() const { return impl_->url(); }
-asio::awaitable<void> Gateway::run() { return impl_->run(); }
-asio::awaitable<void> Gateway::stop(Deadline deadline) { return impl_->stop(deadline); }
+}  // namespace
+
+std::unique_ptr<Gateway> make_gateway(asio::any_io_executor executor, GatewayDependencies dependencies) {
+  return std::make_unique<HttpGateway>(std::move(executor), std::move(dependencies));
+}
 
 }  // namespace ditfleet::gateway

@@ -38,22 +38,17 @@ namespace ditfleet::gateway {
 
 namespace asio = boost::asio;
 
-// The response of GET /readyz: 200, or 503 with the reasons ("Redis at … is not connected").
-struct Readiness {
-  bool ready = true;
-  std::vector<std::string> reasons = {};
-};
-
 // Functions must not block. An unset function is not called.
 struct GatewayDependencies {
   config::Settings settings;  // gateway.*, queue.retention_ms, worker.heartbeat_ms, loras.*, keys
   job::Catalogue catalogue;
   std::shared_ptr<queue::Client> queue;  // the owner loads its Function library into Redis
   std::shared_ptr<results::Store> store;
-  std::shared_ptr<redis::Connection> redis;              // the queue's; the event feed opens another connection
-  std::shared_ptr<loras::Registry> loras = {};           // null: /v1/loras answers 503
-  std::shared_ptr<loras::RegistryMirror> adapters = {};  // of the same registry; the owner runs follow()
-  std::function<Readiness()> readiness = {};             // unset: always ready
+  std::shared_ptr<redis::Connection> redis;  // the queue's; the event feed opens another connection
+  std::shared_ptr<loras::Registry> loras;
+  std::shared_ptr<loras::RegistryMirror> adapters;  // of the same registry; the owner runs follow()
+  // Why GET /readyz answers 503 ("Redis at … is not connected"); empty: 200. Unset: always 200.
+  std::function<std::vector<std::string>()> unready = {};
   // Advises against a job that is about to be submitted: kResourceExhausted with retry_after if the job's deadline
   // cannot be met. `spec` is complete. Unset: every job is accepted.
   std::function<Result<void>(const job::JobSpec& spec, const std::string& tenant)> advise = {};
@@ -63,28 +58,22 @@ struct GatewayDependencies {
 
 class Gateway {
  public:
-  Gateway(asio::any_io_executor executor, GatewayDependencies dependencies);
-  ~Gateway();  // closes every socket; call stop() first for an orderly end
-  Gateway(const Gateway&) = delete;
-  Gateway& operator=(const Gateway&) = delete;
+  virtual ~Gateway() = default;  // closes every socket; call stop() first for an orderly end
 
   // Binds settings.gateway.listen (port 0 picks one). Call it once.
   // Errors: kInvalidArgument (not HOST:PORT), kUnavailable (the port is in use or not permitted; the message says
   // which).
-  Result<void> listen();
-  int port() const;                              // after listen()
-  const std::set<std::string>& tenants() const;  // that have keys; after listen()
-  std::string url() const;                       // "http://127.0.0.1:8780": where a local client reaches it
+  virtual Result<void> listen() = 0;
+  virtual const std::set<std::string>& tenants() const = 0;  // that have keys; after listen()
+  virtual std::string url() const = 0;                       // "http://127.0.0.1:8780": where a local client reaches it
 
   // Serves until stop(); spawn it after listen(). Works without Redis: routes that need it answer 503.
-  asio::awaitable<void> run();
+  virtual asio::awaitable<void> run() = 0;
   // Stops accepting connections, ends event streams, and answers requests that wait for an image with 503 (their jobs
   // continue). Other running requests can finish until the deadline; then the remaining connections are closed.
-  asio::awaitable<void> stop(Deadline deadline);
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  virtual asio::awaitable<void> stop(Deadline deadline) = 0;
 };
+
+std::unique_ptr<Gateway> make_gateway(asio::any_io_executor executor, GatewayDependencies dependencies);
 
 }  // namespace ditfleet::gateway

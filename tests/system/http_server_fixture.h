@@ -10,7 +10,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <boost/asio/post.hpp>
 #include <future>
 #include <memory>
@@ -20,6 +19,8 @@
 #include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/http/server.h"
 #include "coordinator/gateway/routes/api.h"
+#include "shared/loras/registry_mirror.h"
+#include "shared/telemetry/metrics.h"
 #include "tests/fixtures/image_model.h"
 #include "tests/unit/gateway_fake_service.h"
 
@@ -83,17 +84,16 @@ class HttpServer : public ::testing::Test {
     GatewayDependencies dependencies;
     dependencies.catalogue.models["demo"] = job::image_model("demo");
     dependencies.catalogue.default_model = "demo";
+    dependencies.adapters = std::make_shared<loras::RegistryMirror>(nullptr);
     dependencies.settings.keys = std::move(keys);
     hub_ = std::make_shared<EventHub>(context_.get_executor(), [this](auto block) { return service_.next(block); });
     api_ = std::make_unique<Api>(std::move(dependencies), service_, hub_, "");
-    server_ = std::make_unique<Server>(
-        context_.get_executor(), options,
-        ServerHandlers{.request = [this](Request r) { return api_->handle(std::move(r)); },
-                       .refuse = [this](int status, const std::string& m,
-                                        const std::string& c) { return api_->refuse(status, m, c); },
-                       .refuse_head = [this](const Request& head) { return api_->refuse_head(head); },
-                       .is_vital = [this](const Request& head) { return api_->is_vital(head); },
-                       .count_connections = [this](int change) { connections_ += change; }});
+    server_ = make_server(context_.get_executor(), options,
+                          ServerHandlers{.request = [this](Request r) { return api_->handle(std::move(r)); },
+                                         .refuse = [this](int status, const std::string& m,
+                                                          const std::string& c) { return api_->refuse(status, m, c); },
+                                         .refuse_head = [this](const Request& head) { return api_->refuse_head(head); },
+                                         .is_vital = [this](const Request& head) { return api_->is_vital(head); }});
     ASSERT_TRUE(server_->listen("127.0.0.1:0").ok());
     port_ = server_->port();
     asio::co_spawn(context_, EventHub::run(hub_), asio::detached);
@@ -119,8 +119,12 @@ class HttpServer : public ::testing::Test {
     done.get_future().wait();
   }
   bool connections_become(int wanted) {
-    for (int i = 0; i < 400 && connections_ != wanted; ++i) std::this_thread::sleep_for(10ms);
-    return connections_ == wanted;
+    const std::string metric = "\nditfleet_http_connections " + std::to_string(wanted) + "\n";
+    for (int i = 0; i < 400; ++i) {
+      if (telemetry::render_metrics().find(metric) != std::string::npos) return true;
+      std::this_thread::sleep_for(10ms);
+    }
+    return false;
   }
   // Sends a request that waits for its image, and returns once `waiting` requests wait.
   std::unique_ptr<RawClient> wait_for_an_image(std::size_t waiting) {
@@ -146,9 +150,8 @@ class HttpServer : public ::testing::Test {
   FakeService service_{context_.get_executor()};
   std::shared_ptr<EventHub> hub_;
   std::unique_ptr<Api> api_;
-  std::unique_ptr<Server> server_;
+  std::shared_ptr<Server> server_;
   std::thread thread_;
-  std::atomic<int> connections_ = 0;
   int port_ = 0;
 };
 

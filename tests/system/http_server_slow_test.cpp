@@ -140,11 +140,11 @@ TEST(HttpUnreadAnswers, AreBounded) {
   };
   ServerOptions options;
   options.max_unread_bytes = 40u << 20;
-  Server server(context.get_executor(), options, ServerHandlers{.request = handle, .refuse = refuse});
-  ASSERT_TRUE(server.listen("127.0.0.1:0").ok());
-  asio::co_spawn(context, server.run(), asio::detached);
+  const auto server = make_server(context.get_executor(), options, ServerHandlers{.request = handle, .refuse = refuse});
+  ASSERT_TRUE(server->listen("127.0.0.1:0").ok());
+  asio::co_spawn(context, server->run(), asio::detached);
   std::thread thread([&] { context.run(); });
-  RawClient first(server.port()), second(server.port()), third(server.port()), small(server.port());
+  RawClient first(server->port()), second(server->port()), third(server->port()), small(server->port());
   for (RawClient* client : {&first, &second, &third}) {
     client->send("GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n");
     EXPECT_THAT(client->receive("\r\n\r\n"), StartsWith(client == &third ? "HTTP/1.1 503 " : "HTTP/1.1 200 OK"));
@@ -157,7 +157,7 @@ TEST(HttpUnreadAnswers, AreBounded) {
   first.send("GET /large HTTP/1.1\r\n" + kClose);
   EXPECT_EQ(first.receive().size() >> 20, 16u);
   asio::post(context, [&] {
-    asio::co_spawn(context, server.stop(Deadline::after(100ms)), [&](std::exception_ptr) { context.stop(); });
+    asio::co_spawn(context, server->stop(Deadline::after(100ms)), [&](std::exception_ptr) { context.stop(); });
   });
   thread.join();
 }
@@ -178,12 +178,13 @@ TEST(HttpStreamedBody, APieceThatDoesNotComeInTimeIsTheHandlersToAnswer) {
   };
   ServerOptions options;
   options.piece_timeout = 200ms;
-  Server server(context.get_executor(), options,
-                ServerHandlers{.request = handle, .refuse = {}, .streams = [](const Request&) { return true; }});
-  ASSERT_TRUE(server.listen("127.0.0.1:0").ok());
-  asio::co_spawn(context, server.run(), asio::detached);
+  const auto server =
+      make_server(context.get_executor(), options,
+                  ServerHandlers{.request = handle, .refuse = {}, .streams = [](const Request&) { return true; }});
+  ASSERT_TRUE(server->listen("127.0.0.1:0").ok());
+  asio::co_spawn(context, server->run(), asio::detached);
   std::thread thread([&] { context.run(); });
-  RawClient client(server.port());
+  RawClient client(server->port());
   client.send("PUT /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhello");
   const std::string answer = client.receive("\r\n\r\n");
   EXPECT_THAT(answer, testing::AllOf(StartsWith("HTTP/1.1 408 Request Timeout"), HasSubstr("Connection: close")));
@@ -191,7 +192,7 @@ TEST(HttpStreamedBody, APieceThatDoesNotComeInTimeIsTheHandlersToAnswer) {
   EXPECT_EQ(client.receive(), "");
   EXPECT_FALSE(client.timed_out);
   asio::post(context, [&] {
-    asio::co_spawn(context, server.stop(Deadline::after(1s)), [&](std::exception_ptr) { context.stop(); });
+    asio::co_spawn(context, server->stop(Deadline::after(1s)), [&](std::exception_ptr) { context.stop(); });
   });
   thread.join();
   ASSERT_TRUE(failed.has_value());

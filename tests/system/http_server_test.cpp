@@ -392,14 +392,14 @@ TEST_F(HttpServer, StopAnswersThoseWhoWait) {
 
 TEST(HttpListen, SaysWhyItCannot) {
   asio::io_context context;
-  Server first(context.get_executor(), {}, {}), second(context.get_executor(), {}, {});
-  ASSERT_TRUE(first.listen("127.0.0.1:0").ok());
-  const auto taken = second.listen("127.0.0.1:" + std::to_string(first.port()));
+  const auto first = make_server(context.get_executor(), {}, {}), second = make_server(context.get_executor(), {}, {});
+  ASSERT_TRUE(first->listen("127.0.0.1:0").ok());
+  const auto taken = second->listen("127.0.0.1:" + std::to_string(first->port()));
   ASSERT_FALSE(taken.ok());
   EXPECT_EQ(taken.error().code, Code::kUnavailable);
   EXPECT_THAT(taken.error().message, HasSubstr("another program listens on it"));
   for (const char* bad : {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000", ":-1"}) {
-    const auto result = second.listen(bad);
+    const auto result = second->listen(bad);
     ASSERT_FALSE(result.ok()) << bad;
     EXPECT_EQ(result.error().code, Code::kInvalidArgument) << bad;
   }

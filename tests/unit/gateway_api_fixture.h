@@ -10,6 +10,7 @@
 #include "coordinator/gateway/events/job_follower.h"
 #include "coordinator/gateway/routes/api.h"
 #include "shared/job/validate.h"
+#include "shared/loras/registry_mirror.h"
 #include "shared/telemetry/metrics.h"
 #include "tests/fixtures/image_model.h"
 #include "tests/unit/gateway_fake_service.h"
@@ -65,11 +66,12 @@ class GatewayApi : public ::testing::Test {
     GatewayDependencies options;
     options.catalogue.models["demo"] = job::image_model("demo", 256, 8);
     options.catalogue.default_model = "demo";
+    options.adapters = std::make_shared<loras::RegistryMirror>(nullptr);
     options.settings.keys = std::move(keys);
     options.settings.gateway.request_timeout_ms = 30'000;
     options.settings.gateway.max_connections = 16;
     if (adjust) adjust(options.settings);
-    options.readiness = [this] { return readiness; };
+    options.unready = [this] { return unready; };
     options.advise = std::move(advise);
     options.waits_for = [](const queue::UnitRef& unit) {
       return unit.unit == 0 ? "a place for " + unit.job : std::string();
@@ -123,7 +125,7 @@ class GatewayApi : public ::testing::Test {
   FakeService service{context.get_executor()};
   std::shared_ptr<EventHub> hub;
   std::unique_ptr<Api> api;
-  Readiness readiness{true, {}};
+  std::vector<std::string> unready;
   std::function<void(config::Settings&)> adjust;  // called by start()
   RecordingSink sink;
 };

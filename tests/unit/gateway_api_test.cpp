@@ -13,7 +13,7 @@ using ::testing::Not;
 
 TEST_F(GatewayApi, AnswersWithoutRedis) {
   service.down = unavailable("Redis is away");
-  readiness = {false, {"Redis is away"}};
+  unready = {"Redis is away"};
   EXPECT_EQ(send("GET", "/healthz").status, 200);
   const Response ready = send("GET", "/readyz");
   EXPECT_EQ(ready.status, 503);

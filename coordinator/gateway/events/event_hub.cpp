@@ -9,20 +9,8 @@
 
 namespace ditfleet::gateway {
 
-EventHub::Subscription::Subscription(std::shared_ptr<EventHub> hub, std::string job)
-    : hub_(std::move(hub)), job_(std::move(job)) {
-  hub_->waiters_.emplace(job_, this);
-}
-
-EventHub::Subscription::~Subscription() {
-  const auto [begin, end] = hub_->waiters_.equal_range(job_);
-  for (auto it = begin; it != end; ++it) {
-    if (it->second == this) {
-      hub_->waiters_.erase(it);
-      break;
-    }
-  }
-}
+EventHub::Subscription::Subscription(std::shared_ptr<EventHub> hub, const std::string& job)
+    : hub_(std::move(hub)), place_(hub_->waiters_.emplace(job, this)) {}
 
 asio::awaitable<EventHub::Wake> EventHub::Subscription::wait(Deadline deadline) {
   if (!hub_->stopped_ && !woken_ && !interrupted_ && !deadline.passed()) {

@@ -31,8 +31,8 @@ class EventHub : public std::enable_shared_from_this<EventHub> {
   // A subscriber of one job's events. Events between the subscription and wait() also end the wait.
   class Subscription {
    public:
-    Subscription(std::shared_ptr<EventHub> hub, std::string job);
-    ~Subscription();
+    Subscription(std::shared_ptr<EventHub> hub, const std::string& job);
+    ~Subscription() { hub_->waiters_.erase(place_); }
     Subscription(const Subscription&) = delete;
     Subscription& operator=(const Subscription&) = delete;
 
@@ -47,7 +47,7 @@ class EventHub : public std::enable_shared_from_this<EventHub> {
    private:
     friend class EventHub;
     std::shared_ptr<EventHub> hub_;
-    std::string job_;
+    std::multimap<std::string, Subscription*>::iterator place_;
     bool woken_ = false, may_have_ended_ = false, interrupted_ = false;
     std::function<void()> wake_;  // of the wait in progress
   };

@@ -24,11 +24,6 @@ JobFollower::JobFollower(JobService& service, const std::shared_ptr<EventHub>& h
                          std::string after)
     : service_(service), job_(job), after_(std::move(after)), subscription_(hub->subscribe(job)) {}
 
-void JobFollower::interrupt() {
-  gone_ = true;
-  subscription_->interrupt();
-}
-
 asio::awaitable<bool> JobFollower::has_ended() {
   auto record = co_await service_.job(job_, "");
   if (!record) co_return record.error().code == Code::kNotFound;
@@ -38,8 +33,9 @@ asio::awaitable<bool> JobFollower::has_ended() {
 asio::awaitable<JobFollower::Batch> JobFollower::next(Deadline deadline) {
   bool last_look = false;  // the job has ended, so the next read returns all remaining events
   while (true) {
-    if (gone_) co_return Batch{Status::kGone, {}};
+    if (subscription_->interrupted()) co_return Batch{Status::kGone, {}};
     if (ended_) co_return Batch{Status::kEnd, {}};
+    Deadline look_again = Deadline::after(kCheckEvery);
     if (must_read_) {
       must_read_ = false;
       auto events = co_await service_.events(job_, after_, kEventsAtOnce);
@@ -53,26 +49,20 @@ asio::awaitable<JobFollower::Batch> JobFollower::next(Deadline deadline) {
         ended_ = true;
         continue;
       }
-      if (events && (subscription_->take_may_have_ended() || check_state_.passed())) {
+      if (!events) {
+        check_state_ = Deadline::after(Deadline::Clock::duration::zero());
+        look_again = Deadline::after(milliseconds(500));
+      } else if (subscription_->take_may_have_ended() || check_state_.passed()) {
         check_state_ = Deadline::after(kCheckEvery);
         last_look = must_read_ = co_await has_ended();
         if (must_read_) continue;
       }
-      if (!events) {
-        must_read_ = true;
-        check_state_ = Deadline::after(Deadline::Clock::duration::zero());
-        if (co_await subscription_->wait(sooner(deadline, Deadline::after(milliseconds(500)))) ==
-            EventHub::Wake::kStopped) {
-          co_return Batch{Status::kStopped, {}};
-        }
-        if (deadline.passed()) co_return Batch{Status::kIdle, {}};
-        continue;
-      }
     }
-    const auto wake = co_await subscription_->wait(sooner(deadline, Deadline::after(kCheckEvery)));
+    const auto wake = co_await subscription_->wait(sooner(deadline, look_again));
     if (wake == EventHub::Wake::kStopped) co_return Batch{Status::kStopped, {}};
     must_read_ = true;
-    if (wake == EventHub::Wake::kTimeout && deadline.passed() && !gone_) co_return Batch{Status::kIdle, {}};
+    if (wake == EventHub::Wake::kTimeout && deadline.passed() && !subscription_->interrupted())
+      co_return Batch{Status::kIdle, {}};
   }
 }
 

@@ -32,7 +32,7 @@ class JobFollower {
 
   asio::awaitable<Batch> next(Deadline deadline);
   // Ends the current wait and every later wait. Call it if the client is gone.
-  void interrupt();
+  void interrupt() { subscription_->interrupt(); }
 
  private:
   asio::awaitable<bool> has_ended();
@@ -40,7 +40,7 @@ class JobFollower {
   JobService& service_;
   std::string job_, after_;
   std::unique_ptr<EventHub::Subscription> subscription_;
-  bool must_read_ = true, ended_ = false, gone_ = false;
+  bool must_read_ = true, ended_ = false;
   Deadline check_state_ = Deadline::after(Deadline::Clock::duration::zero());
 };
 

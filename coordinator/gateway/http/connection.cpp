@@ -79,15 +79,11 @@ void Connection::wait_for_end_of_requests(const std::shared_ptr<Connection>& sel
     if (n > 0) return;
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return self->wait_for_end_of_requests(self, watch);
     if (n < 0) return self->leave();
-    self->wait_for_reset(self, watch);
+    self->stream_.socket().async_wait(tcp::socket::wait_error, [self, watch](error_code reset) {
+      if (!reset && watch == self->watch_) self->leave();
+    });
     self->probe_due_ = true;
     if (!self->writing_) self->send_probe();
-  });
-}
-
-void Connection::wait_for_reset(const std::shared_ptr<Connection>& self, unsigned watch) {
-  stream_.socket().async_wait(tcp::socket::wait_error, [self, watch](error_code ec) {
-    if (!ec && watch == self->watch_) self->leave();
   });
 }
 

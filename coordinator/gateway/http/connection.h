@@ -9,9 +9,8 @@
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core/basic_stream.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/rate_policy.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -34,7 +33,7 @@ constexpr std::size_t kBufferBytes = 64u << 10;
 class ClientStream {
  public:
   using tcp = asio::ip::tcp;
-  using Tcp = boost::beast::basic_stream<tcp, asio::any_io_executor, boost::beast::unlimited_rate_policy>;
+  using Tcp = boost::beast::tcp_stream;
   using executor_type = asio::any_io_executor;
 
   ClientStream(tcp::socket socket, asio::ssl::context* tls) : tcp_(std::move(socket)) {
@@ -104,7 +103,6 @@ class Connection final : public Sink {
 
  private:
   void wait_for_end_of_requests(const std::shared_ptr<Connection>& self, unsigned watch);
-  void wait_for_reset(const std::shared_ptr<Connection>& self, unsigned watch);
   void leave();
   void send_probe();
 

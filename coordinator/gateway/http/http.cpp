@@ -10,32 +10,17 @@ namespace {
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-bool same_name(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (lower(a[i]) != lower(b[i])) return false;
-  }
-  return true;
-}
-
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
 Result<std::string> percent_decode(std::string_view text, bool plus_is_space) {
   std::string out;
   out.reserve(text.size());
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '%') {
-      const int high = i + 2 < text.size() ? hex_digit(text[i + 1]) : -1;
-      const int low = i + 2 < text.size() ? hex_digit(text[i + 2]) : -1;
-      if (high < 0 || low < 0) {
+      unsigned byte = 0;
+      const char* digits = text.data() + i + 1;
+      if (i + 2 >= text.size() || std::from_chars(digits, digits + 2, byte, 16).ptr != digits + 2) {
         return invalid_argument("the URL has a '%' without two hexadecimal digits after it; write a literal % as %25");
       }
-      out.push_back(static_cast<char>(high * 16 + low));
+      out.push_back(static_cast<char>(byte));
       i += 2;
     } else {
       out.push_back(plus_is_space && text[i] == '+' ? ' ' : text[i]);
@@ -48,6 +33,16 @@ Result<std::string> percent_decode(std::string_view text, bool plus_is_space) {
 }
 
 }  // namespace
+
+std::string lower_case(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(), lower);
+  return out;
+}
+
+bool same_name(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) { return lower(x) == lower(y); });
+}
 
 std::string_view Request::header(std::string_view name) const {
   for (const auto& [key, value] : headers) {
@@ -126,8 +121,8 @@ Result<void> parse_target(std::string_view target, Request& request) {
   return {};
 }
 
-std::optional<int> parse_number(std::string_view text) {
-  int number = 0;
+std::optional<std::int64_t> parse_number(std::string_view text) {
+  std::int64_t number = 0;
   const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (ec != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return number;
@@ -137,7 +132,7 @@ Result<int> parse_limit(std::string_view text, int most, const std::string& note
   const auto number = parse_number(text);
   if (!number || *number < 1 || *number > most)
     return invalid_argument("'limit' must be an integer from 1 to " + std::to_string(most) + note, "limit");
-  return *number;
+  return static_cast<int>(*number);
 }
 
 bool names_etag(std::string_view field, std::string_view etag, bool strongly) {
@@ -154,18 +149,17 @@ bool names_etag(std::string_view field, std::string_view etag, bool strongly) {
 }
 
 std::string media_type_of(std::string_view content_type) {
-  std::string type(content_type.substr(0, content_type.find(';')));
-  type.erase(type.find_last_not_of(" \t") + 1);
-  std::transform(type.begin(), type.end(), type.begin(), lower);
-  return type;
+  const std::string_view type = content_type.substr(0, content_type.find(';'));
+  return lower_case(type.substr(0, type.find_last_not_of(" \t") + 1));
 }
 
-Response json_response(int status, std::string body) {
+Response json_response(int status, const json::object& body) {
   Response response;
   response.status = status;
-  response.body = std::move(body);
-  response.body.push_back('\n');
+  response.body = json::serialize(body) + "\n";
   return response;
 }
+
+json::value text_or_null(std::string_view text) { return text.empty() ? json::value(nullptr) : json::value(text); }
 
 }  // namespace ditfleet::gateway

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "shared/core/json.h"
 #include "shared/core/result.h"
 
 namespace ditfleet::gateway {
@@ -54,23 +55,23 @@ struct Request {
 Result<void> parse_target(std::string_view target, Request& request);
 
 // The whole text as a decimal integer.
-std::optional<int> parse_number(std::string_view text);
+std::optional<std::int64_t> parse_number(std::string_view text);
+
+// For ASCII letters.
+std::string lower_case(std::string_view text);
+bool same_name(std::string_view a, std::string_view b);  // ignores case
 
 // The value of ?limit= for a list with at most `most` entries per page. `note` ends the error message.
 Result<int> parse_limit(std::string_view text, int most, const std::string& note = {});
 
 // The client of a response that is not available immediately.
-class Peer {
+class Sink {
  public:
-  virtual ~Peer() = default;
+  virtual ~Sink() = default;
   virtual bool gone() const = 0;
   // Sets the callback that runs once, on the executor, when the client disconnects. An empty one removes it.
   virtual void when_gone(std::function<void()> callback) = 0;
-};
-
-// Receives a stream's bytes. False: the client is gone and nothing more will arrive.
-class Sink : public Peer {
- public:
+  // For a stream only. False: the client is gone and nothing more will arrive.
   virtual asio::awaitable<bool> write(std::string bytes) = 0;
   // Closes the connection, so that the client sees an incomplete response.
   virtual void abort() = 0;
@@ -81,11 +82,11 @@ struct Response {
   std::string content_type = "application/json";
   std::string body;
   NameValues headers;
-  bool close = false;  // close the connection after this response
 
   // At most one of these two is set. `later` returns the real response when it is available; the server watches the
-  // connection meanwhile. `stream` writes the body piece by piece after this status and these headers.
-  std::function<asio::awaitable<Response>(Peer&)> later;
+  // connection meanwhile. `stream` writes the body piece by piece after this status and these headers. The function
+  // must outlive the coroutine that it returns.
+  std::function<asio::awaitable<Response>(Sink&)> later;
   std::function<asio::awaitable<void>(Sink&)> stream;
   std::optional<std::uint64_t> stream_bytes = {};  // that `stream` writes, if known
   // Keep-alive bytes of a stream, which clients ignore. They detect half-closed clients that stopped reading.
@@ -104,6 +105,7 @@ bool names_etag(std::string_view field, std::string_view etag, bool strongly = f
 // "Application/JSON ; charset=utf-8" → "application/json"
 std::string media_type_of(std::string_view content_type);
 
-Response json_response(int status, std::string body);
+Response json_response(int status, const json::object& body);
+json::value text_or_null(std::string_view text);  // null for an empty text
 
 }  // namespace ditfleet::gateway

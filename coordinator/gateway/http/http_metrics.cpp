@@ -1,9 +1,5 @@
 #include "coordinator/gateway/http/http_metrics.h"
 
-#include <prometheus/counter.h>
-#include <prometheus/gauge.h>
-#include <prometheus/histogram.h>
-
 #include <string>
 
 #include "shared/telemetry/metrics.h"
@@ -13,25 +9,13 @@ namespace {
 
 struct Families {
   prometheus::Family<prometheus::Counter>& requests =
-      prometheus::BuildCounter()
-          .Name("ditfleet_http_requests_total")
-          .Help("HTTP requests answered, by route, method and status code")
-          .Register(telemetry::registry());
+      telemetry::counters("ditfleet_http_requests_total", "HTTP requests answered, by route, method and status code");
   prometheus::Family<prometheus::Histogram>& durations =
-      prometheus::BuildHistogram()
-          .Name("ditfleet_http_request_duration_seconds")
-          .Help("Seconds from the end of a request to its response, or to the first byte of a stream")
-          .Register(telemetry::registry());
-  prometheus::Gauge& streams = prometheus::BuildGauge()
-                                   .Name("ditfleet_http_event_streams")
-                                   .Help("Open server-sent event streams")
-                                   .Register(telemetry::registry())
-                                   .Add({});
-  prometheus::Gauge& connections = prometheus::BuildGauge()
-                                       .Name("ditfleet_http_connections")
-                                       .Help("Open HTTP connections")
-                                       .Register(telemetry::registry())
-                                       .Add({});
+      telemetry::histograms("ditfleet_http_request_duration_seconds",
+                            "Seconds from the end of a request to its response, or to the first byte of a stream");
+  prometheus::Gauge& streams =
+      telemetry::gauges("ditfleet_http_event_streams", "Open server-sent event streams").Add({});
+  prometheus::Gauge& connections = telemetry::gauges("ditfleet_http_connections", "Open HTTP connections").Add({});
 };
 
 Families& families() {

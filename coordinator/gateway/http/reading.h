@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "coordinator/gateway/http/connection.h"
 
@@ -54,5 +55,6 @@ Result<Request> request_of(const boost::beast::http::request_header<>& head);
 // Whether the client waits for "100 Continue" before it sends the body. False for HTTP/1.0 clients, which would treat
 // the interim response as the final one (RFC 9110 §10.1.1).
 bool expects_continue(const boost::beast::http::request_header<>& head);
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 }  // namespace ditfleet::gateway

@@ -18,6 +18,7 @@
 
 #include "coordinator/gateway/http/connection.h"
 #include "coordinator/gateway/http/connection_set.h"
+#include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/http/reading.h"
 #include "coordinator/gateway/http/streamed_body.h"
 #include "shared/core/listen_address.h"
@@ -38,7 +39,6 @@ using boost::system::error_code;
 constexpr std::chrono::milliseconds kLingerTime{2000};
 constexpr std::size_t kLingerBytes = 8u << 20;
 constexpr std::size_t kSmallAnswer = 64u << 10;  // sent even if too many answers are unread
-constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 // TLS 1.2 or later with this certificate chain and private key.
 Result<std::unique_ptr<asio::ssl::context>> tls_context(const std::string& cert_file, const std::string& key_file) {
@@ -64,11 +64,9 @@ Result<std::unique_ptr<asio::ssl::context>> tls_context(const std::string& cert_
   return context;
 }
 
-}  // namespace
-
-class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
+class HttpServer final : public Server, public std::enable_shared_from_this<HttpServer> {
  public:
-  Impl(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
+  HttpServer(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
       : executor_(executor),
         options_(options),
         handlers_(std::move(handlers)),
@@ -81,7 +79,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
                       .arriving_bytes = std::max(options.max_arriving_bytes, 4 * options.max_body_bytes)}),
         tasks_(executor) {}
 
-  Result<void> listen(const std::string& text) {
+  Result<void> listen(const std::string& text) override {
     auto address = ListenAddress::parse(text, "gateway.listen");
     if (!address) return address.error();
     if (!options_.tls_cert_file.empty()) {
@@ -110,18 +108,18 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     return {};
   }
 
-  int port() const {
+  int port() const override {
     error_code ec;
     return acceptor_.local_endpoint(ec).port();
   }
 
-  std::string local_url() const {
+  std::string local_url() const override {
     error_code ec;
     const auto address = acceptor_.local_endpoint(ec).address();
     return ListenAddress{address.to_string(), port()}.local_url(tls_ != nullptr);
   }
 
-  asio::awaitable<void> run() {
+  asio::awaitable<void> run() override {
     while (!stopping_) {
       auto [ec, socket] = co_await acceptor_.async_accept(kTuple);
       if (stopping_) break;
@@ -141,7 +139,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     co_await tasks_.join();
   }
 
-  asio::awaitable<void> stop(Deadline deadline) {
+  asio::awaitable<void> stop(Deadline deadline) override {
     stopping_ = true;
     error_code ignored;
     acceptor_.close(ignored);
@@ -168,27 +166,26 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   // What became of reading a request. None: the client is gone, or its connection was closed for another one.
   struct ReadOutcome {
     std::optional<Incoming> incoming = {};
-    std::optional<ReadProblem> problem = {};
     std::optional<Response> refusal = {};
   };
 
   // Keeps the set of open connections and the gauge correct however serve() ends.
   struct Listed {
-    Listed(Impl& impl, std::shared_ptr<Connection> c) : impl_(impl), connection_(std::move(c)) {
-      impl_.connections_.add(connection_);
-      if (impl_.handlers_.count_connections) impl_.handlers_.count_connections(1);
+    Listed(HttpServer& server, std::shared_ptr<Connection> c) : server_(server), connection_(std::move(c)) {
+      server_.connections_.add(connection_);
+      count_connections(1);
     }
     ~Listed() {
-      impl_.connections_.remove(connection_);
-      if (impl_.handlers_.count_connections) impl_.handlers_.count_connections(-1);
+      server_.connections_.remove(connection_);
+      count_connections(-1);
     }
     Listed(const Listed&) = delete;
     Listed& operator=(const Listed&) = delete;
-    Impl& impl_;
+    HttpServer& server_;
     std::shared_ptr<Connection> connection_;
   };
 
-  asio::awaitable<void> serve(std::shared_ptr<Impl> self, std::shared_ptr<Connection> connection) {
+  asio::awaitable<void> serve(std::shared_ptr<HttpServer> self, std::shared_ptr<Connection> connection) {
     const Listed listed(*self, connection);
     Stream& stream = connection->stream();
     connection->waits_since = Deadline::Clock::now();
@@ -208,18 +205,15 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
         connection->buffer().commit(read);
         if (connection->waits_since) connection->waits_since = Deadline::Clock::now();
       }
-      auto [incoming, problem, refusal] = co_await read_request(connection);
-      if (problem) refusal = handlers_.refuse(problem->status, problem->message, problem->code);
+      auto [incoming, refusal] = co_await read_request(connection);
       if (refusal) co_await refuse(*connection, *refusal);
       if (!incoming) co_return;
       const bool head = incoming->request.method == "HEAD";
       const bool http_1_0 = incoming->http_1_0;
-      bool keep = incoming->keep;
       Response response = co_await handlers_.request(std::move(incoming->request));
       if (response.later) {
         // HTTP/1.0 has no interim responses, so such a client is only found gone when it is answered.
         connection->watch(connection, http_1_0 ? "" : kContinue);
-        // The function must outlive the coroutine it returns.
         const auto later = std::move(response.later);
         response = co_await later(*connection);
         connection->unwatch();
@@ -227,9 +221,9 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       }
       // The unread rest of a body would be taken for the next request.
       const bool unread = incoming->streamed && !incoming->streamed->done();
-      keep = keep && !response.close && !stopping_ && !unread && !connection->guest;
+      const bool keep = incoming->keep && !stopping_ && !unread && !connection->guest;
       if (response.stream) {
-        if (!co_await write_stream(connection, response, http_1_0)) break;
+        co_await write_stream(connection, response, http_1_0);
         // Opening a new connection is simpler than finding out whether the client still listens.
         break;
       }
@@ -265,10 +259,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   asio::awaitable<ReadOutcome> read_request(std::shared_ptr<Connection> shared) {
     Connection& connection = *shared;
     Stream& stream = connection.stream();
-    const auto failed = [](const error_code& ec) {
-      ReadOutcome out;
-      if (is_protocol_error(ec)) out.problem = describe(ec);
-      return out;
+    const auto refused = [this](const ReadProblem& problem) {
+      return ReadOutcome{.refusal = handlers_.refuse(problem.status, problem.message, problem.code)};
+    };
+    const auto failed = [&](const error_code& ec) {
+      return is_protocol_error(ec) ? refused(describe(ec)) : ReadOutcome{};
     };
     http::request_parser<http::empty_body> head;
     head.header_limit(options_.max_header_bytes);
@@ -282,19 +277,17 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       late = ec && limit.passed();
     }
     if (!connection.waits_since) co_return ReadOutcome{};  // evicted for another connection
-    if (late) co_return ReadOutcome{.problem = head_is_late()};
+    if (late) co_return refused(head_is_late());
     if (ec) co_return failed(ec);
-    if (auto problem = problem_of(head.get())) co_return ReadOutcome{.problem = std::move(problem)};
+    if (auto problem = problem_of(head.get())) co_return refused(*problem);
     auto request = request_of(head.get());
-    if (!request) co_return ReadOutcome{.problem = ReadProblem{400, request.error().message, "bad_request"}};
+    if (!request) co_return refused({400, request.error().message, "bad_request"});
     Incoming incoming{
         .request = std::move(*request), .keep = head.get().keep_alive(), .http_1_0 = head.get().version() == 10};
     incoming.request.from_loopback = connection.from_loopback;
     if (connection.guest && connections_.has_place_for(connection)) connection.guest = false;
-    if (connection.guest && !(handlers_.is_vital && handlers_.is_vital(incoming.request))) {
-      const ReadProblem full{503, "too many connections; try again shortly", "too_many_connections"};
-      co_return ReadOutcome{.problem = full};
-    }
+    if (connection.guest && !(handlers_.is_vital && handlers_.is_vital(incoming.request)))
+      co_return refused({503, "too many connections; try again shortly", "too_many_connections"});
     if (handlers_.streams && handlers_.streams(incoming.request)) {
       connection.waits_since.reset();
       incoming.streamed = std::make_shared<StreamedBody>(std::move(shared), std::move(head), options_.piece_timeout);
@@ -321,7 +314,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     }
     if (!connection.waits_since) co_return ReadOutcome{};
     connection.waits_since.reset();
-    if (late) co_return ReadOutcome{.problem = body_is_late()};
+    if (late) co_return refused(body_is_late());
     stream.expires_never();
     if (ec) co_return failed(ec);
     incoming.request.body = std::move(parser.get().body());
@@ -367,7 +360,7 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     co_return !ec && !refused;
   }
 
-  asio::awaitable<bool> write_stream(std::shared_ptr<Connection> connection, Response& response, bool http_1_0) {
+  asio::awaitable<void> write_stream(std::shared_ptr<Connection> connection, Response& response, bool http_1_0) {
     http::response<http::empty_body> message;
     fill_head(message, response, http_1_0);
     message.keep_alive(false);
@@ -380,21 +373,17 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
     stream.expires_after(options_.write_timeout);
     auto [ec, written] = co_await http::async_write_header(stream, serializer, kTuple);
     stream.expires_never();
-    if (ec) co_return false;
+    if (ec) co_return;
     connection->watch(connection, response.filler);
     co_await response.stream(*connection);
     connection->unwatch();
-    if (connection->gone()) co_return false;
-    if (chunked) {
-      stream.expires_after(options_.write_timeout);
-      std::tie(ec, std::ignore) = co_await asio::async_write(stream, http::make_chunk_last(), kTuple);
-    }
-    co_return !ec;
+    if (connection->gone() || !chunked) co_return;
+    stream.expires_after(options_.write_timeout);
+    co_await asio::async_write(stream, http::make_chunk_last(), kTuple);
   }
 
   asio::awaitable<void> refuse(Connection& connection, Response& response) {
-    const bool written = co_await write_response(connection, response, false, false, false);
-    if (written) co_await linger(connection);
+    if (co_await write_response(connection, response, false, false, false)) co_await linger(connection);
   }
 
   // Reads and discards what the client still sends, so that it reads the answer before the connection closes.
@@ -423,13 +412,10 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   bool stopping_ = false;
 };
 
-Server::Server(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers)
-    : impl_(std::make_shared<Impl>(std::move(executor), options, std::move(handlers))) {}
-Server::~Server() = default;
-Result<void> Server::listen(const std::string& address) { return impl_->listen(address); }
-int Server::port() const { return impl_->port(); }
-std::string Server::local_url() const { return impl_->local_url(); }
-asio::awaitable<void> Server::run() { return impl_->run(); }
-asio::awaitable<void> Server::stop(Deadline deadline) { return impl_->stop(deadline); }
+}  // namespace
+
+std::shared_ptr<Server> make_server(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers) {
+  return std::make_shared<HttpServer>(std::move(executor), options, std::move(handlers));
+}
 
 }  // namespace ditfleet::gateway

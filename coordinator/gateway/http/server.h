@@ -44,30 +44,25 @@ struct ServerHandlers {
   // Whether the handler of this request reads the body from Request::stream instead of Request::body. Unset: never. The
   // connection is closed if the handler responds before it has read the whole body.
   std::function<bool(const Request& head)> streams = {};
-  std::function<void(int change)> count_connections = {};  // may be unset
 };
 
 class Server {
  public:
-  Server(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers);
-  ~Server();
-  Server(const Server&) = delete;
-  Server& operator=(const Server&) = delete;
+  virtual ~Server() = default;
 
   // `address` is HOST:PORT, [IPv6]:PORT or :PORT. Blocks while it resolves a host name.
   // Errors: kInvalidArgument (malformed; unusable certificate or key), kUnavailable (in use, not permitted, unknown
   // host).
-  Result<void> listen(const std::string& address);
-  int port() const;
-  std::string local_url() const;  // for clients on this host: "http://127.0.0.1:8780"
+  virtual Result<void> listen(const std::string& address) = 0;
+  virtual int port() const = 0;
+  virtual std::string local_url() const = 0;  // for clients on this host: "http://127.0.0.1:8780"
 
-  asio::awaitable<void> run();
+  virtual asio::awaitable<void> run() = 0;
   // Stops accepting, closes idle connections, and closes the others at the deadline.
-  asio::awaitable<void> stop(Deadline deadline);
-
- private:
-  class Impl;
-  std::shared_ptr<Impl> impl_;  // shared with the coroutines of its connections
+  virtual asio::awaitable<void> stop(Deadline deadline) = 0;
 };
+
+// The coroutines of its connections share the server.
+std::shared_ptr<Server> make_server(asio::any_io_executor executor, ServerOptions options, ServerHandlers handlers);
 
 }  // namespace ditfleet::gateway

@@ -4,7 +4,6 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/read.hpp>
-#include <string_view>
 #include <tuple>
 
 #include "coordinator/gateway/http/reading.h"
@@ -34,7 +33,6 @@ asio::awaitable<Result<std::string>> StreamedBody::read() {
   const ReadLimit limit(connection_, patience_);
   if (expects_) {  // not earlier, so that a request refused by its headers sends no body
     expects_ = false;
-    static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
     std::tie(ec, std::ignore) = co_await asio::async_write(stream, asio::buffer(kContinue), kTuple);
   }
   piece.resize(kPieceBytes);

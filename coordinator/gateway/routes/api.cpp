@@ -17,26 +17,15 @@
 namespace ditfleet::gateway {
 namespace {
 
-// Keeps a client's request id if it is harmless in logs and headers.
-std::string request_id_of(const Request& request) {
-  const std::string_view given = request.header("X-Request-Id");
-  return is_valid_id(given) ? std::string(given) : new_id();
-}
-
-Response unexpected(const std::exception& thrown, const Call& call) {
-  spdlog::error("request {} ended with an exception: {}", call.request_id, thrown.what());
-  return error_response(internal_error("internal error; search the service log for request " + call.request_id));
-}
-
 // Turns an exception into a response. Only cancellation of the coroutine passes through.
 asio::awaitable<Response> guarded(CallPtr call, asio::awaitable<Response> work) {
   try {
     co_return co_await std::move(work);
-  } catch (const boost::system::system_error& e) {
-    if (e.code() == asio::error::operation_aborted) throw;
-    co_return unexpected(e, *call);
-  } catch (const std::exception& e) {
-    co_return unexpected(e, *call);
+  } catch (const std::exception& thrown) {
+    const auto* failed = dynamic_cast<const boost::system::system_error*>(&thrown);
+    if (failed && failed->code() == asio::error::operation_aborted) throw;
+    spdlog::error("request {} ended with an exception: {}", call->request_id, thrown.what());
+    co_return error_response(internal_error("internal error; search the service log for request " + call->request_id));
   }
 }
 
@@ -71,12 +60,12 @@ Api::Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<
                .dependencies = std::move(dependencies)} {
   if (context_.dependencies.redis)
     context_.key_store = std::make_unique<KeyStore>(context_.dependencies.redis, context_.keys);
-  add_system_routes(router_, context_);
-  add_image_routes(router_, context_);
-  add_job_routes(router_, context_);
-  add_event_routes(router_, context_);
-  add_lora_routes(router_, context_);
-  add_key_routes(router_, context_);
+  add_system_routes(router_);
+  add_image_routes(router_);
+  add_job_routes(router_);
+  add_event_routes(router_);
+  add_lora_routes(router_);
+  add_key_routes(router_);
 }
 
 Result<Caller> Api::authenticate(const Call& call) const {
@@ -84,13 +73,13 @@ Result<Caller> Api::authenticate(const Call& call) const {
   if (access == Access::kOpen || access == Access::kOpenProbe) return Caller{};
   if (access == Access::kMetrics) return authenticate_scraper(call.request);
   const auto signature = call.request.query_value("sig");
-  if (signature && access == Access::kKeyOrLink) {
+  if (signature && access == Access::kKeyOrLink && !context_.keys.open()) {
     const auto expires = call.request.query_value("expires");
     const auto id = call.request.query_value("kid");
-    if (!context_.keys.open() && context_.signer.verify(call.request.path(), expires.value_or(""), id.value_or(""),
-                                                        *signature, unix_ms() / 1000))
+    if (context_.signer.verify(call.request.path(), expires.value_or(""), id.value_or(""), *signature,
+                               unix_ms() / 1000))
       return Caller{"", true};
-    if (!context_.keys.open() && !call.request.has_header("Authorization")) {
+    if (!call.request.has_header("Authorization")) {
       return Error{
           Code::kUnauthenticated, "this link has expired or was modified; request a new one from /v1/jobs/{id}", {}};
     }
@@ -151,7 +140,7 @@ std::optional<Response> Api::check(Call& call) const {
   if (!caller) {
     Response response = error_response(caller.error());
     if (!request.header("Authorization").empty() && caller.error().code == Code::kUnauthenticated)
-      response.body = error_json(caller.error().message, "authentication_error", {}, "invalid_api_key") + "\n";
+      response.body = status_response(response.status, caller.error().message, "invalid_api_key").body;
     return response;
   }
   call.caller = std::move(*caller);
@@ -160,13 +149,16 @@ std::optional<Response> Api::check(Call& call) const {
 
 asio::awaitable<Response> Api::respond(std::shared_ptr<Call> call) {
   if (auto refused = check(*call)) co_return std::move(*refused);
-  co_return co_await call->match.route->handler(call);
+  auto answer = co_await call->match.route->handler(context_, call);
+  co_return answer ? std::move(*answer) : error_response(answer.error());
 }
 
 std::shared_ptr<Call> Api::begin(Request request) const {
   auto call = std::make_shared<Call>();
   call->request = std::move(request);
-  call->request_id = request_id_of(call->request);
+  // A client's request id is kept if it is harmless in logs and headers.
+  const std::string_view id = call->request.header("X-Request-Id");
+  call->request_id = is_valid_id(id) ? std::string(id) : new_id();
   call->traceparent = telemetry::child_traceparent(call->request.header("traceparent"));
   call->match = router_.match(call->request);
   return call;
@@ -183,8 +175,8 @@ asio::awaitable<Response> Api::handle(Request request) {
   auto call = begin(std::move(request));
   Response response = co_await guarded(call, respond(call));
   if (response.later) {
-    response.later = [this, call, inner = std::move(response.later)](Peer& peer) -> asio::awaitable<Response> {
-      Response late = co_await guarded(call, inner(peer));
+    response.later = [this, call, inner = std::move(response.later)](Sink& client) -> asio::awaitable<Response> {
+      Response late = co_await guarded(call, inner(client));
       finish(*call, late);
       co_return late;
     };
@@ -197,7 +189,6 @@ asio::awaitable<Response> Api::handle(Request request) {
 
 Response Api::refuse(int status, const std::string& message, const std::string& code) const {
   Response response = status_response(status, message, code);
-  response.close = true;
   if (status == 503) response.with("Retry-After", "1");
   count_request("none", "none", status, 0);
   return response;

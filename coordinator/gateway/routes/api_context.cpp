@@ -5,7 +5,7 @@
 
 #include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/routes/errors.h"
-#include "shared/core/wall_clock.h"
+#include "shared/core/ids.h"
 #include "shared/job/validate.h"
 #include "shared/loras/registry_mirror.h"
 
@@ -25,12 +25,6 @@ bool is_host(std::string_view host) {
 bool is_idempotency_key(std::string_view key) {
   return !key.empty() && key.size() <= kMaxIdempotencyKey &&
          std::all_of(key.begin(), key.end(), [](char c) { return c >= 0x21 && c <= 0x7e; });
-}
-
-Result<std::string> resolve_adapter(const loras::RegistryMirror* adapters, const std::string& tenant,
-                                    const job::LoraUse& use, const job::ModelEntry& model) {
-  if (adapters) return adapters->resolve(tenant, use.name, use.sha256, model.name);
-  return invalid_argument("LoRA adapter '" + use.name + "' not found: this gateway has no adapter registry", "name");
 }
 
 }  // namespace
@@ -92,8 +86,15 @@ std::int64_t ApiContext::link_life_s() const {
   return std::max(kMinimumLinkLifeS, dependencies.settings.queue.retention_ms / 1000);
 }
 
+asio::awaitable<Result<queue::JobRecord>> ApiContext::find_job(CallPtr call) const {
+  const std::string& id = call->param(0);
+  if (!is_valid_id(id)) co_return no_such_job(id);
+  auto record = co_await service.job(id, call->caller.view());
+  if (!record && record.error().code == Code::kNotFound) co_return no_such_job(id);
+  co_return record;
+}
+
 asio::awaitable<Result<void>> ApiContext::refresh_adapters() const {
-  if (!dependencies.adapters) co_return Result<void>();
   auto fresh = co_await dependencies.adapters->refresh(Deadline::after(kRegistryPatience));
   if (!fresh) co_return registry_error(fresh.error());
   co_return Result<void>();
@@ -116,7 +117,7 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
   }
   auto complete =
       job::complete_spec(spec, dependencies.catalogue, [&](const job::LoraUse& use, const job::ModelEntry& model) {
-        return resolve_adapter(dependencies.adapters.get(), call->caller.tenant, use, model);
+        return dependencies.adapters->resolve(call->caller.tenant, use.name, use.sha256, model.name);
       });
   if (!complete) co_return complete.error();
   if (dependencies.advise) {

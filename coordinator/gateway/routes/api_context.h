@@ -14,6 +14,7 @@
 #include "coordinator/gateway/routes/key_store.h"
 #include "coordinator/gateway/routes/link_signer.h"
 #include "coordinator/gateway/routes/router.h"
+#include "shared/core/wall_clock.h"
 
 namespace ditfleet::gateway {
 
@@ -34,18 +35,22 @@ struct ApiContext {
   std::shared_ptr<OpenStreams> streams = std::make_shared<OpenStreams>();
 
   LinkSigner signer = {};
+  std::int64_t started_s = unix_ms() / 1000;  // reported as the models' creation time
 
   JobLinks links(const Call& call) const;
   std::int64_t link_life_s() const;  // how long a signed link is valid
 
-  // Counts a stream of the caller until the result is destroyed, which its coroutine must own. Null: there are too
-  // many, as `refused` then says.
+  // Counts a stream of the caller until the result is destroyed, which the response's function must own. Null: there
+  // are too many, as `refused` then says.
   std::shared_ptr<void> open_stream(const Call& call, Response& refused) const;
 
   // Submits a job for the caller; `spec` is parsed, not completed.
   // Errors: those of job::complete_spec, dependencies.advise and JobService::submit, kInvalidArgument for a malformed
   // Idempotency-Key, kPayloadTooLarge.
   asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec spec) const;
+
+  // The job that the path names, as the caller may see it. Errors: no_such_job() and those of JobService::job.
+  asio::awaitable<Result<queue::JobRecord>> find_job(CallPtr call) const;
 
   // Updates the mirror with every change of an adapter that was acknowledged before the call.
   // Errors: as registry_error() returns them.
@@ -55,13 +60,12 @@ struct ApiContext {
 // redis_error() for the registry of adapters.
 Error registry_error(const Error& error);
 
-// Each function creates the handlers of one resource and adds their routes to the router, which then owns them. The
-// context must outlive the router.
-void add_system_routes(Router& router, const ApiContext& context);  // console, metrics, probes, models, workers
-void add_image_routes(Router& router, const ApiContext& context);   // OpenAI's images
-void add_job_routes(Router& router, const ApiContext& context);     // jobs, results, previews
-void add_event_routes(Router& router, const ApiContext& context);   // a job's server-sent events
-void add_lora_routes(Router& router, const ApiContext& context);    // the registry of adapters
-void add_key_routes(Router& router, const ApiContext& context);     // keys, tenants
+// Each function adds the routes of one resource.
+void add_system_routes(Router& router);  // console, metrics, probes, models, workers
+void add_image_routes(Router& router);   // OpenAI's images
+void add_job_routes(Router& router);     // jobs, results, previews
+void add_event_routes(Router& router);   // a job's server-sent events
+void add_lora_routes(Router& router);    // the registry of adapters
+void add_key_routes(Router& router);     // keys, tenants
 
 }  // namespace ditfleet::gateway

@@ -2,8 +2,7 @@
 
 #include <sodium.h>
 
-#include <algorithm>
-
+#include "coordinator/gateway/http/http.h"
 #include "shared/core/bytes.h"
 
 namespace ditfleet::gateway {
@@ -13,23 +12,12 @@ bool same_bytes(std::string_view a, std::string_view b) {
   return a.size() == b.size() && sodium_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-bool is_bearer(std::string_view scheme) {
-  constexpr std::string_view kBearer = "bearer ";
-  if (scheme.size() < kBearer.size()) return false;
-  for (std::size_t i = 0; i < kBearer.size(); ++i) {
-    const char c = scheme[i] >= 'A' && scheme[i] <= 'Z' ? static_cast<char>(scheme[i] + 32) : scheme[i];
-    if (c != kBearer[i]) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 KeyRing::KeyRing(const std::vector<config::ApiKey>& configured) : configured_(configured.size()) {
-  for (const auto& key : configured) {
+  for (const auto& key : configured)
     keys_.push_back({"keys." + std::to_string(keys_.size()), key.tenant, key.sha256, key.admin});
-    tenants_.insert(key.tenant);
-  }
+  set_added({});
 }
 
 void KeyRing::set_added(const std::vector<Key>& added) {
@@ -46,7 +34,7 @@ Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
   if (authorization.empty()) {
     return Error{Code::kUnauthenticated, "an API key is required; send the header 'Authorization: Bearer KEY'", {}};
   }
-  if (!is_bearer(authorization)) {
+  if (!same_name(authorization.substr(0, 7), "Bearer ")) {
     return Error{Code::kUnauthenticated, "the Authorization header must be 'Bearer KEY'", {}};
   }
   std::string_view key = authorization.substr(7);

@@ -2,7 +2,6 @@
 
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
-#include "shared/core/json.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -16,29 +15,21 @@ std::string_view error_type(int status) {
   return "invalid_request_error";
 }
 
-json::value text_or_null(std::string_view text) { return text.empty() ? json::value(nullptr) : json::value(text); }
-
 }  // namespace
-
-std::string error_json(std::string_view message, std::string_view type, std::string_view param, std::string_view code) {
-  return json::serialize(json::object{
-      {"error",
-       json::object{
-           {"message", message}, {"type", type}, {"param", text_or_null(param)}, {"code", text_or_null(code)}}}});
-}
 
 Response error_response(const Error& error) {
   const int status = http_status(error.code);
-  Response response =
-      json_response(status, error_json(error.message, error_type(status), error.param, code_name(error.code)));
+  Response response = status_response(status, error.message, code_name(error.code), error.param);
   if (status == 503 || status == 429)
     response.with("Retry-After", std::to_string(std::max<std::int64_t>(1, error.retry_after.count())));
   if (status == 401) response.with("WWW-Authenticate", "Bearer");
   return response;
 }
 
-Response status_response(int status, std::string_view message, std::string_view code) {
-  return json_response(status, error_json(message, error_type(status), {}, code));
+Response status_response(int status, std::string_view message, std::string_view code, std::string_view param) {
+  const json::object error{
+      {"message", message}, {"type", error_type(status)}, {"param", text_or_null(param)}, {"code", code}};
+  return json_response(status, {{"error", error}});
 }
 
 Error no_such_job(std::string_view id) {

@@ -11,14 +11,12 @@
 
 namespace ditfleet::gateway {
 
-// {"error":{"message","type","param","code"}}; an empty param or code is null.
-std::string error_json(std::string_view message, std::string_view type, std::string_view param, std::string_view code);
-
 // The response to a failed call: the status of its code, and Retry-After if a retry may succeed.
 Response error_response(const Error& error);
 
-// The same for errors of HTTP itself (404 for a route, 405, 408, 413, 415, 431 …).
-Response status_response(int status, std::string_view message, std::string_view code);
+// The same for errors of HTTP itself (404 for a route, 405, 408, 413, 415, 431 …):
+// {"error":{"message","type","param","code"}}; an empty param is null.
+Response status_response(int status, std::string_view message, std::string_view code, std::string_view param = {});
 
 // kNotFound with the same message for missing jobs and jobs of other tenants, on every route.
 Error no_such_job(std::string_view id);

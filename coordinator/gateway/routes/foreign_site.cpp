@@ -1,7 +1,5 @@
 #include "coordinator/gateway/routes/foreign_site.h"
 
-#include <algorithm>
-
 #include "coordinator/gateway/routes/errors.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/listen_address.h"
@@ -13,10 +11,7 @@ namespace {
 std::string authority_of(std::string_view url) {
   const auto scheme = url.find("://");
   if (scheme != std::string_view::npos) url.remove_prefix(scheme + 3);
-  std::string authority(url.substr(0, url.find_first_of("/?#")));
-  std::transform(authority.begin(), authority.end(), authority.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  return authority;
+  return lower_case(url.substr(0, url.find_first_of("/?#")));
 }
 
 // "example.org:80" → "example.org", "[::1]:80" → "::1"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <map>
 #include <set>
 
@@ -56,223 +55,186 @@ std::string error_event(const Error& error) {
   return format_event({}, "error", std::string_view(body.body).substr(0, body.body.size() - 1));
 }
 
-const queue::UnitRecord* find_unit(const queue::JobRecord& record, int unit) {
-  for (const auto& candidate : record.unit_records) {
-    if (candidate.unit == unit) return &candidate;
+// must_exist: fails if the picture has expired.
+asio::awaitable<Result<ImagePart>> image_part(const ApiContext& context, CallPtr call, const queue::JobRecord& record,
+                                              int unit, bool must_exist) {
+  const queue::UnitRecord* found = find_unit(record, unit);
+  if (found == nullptr) co_return internal_error("job " + record.id + " has no unit " + std::to_string(unit));
+  auto manifest = results::Manifest::parse(found->manifest);
+  if (!manifest) co_return manifest.error();
+  if (must_exist) {
+    const auto first_byte = co_await context.service.result_piece(*manifest, 0, 1);
+    if (!first_byte) co_return first_byte.error();
   }
-  return nullptr;
+  co_return ImagePart{unit, context.links(*call).result(record.id, unit), std::move(*manifest)};
 }
 
-class ImageRoutes {
- public:
-  explicit ImageRoutes(const ApiContext& context) : context_(context), service_(context.service) {}
-
-  asio::awaitable<Response> generate(CallPtr call) {
-    if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
-    auto parsed = parse_image_call(call->request.body);
-    if (!parsed) co_return error_response(parsed.error());
-    auto image = std::make_shared<ImageCall>(std::move(*parsed));
-
-    const job::Catalogue& catalogue = context_.dependencies.catalogue;
-    if (image->size == "auto") {
-      const std::string& name = image->spec.model.empty() ? catalogue.default_model : image->spec.model;
-      const auto model = catalogue.models.find(name);
-      if (model != catalogue.models.end()) {
-        const job::FieldValues& defaults = model->second.defaults;
-        const auto width = defaults.integer("width"), height = defaults.integer("height");
-        if (width && height) image->size = std::to_string(*width) + "x" + std::to_string(*height);
+// Writes JSON with a place for each picture, an empty "b64_json", and the pictures there in small pieces, so that
+// many slow clients together need little memory. A picture that cannot be read ends the connection.
+asio::awaitable<bool> write_pictures(JobService& service, Sink& sink, std::string text, std::vector<ImagePart> parts) {
+  constexpr std::string_view kPlace = "\"b64_json\":\"";
+  std::size_t from = 0;
+  for (const ImagePart& part : parts) {
+    const std::size_t place = text.find(kPlace, from) + kPlace.size();
+    if (!co_await sink.write(text.substr(from, place - from))) co_return false;
+    from = place;
+    Sha256 hash;
+    for (std::int64_t at = 0; at < part.manifest.bytes; at += kPieceBytes) {
+      const auto piece = co_await service.result_piece(part.manifest, at, kPieceBytes);
+      if (piece) hash.update(*piece);
+      const bool last = at + kPieceBytes >= part.manifest.bytes;
+      if (!piece || (last && hash.hex() != part.manifest.sha256)) {
+        spdlog::error("gateway: cannot send the result '{}': {}", part.manifest.key,
+                      piece ? "its SHA-256 differs from its manifest" : piece.error().message);
+        sink.abort();
+        co_return false;
       }
+      if (!co_await sink.write(base64(*piece))) co_return false;
     }
-    Response response;
-    auto counted = context_.open_stream(*call, response);
-    if (!counted) co_return response;
-    auto outcome = co_await context_.submit(call, image->spec);
-    if (!outcome) {
-      Error error = outcome.error();
-      if (error.param == "width" || error.param == "height") error.param = "size";
-      response = error_response(error);
-      if (error.code == Code::kNotFound && error.param == "model") {
-        response.body = error_json(error.message, "invalid_request_error", "model", "model_not_found") + "\n";
-      }
-      co_return response;
-    }
-    const std::string job = outcome->id;
-    if (image->stream) {
-      response.content_type = "text/event-stream";
-      response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no").with("X-Job-Id", job);
-      response.filler = format_comment("keep-alive");
-      response.stream = [this, call, image, job, counted = std::move(counted)](Sink& sink) mutable {
-        return stream_images(call, image, job, std::move(counted), sink);
-      };
-    } else {
-      response.later = [this, call, image, job, counted = std::move(counted)](Peer& peer) mutable {
-        return wait_for_images(call, image, job, std::move(counted), peer);
-      };
-    }
-    co_return response;
   }
+  co_return co_await sink.write(text.substr(from));
+}
 
- private:
-  // must_exist: fails if the picture has expired.
-  asio::awaitable<Result<ImagePart>> image_part(CallPtr call, const queue::JobRecord& record, int unit,
-                                                bool must_exist) {
-    const queue::UnitRecord* found = find_unit(record, unit);
-    if (found == nullptr) co_return internal_error("job " + record.id + " has no unit " + std::to_string(unit));
-    auto manifest = results::Manifest::parse(found->manifest);
-    if (!manifest) co_return manifest.error();
-    if (must_exist) {
-      const auto first_byte = co_await service_.result_piece(*manifest, 0, 1);
-      if (!first_byte) co_return first_byte.error();
-    }
-    co_return ImagePart{unit, context_.links(*call).result(record.id, unit), std::move(*manifest)};
+asio::awaitable<Response> wait_for_images(const ApiContext& context, CallPtr call,
+                                          std::shared_ptr<const ImageCall> image, std::string job,
+                                          std::shared_ptr<void> counted, Sink& client) {
+  auto subscription = context.hub->subscribe(job);
+  client.when_gone([waiter = subscription.get()] { waiter->interrupt(); });
+  const auto patience = std::chrono::milliseconds(context.dependencies.settings.gateway.request_timeout_ms);
+  auto record = co_await wait_for_end(context.service, *subscription, job, Deadline::after(patience));
+  client.when_gone({});
+  if (!record) co_return final_error(client.gone() ? record.error() : as_response(record.error()), job);
+  if (record->state != job::State::kSucceeded) co_return final_error(as_response(error_of(*record)), job);
+  std::vector<ImagePart> parts;
+  for (int unit = 0; unit < record->units; ++unit) {
+    // An expired picture is an error that must be known before the status is sent.
+    auto part = co_await image_part(context, call, *record, unit, image->b64_json);
+    if (!part) co_return final_error(part.error(), job);
+    parts.push_back(std::move(*part));
   }
-
-  // Writes JSON with a place for each picture, an empty "b64_json", and the pictures there in small pieces, so that
-  // many slow clients together need little memory. A picture that cannot be read ends the connection.
-  asio::awaitable<bool> write_pictures(Sink& sink, std::string text, std::vector<ImagePart> parts) {
-    constexpr std::string_view kPlace = "\"b64_json\":\"";
-    std::size_t from = 0;
-    for (const ImagePart& part : parts) {
-      const std::size_t place = text.find(kPlace, from) + kPlace.size();
-      if (!co_await sink.write(text.substr(from, place - from))) co_return false;
-      from = place;
-      Sha256 hash;
-      for (std::int64_t at = 0; at < part.manifest.bytes; at += kPieceBytes) {
-        const auto piece = co_await service_.result_piece(part.manifest, at, kPieceBytes);
-        if (piece) hash.update(*piece);
-        const bool last = at + kPieceBytes >= part.manifest.bytes;
-        if (!piece || (last && hash.hex() != part.manifest.sha256)) {
-          spdlog::error("gateway: cannot send the result '{}': {}", part.manifest.key,
-                        piece ? "its SHA-256 differs from its manifest" : piece.error().message);
-          sink.abort();
-          co_return false;
-        }
-        if (!co_await sink.write(base64(*piece))) co_return false;
-      }
-    }
-    co_return co_await sink.write(text.substr(from));
+  Response response = json_response(200, images_json(*image, job, record->created_ms / 1000, parts));
+  response.with("X-Job-Id", job);
+  if (image->b64_json) {
+    response.stream_bytes = response.body.size();
+    for (const auto& part : parts)
+      *response.stream_bytes += static_cast<std::uint64_t>(part.manifest.bytes + 2) / 3 * 4;
+    response.stream = [&context, text = std::exchange(response.body, {}), parts,
+                       counted](Sink& sink) -> asio::awaitable<void> {
+      co_await write_pictures(context.service, sink, text, parts);
+    };
   }
+  co_return response;
+}
 
-  asio::awaitable<Response> wait_for_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
-                                            std::shared_ptr<void> counted, Peer& peer) {
-    auto subscription = context_.hub->subscribe(job);
-    peer.when_gone([waiter = subscription.get()] { waiter->interrupt(); });
-    const auto patience = std::chrono::milliseconds(context_.dependencies.settings.gateway.request_timeout_ms);
-    auto record = co_await wait_for_end(service_, *subscription, job, Deadline::after(patience));
-    peer.when_gone({});
-    if (!record) {
-      Error error = record.error();
-      if (!peer.gone()) error = as_response(std::move(error));
-      co_return final_error(error, job);
-    }
-    if (record->state != job::State::kSucceeded) co_return final_error(as_response(error_of(*record)), job);
-    std::vector<ImagePart> parts;
-    for (int unit = 0; unit < record->units; ++unit) {
-      // An expired picture is an error that must be known before the status is sent.
-      auto part = co_await image_part(call, *record, unit, image->b64_json);
-      if (!part) co_return final_error(part.error(), job);
-      parts.push_back(std::move(*part));
-    }
-    Response response = json_response(200, images_json(*image, job, record->created_ms / 1000, parts));
-    response.with("X-Job-Id", job);
-    if (image->b64_json) {
-      response.stream_bytes = response.body.size();
-      for (const auto& part : parts)
-        *response.stream_bytes += static_cast<std::uint64_t>(part.manifest.bytes + 2) / 3 * 4;
-      response.stream = [this, text = std::move(response.body), parts = std::move(parts),
-                         counted = std::move(counted)](Sink& sink) mutable {
-        return write_all(sink, std::move(text), std::move(parts), std::move(counted));
-      };
-      response.body.clear();
-    }
-    co_return response;
-  }
+asio::awaitable<bool> write_completed(const ApiContext& context, CallPtr call, std::shared_ptr<const ImageCall> image,
+                                      std::string job, int unit, std::int64_t created_s, Sink& sink) {
+  auto record = co_await context.service.job(job, "");
+  if (!record) co_return co_await sink.write(error_event(record.error()));
+  auto part = co_await image_part(context, call, *record, unit, true);
+  if (!part) co_return co_await sink.write(error_event(part.error()));
+  std::string text = format_event({}, "image_generation.completed", completed_json(*image, created_s, *part));
+  std::vector<ImagePart> parts{std::move(*part)};
+  co_return co_await write_pictures(context.service, sink, std::move(text), std::move(parts));
+}
 
-  asio::awaitable<void> write_all(Sink& sink, std::string text, std::vector<ImagePart> parts,
-                                  [[maybe_unused]] std::shared_ptr<void> counted) {
-    (void)co_await write_pictures(sink, std::move(text), std::move(parts));
-  }
-
-  asio::awaitable<void> stream_images(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job,
-                                      [[maybe_unused]] std::shared_ptr<void> counted, Sink& sink) {
-    JobFollower follower(service_, context_.hub, job, "0");
-    sink.when_gone([&follower] { follower.interrupt(); });
-    std::map<int, int> partials;  // sent so far, by unit
-    std::set<int> completed;
-    const Deadline patience =
-        Deadline::after(std::chrono::milliseconds(context_.dependencies.settings.gateway.request_timeout_ms));
-    const std::int64_t created_s = unix_ms() / 1000;
-    if (!co_await sink.write(format_comment("job " + job))) co_return;
-    while (true) {
-      auto batch = co_await follower.next(Deadline::after(kKeepAlive));
-      if (batch.status == JobFollower::Status::kGone) co_return;
-      if (batch.status == JobFollower::Status::kStopped) {
-        co_await sink.write(
-            error_event(unavailable("this gateway is stopping; job " + job + " continues, see /v1/jobs/" + job)));
-        co_return;
-      }
-      if (batch.status == JobFollower::Status::kEnd) break;
-      if (batch.status == JobFollower::Status::kIdle) {
-        if (!co_await sink.write(format_comment("keep-alive"))) co_return;
-      }
-      for (const auto& event : batch.events) {
-        std::string text;
-        const auto key = event.fields.find("key");
-        if (event.type == "preview" && key != event.fields.end()) {
-          // A preview that has expired or cannot be read is skipped; the image still follows.
-          auto bytes = co_await service_.preview(key->second);
-          int& index = partials[event.unit];
-          if (bytes && index < image->spec.partial_images) {
-            text = format_event({}, "image_generation.partial_image",
-                                partial_image_json(*image, created_s, index++, event.unit, *bytes));
-          }
-        } else if (event.type == "succeeded" && event.unit >= 0) {
-          completed.insert(event.unit);
-          if (!co_await write_completed(call, image, job, event.unit, created_s, sink)) co_return;
-        }
-        if (!text.empty() && !co_await sink.write(std::move(text))) co_return;
-      }
-      if (patience.passed()) {
-        co_await sink.write(error_event(Error{
-            Code::kDeadlineExceeded,
-            "the image was not ready within gateway.request_timeout_ms; job " + job + " continues, see /v1/jobs/" + job,
-            {}}));
-        co_return;
-      }
-    }
-    auto record = co_await service_.job(job, "");
-    if (!record || record->state != job::State::kSucceeded) {
-      // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
-      std::string text = error_event(record ? error_of(*record) : record.error());
-      co_await sink.write(std::move(text));
+asio::awaitable<void> stream_images(const ApiContext& context, CallPtr call, std::shared_ptr<const ImageCall> image,
+                                    std::string job, Sink& sink) {
+  JobFollower follower(context.service, context.hub, job, "0");
+  sink.when_gone([&follower] { follower.interrupt(); });
+  std::map<int, int> partials;  // sent so far, by unit
+  std::set<int> completed;
+  const Deadline patience =
+      Deadline::after(std::chrono::milliseconds(context.dependencies.settings.gateway.request_timeout_ms));
+  const std::int64_t created_s = unix_ms() / 1000;
+  if (!co_await sink.write(format_comment("job " + job))) co_return;
+  while (true) {
+    auto batch = co_await follower.next(Deadline::after(kKeepAlive));
+    if (batch.status == JobFollower::Status::kGone) co_return;
+    if (batch.status == JobFollower::Status::kStopped) {
+      co_await sink.write(
+          error_event(unavailable("this gateway is stopping; job " + job + " continues, see /v1/jobs/" + job)));
       co_return;
     }
-    for (int unit = 0; unit < record->units; ++unit) {
-      if (completed.contains(unit)) continue;
-      if (!co_await write_completed(call, image, job, unit, created_s, sink)) co_return;
+    if (batch.status == JobFollower::Status::kEnd) break;
+    if (batch.status == JobFollower::Status::kIdle) {
+      if (!co_await sink.write(format_comment("keep-alive"))) co_return;
+    }
+    for (const auto& event : batch.events) {
+      const auto key = event.fields.find("key");
+      if (event.type == "preview" && key != event.fields.end()) {
+        // A preview that has expired or cannot be read is skipped; the image still follows.
+        auto bytes = co_await context.service.preview(key->second);
+        int& index = partials[event.unit];
+        if (!bytes || index >= image->spec.partial_images) continue;
+        const std::string data = partial_image_json(*image, created_s, index++, event.unit, *bytes);
+        if (!co_await sink.write(format_event({}, "image_generation.partial_image", data))) co_return;
+      } else if (event.type == "succeeded" && event.unit >= 0) {
+        completed.insert(event.unit);
+        if (!co_await write_completed(context, call, image, job, event.unit, created_s, sink)) co_return;
+      }
+    }
+    if (patience.passed()) {
+      co_await sink.write(error_event(Error{
+          Code::kDeadlineExceeded,
+          "the image was not ready within gateway.request_timeout_ms; job " + job + " continues, see /v1/jobs/" + job,
+          {}}));
+      co_return;
     }
   }
-
-  asio::awaitable<bool> write_completed(CallPtr call, std::shared_ptr<const ImageCall> image, std::string job, int unit,
-                                        std::int64_t created_s, Sink& sink) {
-    auto record = co_await service_.job(job, "");
-    if (!record) co_return co_await sink.write(error_event(record.error()));
-    auto part = co_await image_part(call, *record, unit, true);
-    if (!part) co_return co_await sink.write(error_event(part.error()));
-    std::string text = format_event({}, "image_generation.completed", completed_json(*image, created_s, *part));
-    std::vector<ImagePart> parts{std::move(*part)};
-    co_return co_await write_pictures(sink, std::move(text), std::move(parts));
+  auto record = co_await context.service.job(job, "");
+  if (!record || record->state != job::State::kSucceeded) {
+    // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
+    std::string text = error_event(record ? error_of(*record) : record.error());
+    co_await sink.write(std::move(text));
+    co_return;
   }
+  for (int unit = 0; unit < record->units; ++unit) {
+    if (completed.contains(unit)) continue;
+    if (!co_await write_completed(context, call, image, job, unit, created_s, sink)) co_return;
+  }
+}
 
-  const ApiContext& context_;
-  JobService& service_;
-};
+asio::awaitable<Result<Response>> generate(const ApiContext& context, CallPtr call) {
+  if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
+  auto parsed = parse_image_call(call->request.body);
+  if (!parsed) co_return parsed.error();
+  const auto image = std::make_shared<ImageCall>(std::move(*parsed));
+
+  const job::Catalogue& catalogue = context.dependencies.catalogue;
+  if (image->size == "auto") {
+    const std::string& name = image->spec.model.empty() ? catalogue.default_model : image->spec.model;
+    const auto model = catalogue.models.find(name);
+    if (model != catalogue.models.end()) image->take_size(model->second.defaults);
+  }
+  Response response;
+  const auto counted = context.open_stream(*call, response);
+  if (!counted) co_return response;
+  auto outcome = co_await context.submit(call, image->spec);
+  if (!outcome) {
+    Error error = outcome.error();
+    if (error.param == "width" || error.param == "height") error.param = "size";
+    if (error.code == Code::kNotFound && error.param == "model")
+      co_return status_response(404, error.message, "model_not_found", "model");
+    co_return error;
+  }
+  const std::string job = outcome->id;
+  if (image->stream) {
+    response.content_type = "text/event-stream";
+    response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no").with("X-Job-Id", job);
+    response.filler = format_comment("keep-alive");
+    response.stream = [&context, call, image, job, counted](Sink& sink) {
+      return stream_images(context, call, image, job, sink);
+    };
+  } else {
+    response.later = [&context, call, image, job, counted](Sink& client) {
+      return wait_for_images(context, call, image, job, counted, client);
+    };
+  }
+  co_return response;
+}
 
 }  // namespace
 
-void add_image_routes(Router& router, const ApiContext& context) {
-  const auto routes = std::make_shared<ImageRoutes>(context);
-  router.add({"POST", "/v1/images/generations", std::bind_front(&ImageRoutes::generate, routes)});
-}
+void add_image_routes(Router& router) { router.add({"POST", "/v1/images/generations", generate}); }
 
 }  // namespace ditfleet::gateway

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "coordinator/gateway/http/http.h"
 #include "coordinator/gateway/routes/openapi.h"
 #include "shared/results/store.h"
 
@@ -12,9 +13,8 @@ namespace {
 
 json::value error_value(const std::optional<Error>& error) {
   if (!error) return nullptr;
-  return json::object{{"code", code_name(error->code)},
-                      {"message", error->message},
-                      {"param", error->param.empty() ? json::value(nullptr) : json::value(error->param)}};
+  return json::object{
+      {"code", code_name(error->code)}, {"message", error->message}, {"param", text_or_null(error->param)}};
 }
 
 json::value result_value(const queue::JobRecord& record, const queue::UnitRecord& unit, const JobLinks& links) {
@@ -45,8 +45,6 @@ json::object unit_json(const queue::JobRecord& record, const queue::UnitRecord& 
   const bool waits = waits_for && (unit.state == job::State::kReady || unit.state == job::State::kAssigned);
   const std::string what = waits ? waits_for({record.id, unit.unit}) : std::string();
   const auto [step, total_steps] = steps_of(unit, spec);
-  json::object phases;
-  for (const auto& [name, us] : unit.phases_us) phases[name] = us;
   return {{"unit", unit.unit},
           {"state", job::state_name(unit.state)},
           {"attempt", unit.attempt},
@@ -56,34 +54,34 @@ json::object unit_json(const queue::JobRecord& record, const queue::UnitRecord& 
           {"assigned_ms", unit.assigned_ms},
           {"started_ms", unit.started_ms},
           {"ended_ms", unit.ended_ms},
-          {"phases_us", std::move(phases)},
-          {"waits_for", what.empty() ? json::value(nullptr) : json::value(what)},
+          {"phases_us", json::value_from(unit.phases_us)},
+          {"waits_for", text_or_null(what)},
           {"error", error_value(unit.error)},
           {"result", result_value(record, unit, links)}};
 }
 
-template <class Range>
-json::array text_array(const Range& texts) {
-  json::array array;
-  for (const auto& text : texts) array.emplace_back(text);
-  return array;
+std::string signed_url(const JobLinks& links, const std::string& path) {
+  const std::string permission = links.signer == nullptr ? std::string() : links.signer->sign(path, links.expires_s);
+  return links.base + path + (permission.empty() ? "" : "?" + permission);
 }
 
 }  // namespace
 
 std::string JobLinks::job(std::string_view id) const { return base + "/v1/jobs/" + std::string(id); }
-std::string JobLinks::events(std::string_view id) const { return job(id) + "/events"; }
 
 std::string JobLinks::result(std::string_view id, int unit) const {
-  const std::string path = "/v1/jobs/" + std::string(id) + "/results/" + std::to_string(unit);
-  const std::string permission = signer == nullptr ? std::string() : signer->sign(path, expires_s);
-  return base + path + (permission.empty() ? "" : "?" + permission);
+  return signed_url(*this, "/v1/jobs/" + std::string(id) + "/results/" + std::to_string(unit));
 }
 
 std::string JobLinks::preview(std::string_view id, std::string_view event) const {
-  const std::string path = "/v1/jobs/" + std::string(id) + "/previews/" + std::string(event);
-  const std::string permission = signer == nullptr ? std::string() : signer->sign(path, expires_s);
-  return base + path + (permission.empty() ? "" : "?" + permission);
+  return signed_url(*this, "/v1/jobs/" + std::string(id) + "/previews/" + std::string(event));
+}
+
+const queue::UnitRecord* find_unit(const queue::JobRecord& record, int unit) {
+  for (const auto& candidate : record.unit_records) {
+    if (candidate.unit == unit) return &candidate;
+  }
+  return nullptr;
 }
 
 double progress_of(const queue::JobRecord& record) {
@@ -120,11 +118,11 @@ json::object job_json(const queue::JobRecord& record, const JobLinks& links, boo
                       {"ended_ms", record.ended_ms},
                       {"deadline_ms", record.deadline_ms},
                       {"cost_us", record.cost_us},
-                      {"warnings", text_array(record.warnings)},
+                      {"warnings", json::value_from(record.warnings)},
                       {"error", error_value(record.error)},
                       {"traceparent", record.traceparent},
                       {"url", links.job(record.id)},
-                      {"events_url", links.events(record.id)}};
+                      {"events_url", links.job(record.id) + "/events"}};
   if (with_units) {
     object["started_ms"] = started_ms;
     object["progress"] = progress_of(record);
@@ -152,17 +150,17 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
           {"device", worker.device},
           {"device_name", worker.device_name},
           {"precision", worker.precision},
-          {"models", text_array(worker.models)},
-          {"adapters", text_array(worker.adapters)},
+          {"models", json::value_from(worker.models)},
+          {"adapters", json::value_from(worker.adapters)},
           {"adapter_slots", worker.adapter_slots},
-          {"host_adapters", text_array(worker.host_adapters)},
+          {"host_adapters", json::value_from(worker.host_adapters)},
           {"host_adapter_bytes", worker.host_adapter_bytes},
           {"adapter_load_bytes_per_s", worker.adapter_load_bytes_per_s},
           {"adapter_swap_us", worker.adapter_swap_us},
-          {"warm_classes", text_array(worker.warm_classes)},
+          {"warm_classes", json::value_from(worker.warm_classes)},
           {"capacity", worker.capacity},
           {"busy_units", worker.units.size()},
-          {"jobs", text_array(jobs)},
+          {"jobs", json::value_from(jobs)},
           {"units", std::move(units)},
           {"heartbeat_ms", worker.heartbeat_ms},
           {"started_ms", worker.started_ms},

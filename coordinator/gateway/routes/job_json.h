@@ -19,13 +19,14 @@ struct JobLinks {
   std::int64_t expires_s = 0;          // when a signed link expires
 
   std::string job(std::string_view id) const;
-  std::string events(std::string_view id) const;
   std::string result(std::string_view id, int unit) const;
   std::string preview(std::string_view id, std::string_view event) const;
 };
 
 // What a unit that has not started waits for, as a phrase; empty: unknown.
 using WaitsFor = std::function<std::string(const queue::UnitRef&)>;
+
+const queue::UnitRecord* find_unit(const queue::JobRecord& record, int unit);  // null: no such unit
 
 // `with_units`: includes "unit_records". Records from list() have none.
 json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units,

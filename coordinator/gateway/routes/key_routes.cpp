@@ -30,157 +30,145 @@ json::object use_json(std::int64_t use, std::int64_t quota) {
   return {{"used", use}, {"quota", quota > 0 ? json::value(quota) : json::value(nullptr)}};
 }
 
-class KeyRoutes {
- public:
-  explicit KeyRoutes(const ApiContext& context) : context_(context), ring_(context.keys) {}
+Deadline soon() { return Deadline::after(std::chrono::seconds(5)); }
+Error key_error(const Error& error) {
+  return redis_error(error, "the Redis that stores the keys", "list the keys to see whether they were changed",
+                     "raise its maxmemory");
+}
 
-  // Every tenant that has a key, options, open jobs or streams.
-  asio::awaitable<Answer> tenants(CallPtr) {
-    const auto& settings = context_.dependencies.settings;
-    auto uses = co_await context_.service.use();
-    if (!uses) co_return uses.error();
-    auto names = ring_.tenants();
-    for (const auto& [name, unused] : settings.tenants) names.insert(name);
-    for (const auto& [name, unused] : *uses) names.insert(name);
-    for (const auto& [name, unused] : context_.streams->by_tenant) names.insert(name);
-    json::array list;
-    for (const auto& name : names) {
-      const auto quota = config::quotas_of(settings, name);
-      const auto& adapters = context_.dependencies.adapters;
-      const auto stored = adapters ? adapters->use(name) : loras::RegistryMirror::Use();
-      const auto streams = context_.streams->by_tenant.find(name);
-      list.push_back(json::object{
-          {"tenant", name},
-          {"queued_units", use_json((*uses)[name].units, quota.queued_units)},
-          {"queued_bytes", use_json((*uses)[name].bytes, quota.queued_bytes)},
-          {"adapters", use_json(stored.adapters, quota.adapters)},
-          {"adapter_bytes", use_json(stored.bytes, quota.adapter_bytes)},
-          {"streams", use_json(streams == context_.streams->by_tenant.end() ? 0 : streams->second, quota.streams)}});
-    }
-    co_return json::object{{"object", "list"}, {"tenants", std::move(list)}};
+asio::awaitable<Result<void>> refresh(const ApiContext& context) {
+  if (!context.key_store) co_return unavailable("this gateway has no store for keys");
+  auto fresh = co_await context.key_store->refresh(soon());
+  if (!fresh) co_return key_error(fresh.error());
+  co_return Result<void>();
+}
+
+// Whether a key other than `id` is an administrator's. Keys that Redis has lost do not count.
+bool has_administrator(const ApiContext& context, const std::string& id) {
+  return std::any_of(context.keys.keys().begin(), context.keys.keys().end(), [&](const Key& key) {
+    return key.admin && key.id != id && (key.configured() || !context.key_store->empty());
+  });
+}
+
+// The added key that the path names.
+asio::awaitable<Result<Key>> find(const ApiContext& context, CallPtr call) {
+  if (auto fresh = co_await refresh(context); !fresh) co_return fresh.error();
+  const std::string& id = call->param(0);
+  for (const Key& key : context.keys.keys()) {
+    if (key.id != id) continue;
+    if (!key.configured()) co_return key;
+    co_return Error{
+        Code::kConflict, "key '" + id + "' is set by the option `keys`; change the configuration and restart", {}};
   }
+  co_return Error{Code::kNotFound, "key '" + excerpt(id, 100) + "' not found; see GET /v1/keys", {}};
+}
 
-  asio::awaitable<Answer> list(CallPtr) {
-    if (auto fresh = co_await refresh(); !fresh) co_return fresh.error();
-    json::array keys;
-    for (const Key& key : ring_.keys()) keys.push_back(key_json(key));
-    co_return json::object{{"object", "list"}, {"keys", std::move(keys)}};
+json::object audited(const Call& call, const Key& key, const char* act) {
+  spdlog::info("audit: {} of tenant '{}' {} key {} of tenant '{}', administrator: {}, request {}",
+               call.caller.key.empty() ? "nobody's key" : "key " + call.caller.key, call.caller.tenant, act, key.id,
+               key.tenant, key.admin, call.request_id);
+  return key_json(key);
+}
+
+// Stores the key with a new secret, which only this answer contains.
+asio::awaitable<Answer> issue(const ApiContext& context, CallPtr call, Key key, const char* act) {
+  const std::string secret = "df-" + new_nonce();
+  key.sha256 = sha256_hex(secret);
+  if (auto done = co_await context.key_store->put(key, soon()); !done) co_return key_error(done.error());
+  json::object body = audited(*call, key, act);
+  body["key"] = secret;
+  co_return body;
+}
+
+// Every tenant that has a key, options, open jobs or streams.
+asio::awaitable<Answer> list_tenants(const ApiContext& context, CallPtr) {
+  const auto& settings = context.dependencies.settings;
+  auto uses = co_await context.service.use();
+  if (!uses) co_return uses.error();
+  auto names = context.keys.tenants();
+  for (const auto& [name, unused] : settings.tenants) names.insert(name);
+  for (const auto& [name, unused] : *uses) names.insert(name);
+  auto streams = context.streams->by_tenant;
+  for (const auto& [name, unused] : streams) names.insert(name);
+  json::array list;
+  for (const auto& name : names) {
+    const auto quota = config::quotas_of(settings, name);
+    const auto stored = context.dependencies.adapters->use(name);
+    list.push_back(json::object{{"tenant", name},
+                                {"queued_units", use_json((*uses)[name].units, quota.queued_units)},
+                                {"queued_bytes", use_json((*uses)[name].bytes, quota.queued_bytes)},
+                                {"adapters", use_json(stored.adapters, quota.adapters)},
+                                {"adapter_bytes", use_json(stored.bytes, quota.adapter_bytes)},
+                                {"streams", use_json(streams[name], quota.streams)}});
   }
+  co_return json::object{{"object", "list"}, {"tenants", std::move(list)}};
+}
 
-  asio::awaitable<Answer> add(CallPtr call) {
-    const auto body = parse_json(call->request.body);
-    if (!body || !body->is_object())
-      co_return invalid_argument("the body must be a JSON object such as {\"tenant\": \"acme\"}");
-    job::ObjectReader reader(body->get_object(), "");
-    reader.refuse_unknown({"tenant", "admin"});
-    Key key{.id = new_id(), .tenant = reader.text("tenant", 64).value_or(""), .created_ms = unix_ms()};
-    if (!is_valid_id(key.tenant)) reader.fail("tenant", "must be 1 to 64 characters of A-Z a-z 0-9 . _ -");
-    const auto* admin = reader.find("admin");
-    if (admin && !admin->is_bool()) reader.fail("admin", "must be true or false");
-    if (!reader.ok()) co_return *reader.error();
-    key.admin = admin && admin->get_bool();
-    if (auto fresh = co_await refresh(); !fresh) co_return fresh.error();
-    if (!key.admin && !has_administrator("")) {
-      co_return invalid_argument(
-          "the first key must be an administrator's, because only administrators add keys; send \"admin\": true",
-          "admin");
-    }
-    if (ring_.keys().size() >= KeyStore::kMost)
-      co_return Error{
-          Code::kConflict, "there are " + std::to_string(KeyStore::kMost) + " keys, the maximum; revoke one first", {}};
-    co_return co_await issue(call, std::move(key), "added");
+asio::awaitable<Answer> list_keys(const ApiContext& context, CallPtr) {
+  if (auto fresh = co_await refresh(context); !fresh) co_return fresh.error();
+  json::array keys;
+  for (const Key& key : context.keys.keys()) keys.push_back(key_json(key));
+  co_return json::object{{"object", "list"}, {"keys", std::move(keys)}};
+}
+
+asio::awaitable<Answer> add_key(const ApiContext& context, CallPtr call) {
+  const auto body = parse_json(call->request.body);
+  if (!body || !body->is_object())
+    co_return invalid_argument("the body must be a JSON object such as {\"tenant\": \"acme\"}");
+  job::ObjectReader reader(body->get_object(), "");
+  reader.refuse_unknown({"tenant", "admin"});
+  Key key{.id = new_id(), .tenant = reader.text("tenant", 64).value_or(""), .created_ms = unix_ms()};
+  if (!is_valid_id(key.tenant)) reader.fail("tenant", "must be 1 to 64 characters of A-Z a-z 0-9 . _ -");
+  const auto* admin = reader.find("admin");
+  if (admin && !admin->is_bool()) reader.fail("admin", "must be true or false");
+  if (!reader.ok()) co_return *reader.error();
+  key.admin = admin && admin->get_bool();
+  if (auto fresh = co_await refresh(context); !fresh) co_return fresh.error();
+  if (!key.admin && !has_administrator(context, "")) {
+    co_return invalid_argument(
+        "the first key must be an administrator's, because only administrators add keys; send \"admin\": true",
+        "admin");
   }
+  if (context.keys.keys().size() >= KeyStore::kMost)
+    co_return Error{
+        Code::kConflict, "there are " + std::to_string(KeyStore::kMost) + " keys, the maximum; revoke one first", {}};
+  co_return co_await issue(context, call, std::move(key), "added");
+}
 
-  asio::awaitable<Answer> rotate(CallPtr call) {
-    const auto key = co_await find(call);
-    if (!key) co_return key.error();
-    co_return co_await issue(call, *key, "rotated");
-  }
+asio::awaitable<Answer> rotate(const ApiContext& context, CallPtr call) {
+  const auto key = co_await find(context, call);
+  if (!key) co_return key.error();
+  co_return co_await issue(context, call, *key, "rotated");
+}
 
-  asio::awaitable<Answer> revoke(CallPtr call) {
-    const auto key = co_await find(call);
-    if (!key) co_return key.error();
-    if (key->admin && !has_administrator(key->id))
-      co_return Error{
-          Code::kConflict, "key '" + key->id + "' is the last administrator's key; add another one first", {}};
-    if (auto done = co_await context_.key_store->remove(*key, soon()); !done) co_return key_error(done.error());
-    co_return audited(*call, *key, "revoked");
-  }
-
- private:
-  static Deadline soon() { return Deadline::after(std::chrono::seconds(5)); }
-  static Error key_error(const Error& error) {
-    return redis_error(error, "the Redis that stores the keys", "list the keys to see whether they were changed",
-                       "raise its maxmemory");
-  }
-
-  asio::awaitable<Result<void>> refresh() {
-    if (!context_.key_store) co_return unavailable("this gateway has no store for keys");
-    auto fresh = co_await context_.key_store->refresh(soon());
-    if (!fresh) co_return key_error(fresh.error());
-    co_return Result<void>();
-  }
-
-  // Whether a key other than `id` is an administrator's. Keys that Redis has lost do not count.
-  bool has_administrator(const std::string& id) const {
-    return std::any_of(ring_.keys().begin(), ring_.keys().end(), [&](const Key& key) {
-      return key.admin && key.id != id && (key.configured() || !context_.key_store->empty());
-    });
-  }
-
-  // The added key that the path names.
-  asio::awaitable<Result<Key>> find(CallPtr call) {
-    if (auto fresh = co_await refresh(); !fresh) co_return fresh.error();
-    const std::string& id = call->param(0);
-    for (const Key& key : ring_.keys()) {
-      if (key.id != id) continue;
-      if (!key.configured()) co_return key;
-      co_return Error{
-          Code::kConflict, "key '" + id + "' is set by the option `keys`; change the configuration and restart", {}};
-    }
-    co_return Error{Code::kNotFound, "key '" + excerpt(id, 100) + "' not found; see GET /v1/keys", {}};
-  }
-
-  // Stores the key with a new secret, which only this answer contains.
-  asio::awaitable<Answer> issue(CallPtr call, Key key, const char* act) {
-    const std::string secret = "df-" + new_nonce();
-    key.sha256 = sha256_hex(secret);
-    if (auto done = co_await context_.key_store->put(key, soon()); !done) co_return key_error(done.error());
-    json::object body = audited(*call, key, act);
-    body["key"] = secret;
-    co_return body;
-  }
-
-  static json::object audited(const Call& call, const Key& key, const char* act) {
-    spdlog::info("audit: {} of tenant '{}' {} key {} of tenant '{}', administrator: {}, request {}",
-                 call.caller.key.empty() ? "nobody's key" : "key " + call.caller.key, call.caller.tenant, act, key.id,
-                 key.tenant, key.admin, call.request_id);
-    return key_json(key);
-  }
-
-  const ApiContext& context_;
-  const KeyRing& ring_;
-};
+asio::awaitable<Answer> revoke(const ApiContext& context, CallPtr call) {
+  const auto key = co_await find(context, call);
+  if (!key) co_return key.error();
+  if (key->admin && !has_administrator(context, key->id))
+    co_return Error{
+        Code::kConflict, "key '" + key->id + "' is the last administrator's key; add another one first", {}};
+  if (auto done = co_await context.key_store->remove(*key, soon()); !done) co_return key_error(done.error());
+  co_return audited(*call, *key, "revoked");
+}
 
 }  // namespace
 
-void add_key_routes(Router& router, const ApiContext& context) {
-  const auto routes = std::make_shared<KeyRoutes>(context);
+void add_key_routes(Router& router) {
   const auto add = [&](std::string_view method, std::string_view pattern, auto handler) {
-    const auto answer = [routes, handler](CallPtr call) -> asio::awaitable<Response> {
+    const auto answer = [handler](const ApiContext& context, CallPtr call) -> asio::awaitable<Result<Response>> {
       if (auto refused = call->request.body.empty() ? std::nullopt : refuse_body_unless_json(call->request))
         co_return std::move(*refused);
-      const auto body = co_await ((*routes).*handler)(call);
-      if (!body) co_return error_response(body.error());
-      co_return json_response(200, json::serialize(*body)).with("Cache-Control", "no-store");
+      const auto body = co_await handler(context, call);
+      if (!body) co_return body.error();
+      co_return json_response(200, *body).with("Cache-Control", "no-store");
     };
     router.add({method, pattern, answer, Access::kAdministrator});
   };
-  add("GET", "/v1/tenants", &KeyRoutes::tenants);
-  add("GET", "/v1/keys", &KeyRoutes::list);
-  add("POST", "/v1/keys", &KeyRoutes::add);
-  add("POST", "/v1/keys/{id}/rotate", &KeyRoutes::rotate);
-  add("DELETE", "/v1/keys/{id}", &KeyRoutes::revoke);
+  add("GET", "/v1/tenants", list_tenants);
+  add("GET", "/v1/keys", list_keys);
+  add("POST", "/v1/keys", add_key);
+  add("POST", "/v1/keys/{id}/rotate", rotate);
+  add("DELETE", "/v1/keys/{id}", revoke);
 }
 
 }  // namespace ditfleet::gateway

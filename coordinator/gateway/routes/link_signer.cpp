@@ -2,7 +2,7 @@
 
 #include <sodium.h>
 
-#include <charconv>
+#include "coordinator/gateway/http/http.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -13,10 +13,8 @@ std::string mac(const std::string& secret, std::string_view path, std::string_vi
   unsigned char digest[crypto_auth_hmacsha256_BYTES];
   crypto_auth_hmacsha256(digest, reinterpret_cast<const unsigned char*>(text.data()), text.size(),
                          reinterpret_cast<const unsigned char*>(secret.data()));
-  std::string hex(sizeof digest * 2 + 1, '\0');
-  sodium_bin2hex(hex.data(), hex.size(), digest, sizeof digest);
-  hex.pop_back();
-  return hex;
+  char hex[sizeof digest * 2 + 1];
+  return sodium_bin2hex(hex, sizeof hex, digest, sizeof digest);
 }
 
 }  // namespace
@@ -30,9 +28,8 @@ std::string LinkSigner::sign(std::string_view path, std::int64_t expires_s) cons
 
 bool LinkSigner::verify(std::string_view path, std::string_view expires, std::string_view id,
                         std::string_view signature, std::int64_t now_s) const {
-  std::int64_t until = 0;
-  const auto [end, ec] = std::from_chars(expires.data(), expires.data() + expires.size(), until);
-  if (ec != std::errc() || end != expires.data() + expires.size() || until < now_s) return false;
+  const auto until = parse_number(expires);
+  if (!until || *until < now_s) return false;
   for (const auto& [known, secret] : secrets_) {
     if (std::to_string(known) != id) continue;
     const std::string right = mac(secret, path, expires);

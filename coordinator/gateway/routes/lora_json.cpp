@@ -51,23 +51,20 @@ Result<void> check(const LoraRequest& request, const job::Catalogue& catalogue) 
 }  // namespace
 
 json::object lora_json(const loras::Adapter& adapter) {
-  json::array models;
-  for (const std::string& model : adapter.models) models.emplace_back(model);
-  json::object out{{"name", adapter.name},
-                   {"object", "lora"},
-                   {"tenant", adapter.tenant},
-                   {"sha256", adapter.sha256},
-                   {"bytes", adapter.bytes},
-                   {"source", adapter.path.empty() ? "upload" : "file"},
-                   {"path", adapter.path.empty() ? json::value(nullptr) : json::value(adapter.path)},
-                   {"models", std::move(models)},
-                   {"pinned", adapter.pinned},
-                   {"created_ms", adapter.created_ms},
-                   {"tensors", adapter.tensors},
-                   {"parameters", adapter.parameters},
-                   {"rank", adapter.rank > 0 ? json::value(adapter.rank) : json::value(nullptr)},
-                   {"dtype", adapter.dtype}};
-  return out;
+  return {{"name", adapter.name},
+          {"object", "lora"},
+          {"tenant", adapter.tenant},
+          {"sha256", adapter.sha256},
+          {"bytes", adapter.bytes},
+          {"source", adapter.path.empty() ? "upload" : "file"},
+          {"path", text_or_null(adapter.path)},
+          {"models", json::value_from(adapter.models)},
+          {"pinned", adapter.pinned},
+          {"created_ms", adapter.created_ms},
+          {"tensors", adapter.tensors},
+          {"parameters", adapter.parameters},
+          {"rank", adapter.rank > 0 ? json::value(adapter.rank) : json::value(nullptr)},
+          {"dtype", adapter.dtype}};
 }
 
 std::string lora_etag(const loras::Adapter& adapter) {

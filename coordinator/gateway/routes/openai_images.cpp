@@ -1,5 +1,9 @@
 #include "coordinator/gateway/routes/openai_images.h"
 
+#include <fmt/format.h>
+
+#include <map>
+
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 #include "shared/job/spec_json.h"
@@ -7,16 +11,22 @@
 namespace ditfleet::gateway {
 namespace {
 
-Error wrong(std::string message, std::string param) { return invalid_argument(std::move(message), std::move(param)); }
+// OpenAI's fields with a fixed set of values.
+const std::map<std::string, std::vector<std::string>> kChoices = {
+    {"background", {"auto", "opaque", "transparent"}},
+    {"complexity", {"low", "medium", "high"}},
+    {"moderation", {"auto", "low"}},
+    {"quality", {"auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"}},
+    {"response_format", {"url", "b64_json"}},
+    {"style", {"vivid", "natural"}},
+};
 
-Result<std::string> read_choice(std::string_view name, const json::value& value,
-                                std::initializer_list<std::string_view> choices) {
-  std::string known;
-  for (const auto choice : choices) {
-    if (value.is_string() && value.as_string() == choice) return std::string(choice);
-    known += (known.empty() ? "" : ", ") + std::string(choice);
+Result<std::string> read_choice(const std::string& name, const json::value& value,
+                                const std::vector<std::string>& choices) {
+  for (const auto& choice : choices) {
+    if (value.is_string() && value.as_string() == choice) return choice;
   }
-  return wrong("'" + std::string(name) + "' must be one of " + known, std::string(name));
+  return invalid_argument(fmt::format("'{}' must be one of {}", name, fmt::join(choices, ", ")), name);
 }
 
 std::string size_text(std::int64_t width, std::int64_t height) {
@@ -46,55 +56,42 @@ std::string_view format_of(std::string_view media_type) {
 bool is_image_field(job::Field field) { return field != job::Field("width") && field != job::Field("height"); }
 
 Result<ImageCall> parse_image_call(std::string_view body) {
-  if (!is_valid_utf8(body)) return wrong("the body is not valid UTF-8; send JSON encoded as UTF-8", {});
   auto parsed = parse_json(body);
   if (!parsed) return parsed.error();
-  if (!parsed->is_object()) return wrong("the body must be a JSON object such as {\"prompt\": \"a red circle\"}", {});
+  if (!parsed->is_object())
+    return invalid_argument("the body must be a JSON object such as {\"prompt\": \"a red circle\"}");
 
   ImageCall call;
   json::object job;
   for (const auto& [key, value] : parsed->as_object()) {
     if (value.is_null()) continue;
-    const std::string_view name = key;
-    if (name == "response_format") {
-      auto format = read_choice(name, value, {"url", "b64_json"});
-      if (!format) return format.error();
-      call.b64_json = *format == "b64_json";
-    } else if (name == "stream") {
-      if (!value.is_bool()) return wrong("'stream' must be true or false", "stream");
-      call.stream = value.as_bool();
-    } else if (name == "background") {
-      auto background = read_choice(name, value, {"auto", "opaque", "transparent"});
-      if (!background) return background.error();
-      if (*background == "transparent") {
-        return wrong("'background' cannot be transparent: the models make opaque images; use auto or opaque",
-                     "background");
+    const std::string name(key);
+    if (const auto choices = kChoices.find(name); choices != kChoices.end()) {
+      const auto chosen = read_choice(name, value, choices->second);
+      if (!chosen) return chosen.error();
+      if (*chosen == "transparent") {
+        return invalid_argument("'background' cannot be transparent: the models make opaque images; use auto or opaque",
+                                name);
       }
-    } else if (name == "moderation") {
-      if (auto m = read_choice(name, value, {"auto", "low"}); !m) return m.error();
-    } else if (name == "style") {
-      if (auto s = read_choice(name, value, {"vivid", "natural"}); !s) return s.error();
-    } else if (name == "quality") {
-      auto quality = read_choice(name, value, {"auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"});
-      if (!quality) return quality.error();
-      call.quality = *quality;
-    } else if (name == "complexity") {
-      if (auto c = read_choice(name, value, {"low", "medium", "high"}); !c) return c.error();
+      if (name == "response_format") call.b64_json = *chosen == "b64_json";
+      if (name == "quality") call.quality = *chosen;
+    } else if (name == "stream") {
+      if (!value.is_bool()) return invalid_argument("'stream' must be true or false", name);
+      call.stream = value.as_bool();
     } else if (name == "safety_identifier") {
-      if (!value.is_string()) return wrong("'safety_identifier' must be a string", "safety_identifier");
+      if (!value.is_string()) return invalid_argument("'safety_identifier' must be a string", name);
       call.safety_identifier = value.as_string();
     } else if (name == "frame_count" || name == "frame_duration_ms" || name == "svg") {
-      return wrong("'" + std::string(name) + "' is for gif and svg output; supported are png, jpeg and webp",
-                   std::string(name));
+      return invalid_argument("'" + name + "' is for gif and svg output; supported are png, jpeg and webp", name);
     } else if (const auto field = job::find_field(name); field && is_image_field(*field)) {
       job[name] = value;
     } else {
-      return wrong("'" + std::string(name) + "' is not a field of an image request; see /openapi.json",
-                   std::string(name));
+      return invalid_argument("'" + name + "' is not a field of an image request; see /openapi.json", name);
     }
   }
   if (!call.safety_identifier.empty()) job["user"] = call.safety_identifier;
-  if (!job.contains("prompt")) return wrong("'prompt' is missing; send a description of the image", "prompt");
+  if (!job.contains("prompt"))
+    return invalid_argument("'prompt' is missing; send a description of the image", "prompt");
 
   auto spec = job::parse_spec(json::value(std::move(job)));
   if (!spec) {
@@ -103,13 +100,17 @@ Result<ImageCall> parse_image_call(std::string_view body) {
     return error;
   }
   call.spec = std::move(*spec);
-  const auto width = call.spec.fields.integer("width"), height = call.spec.fields.integer("height");
-  if (width && height) call.size = size_text(*width, *height);
+  call.take_size(call.spec.fields);
   return call;
 }
 
-std::string images_json(const ImageCall& call, const std::string& job, std::int64_t created_s,
-                        const std::vector<ImagePart>& parts) {
+void ImageCall::take_size(const job::FieldValues& fields) {
+  const auto width = fields.integer("width"), height = fields.integer("height");
+  if (width && height) size = size_text(*width, *height);
+}
+
+json::object images_json(const ImageCall& call, const std::string& job, std::int64_t created_s,
+                         const std::vector<ImagePart>& parts) {
   json::array data;
   for (const auto& part : parts) {
     json::object item;
@@ -126,7 +127,7 @@ std::string images_json(const ImageCall& call, const std::string& job, std::int6
     echo(object, call, format_of(parts[0].manifest.media_type));
     object["size"] = size_text(parts[0].manifest.width, parts[0].manifest.height);
   }
-  return json::serialize(object);
+  return object;
 }
 
 std::string partial_image_json(const ImageCall& call, std::int64_t created_s, int partial_index, int unit,

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "shared/core/json.h"
 #include "shared/core/result.h"
 #include "shared/job/spec.h"
 #include "shared/results/store.h"
@@ -21,6 +22,9 @@ struct ImageCall {
   std::string quality;            // echoed; empty: not given
   std::string safety_identifier;  // echoed; replaces the spec's user, as OpenAI documents
   std::string size = "auto";      // echoed in partial images: WIDTHxHEIGHT once it is known
+
+  // Sets `size` if the fields have a width and a height.
+  void take_size(const job::FieldValues& fields);
 };
 
 // Whether an image request may also have this field of a job: all fields except those that `size` replaces.
@@ -38,8 +42,8 @@ struct ImagePart {
 };
 
 // The body of the 200. With b64_json, every "b64_json" is empty: the picture goes there.
-std::string images_json(const ImageCall& call, const std::string& job, std::int64_t created_s,
-                        const std::vector<ImagePart>& parts);
+json::object images_json(const ImageCall& call, const std::string& job, std::int64_t created_s,
+                         const std::vector<ImagePart>& parts);
 
 // The data of `image_generation.partial_image` and `image_generation.completed`. The latter's "b64_json" is empty.
 std::string partial_image_json(const ImageCall& call, std::int64_t created_s, int partial_index, int unit,

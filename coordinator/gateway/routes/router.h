@@ -14,10 +14,11 @@
 
 namespace ditfleet::gateway {
 
+struct ApiContext;
 struct Call;
 using CallPtr = std::shared_ptr<const Call>;
-// Never throws because of a client's input.
-using Handler = std::function<asio::awaitable<Response>(CallPtr)>;
+// The context outlives the router. Never throws because of a client's input.
+using Handler = std::function<asio::awaitable<Result<Response>>(const ApiContext&, CallPtr)>;
 
 // Which requests a route accepts if keys are configured.
 enum class Access {

@@ -1,14 +1,10 @@
 // The service itself: the console page, the API's description, probes, metrics, models and workers.
-#include <algorithm>
-#include <functional>
 #include <set>
 
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/embedded.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "coordinator/gateway/routes/openapi.h"
-#include "shared/core/json.h"
-#include "shared/core/wall_clock.h"
 #include "shared/loras/registry_mirror.h"
 #include "shared/telemetry/metrics.h"
 
@@ -22,103 +18,91 @@ Response text_response(std::string_view content_type, std::string_view body) {
   return response;
 }
 
-class SystemRoutes {
- public:
-  explicit SystemRoutes(const ApiContext& context)
-      : service_(context.service), dependencies_(context.dependencies), created_s_(unix_ms() / 1000) {}
+asio::awaitable<Result<Response>> console(const ApiContext&, CallPtr) {
+  // The page may run and show only what is part of it, and may connect to this service only.
+  co_return text_response("text/html; charset=utf-8", kConsolePage)
+      .with("Cache-Control", "no-cache")
+      .with("Content-Security-Policy",
+            "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src 'self' blob: data:; "
+            "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'")
+      .with("Referrer-Policy", "no-referrer");
+}
 
-  asio::awaitable<Response> console(CallPtr) {
-    // The page may run and show only what is part of it, and may connect to this service only.
-    co_return text_response("text/html; charset=utf-8", kConsolePage)
-        .with("Cache-Control", "no-cache")
-        .with("Content-Security-Policy",
-              "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src 'self' blob: data:; "
-              "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'")
-        .with("Referrer-Policy", "no-referrer");
-  }
-  asio::awaitable<Response> openapi(CallPtr) { co_return text_response("application/json", openapi_document()); }
-  asio::awaitable<Response> metrics(CallPtr) {
-    co_return text_response("text/plain; version=0.0.4; charset=utf-8", telemetry::render_metrics());
-  }
-  asio::awaitable<Response> health(CallPtr) { co_return json_response(200, R"({"status":"alive"})"); }
+asio::awaitable<Result<Response>> openapi(const ApiContext&, CallPtr) {
+  co_return text_response("application/json", openapi_document());
+}
 
-  asio::awaitable<Response> ready(CallPtr) {
-    const Readiness readiness = dependencies_.readiness ? dependencies_.readiness() : Readiness{};
-    json::array reasons;
-    for (const auto& reason : readiness.reasons) reasons.emplace_back(reason);
-    Response response =
-        json_response(readiness.ready ? 200 : 503,
-                      json::serialize(json::object{{"ready", readiness.ready}, {"reasons", std::move(reasons)}}));
-    response.with("Cache-Control", "no-store");
-    if (!readiness.ready) response.with("Retry-After", "1");
-    co_return response;
-  }
+asio::awaitable<Result<Response>> metrics(const ApiContext&, CallPtr) {
+  co_return text_response("text/plain; version=0.0.4; charset=utf-8", telemetry::render_metrics());
+}
 
-  asio::awaitable<Response> list_models(CallPtr) {
-    const job::Catalogue& catalogue = dependencies_.catalogue;
-    json::array models;
-    for (const auto& [name, model] : catalogue.models) models.push_back(model_json(model, created_s_));
-    co_return json_response(
-        200, json::serialize(
-                 json::object{{"object", "list"}, {"data", std::move(models)}, {"default", catalogue.default_model}}));
-  }
+asio::awaitable<Result<Response>> health(const ApiContext&, CallPtr) {
+  co_return json_response(200, {{"status", "alive"}});
+}
 
-  asio::awaitable<Response> get_model(CallPtr call) {
-    const auto& models = dependencies_.catalogue.models;
-    const auto found = models.find(call->param(0));
-    if (found == models.end())
-      co_return status_response(404, "model '" + call->param(0) + "' not found; see /v1/models", "model_not_found");
-    co_return json_response(200, json::serialize(model_json(found->second, created_s_)));
-  }
+asio::awaitable<Result<Response>> ready(const ApiContext& context, CallPtr) {
+  const auto& unready = context.dependencies.unready;
+  const std::vector<std::string> reasons = unready ? unready() : std::vector<std::string>();
+  Response response =
+      json_response(reasons.empty() ? 200 : 503, {{"ready", reasons.empty()}, {"reasons", json::value_from(reasons)}});
+  response.with("Cache-Control", "no-store");
+  if (!reasons.empty()) response.with("Retry-After", "1");
+  co_return response;
+}
 
-  asio::awaitable<Response> list_workers(CallPtr call) {
-    auto workers = co_await service_.workers();
-    if (!workers) co_return error_response(workers.error());
-    // All tenants share the workers, but each sees only its own jobs and adapters on them.
-    if (!call->caller.sees_all) {
-      // Another tenant's digest would reveal to anyone who has the same file who uses it.
-      std::set<std::string> own;
-      if (dependencies_.adapters) {
-        for (const loras::Adapter& adapter : dependencies_.adapters->list(call->caller.tenant).adapters)
-          own.insert(adapter.sha256);
-      }
-      for (auto& worker : *workers) {
-        for (auto* digests : {&worker.adapters, &worker.host_adapters}) {
-          std::erase_if(*digests, [&](const std::string& digest) { return !own.contains(digest); });
-        }
-      }
-    }
-    json::array array;
+asio::awaitable<Result<Response>> list_models(const ApiContext& context, CallPtr) {
+  const job::Catalogue& catalogue = context.dependencies.catalogue;
+  json::array models;
+  for (const auto& [name, model] : catalogue.models) models.push_back(model_json(model, context.started_s));
+  co_return json_response(200, {{"object", "list"}, {"data", std::move(models)}, {"default", catalogue.default_model}});
+}
+
+asio::awaitable<Result<Response>> get_model(const ApiContext& context, CallPtr call) {
+  const auto& models = context.dependencies.catalogue.models;
+  const auto found = models.find(call->param(0));
+  if (found == models.end())
+    co_return status_response(404, "model '" + call->param(0) + "' not found; see /v1/models", "model_not_found");
+  co_return json_response(200, model_json(found->second, context.started_s));
+}
+
+asio::awaitable<Result<Response>> list_workers(const ApiContext& context, CallPtr call) {
+  auto workers = co_await context.service.workers();
+  if (!workers) co_return workers.error();
+  // All tenants share the workers, but each sees only its own jobs and adapters on them.
+  if (!call->caller.sees_all) {
+    // Another tenant's digest would reveal to anyone who has the same file who uses it.
+    std::set<std::string> own;
+    const auto listed = context.dependencies.adapters->list(call->caller.tenant);
+    for (const loras::Adapter& adapter : listed.adapters) own.insert(adapter.sha256);
     for (auto& worker : *workers) {
-      // The last reported state is obsolete: the scheduler gives a silent worker no units.
-      if (worker.unheard_ms > config::silent_after_ms(dependencies_.settings)) worker.state = "silent";
-      array.push_back(worker_json(worker, [&](const std::string& id) {
-        const auto tenant = worker.tenants.find(id);
-        return call->caller.sees_all || (tenant != worker.tenants.end() && tenant->second == call->caller.tenant);
-      }));
+      for (auto* digests : {&worker.adapters, &worker.host_adapters}) {
+        std::erase_if(*digests, [&](const std::string& digest) { return !own.contains(digest); });
+      }
     }
-    co_return json_response(200, json::serialize(json::object{{"workers", std::move(array)}}))
-        .with("Cache-Control", "no-store");
   }
-
- private:
-  JobService& service_;
-  const GatewayDependencies& dependencies_;
-  std::int64_t created_s_;  // reported as the models' creation time
-};
+  json::array array;
+  for (auto& worker : *workers) {
+    // The last reported state is obsolete: the scheduler gives a silent worker no units.
+    if (worker.unheard_ms > config::silent_after_ms(context.dependencies.settings)) worker.state = "silent";
+    array.push_back(worker_json(worker, [&](const std::string& id) {
+      const auto tenant = worker.tenants.find(id);
+      return call->caller.sees_all || (tenant != worker.tenants.end() && tenant->second == call->caller.tenant);
+    }));
+  }
+  co_return json_response(200, {{"workers", std::move(array)}}).with("Cache-Control", "no-store");
+}
 
 }  // namespace
 
-void add_system_routes(Router& router, const ApiContext& context) {
-  const auto routes = std::make_shared<SystemRoutes>(context);
-  router.add({"GET", "/", std::bind_front(&SystemRoutes::console, routes), Access::kOpen});
-  router.add({"GET", "/openapi.json", std::bind_front(&SystemRoutes::openapi, routes), Access::kOpen});
-  router.add({"GET", "/healthz", std::bind_front(&SystemRoutes::health, routes), Access::kOpenProbe});
-  router.add({"GET", "/readyz", std::bind_front(&SystemRoutes::ready, routes), Access::kOpenProbe});
-  router.add({"GET", "/metrics", std::bind_front(&SystemRoutes::metrics, routes), Access::kMetrics});
-  router.add({"GET", "/v1/models", std::bind_front(&SystemRoutes::list_models, routes)});
-  router.add({"GET", "/v1/models/{model}", std::bind_front(&SystemRoutes::get_model, routes)});
-  router.add({"GET", "/v1/workers", std::bind_front(&SystemRoutes::list_workers, routes)});
+void add_system_routes(Router& router) {
+  router.add({"GET", "/", console, Access::kOpen});
+  router.add({"GET", "/openapi.json", openapi, Access::kOpen});
+  router.add({"GET", "/healthz", health, Access::kOpenProbe});
+  router.add({"GET", "/readyz", ready, Access::kOpenProbe});
+  router.add({"GET", "/metrics", metrics, Access::kMetrics});
+  router.add({"GET", "/v1/models", list_models});
+  router.add({"GET", "/v1/models/{model}", get_model});
+  router.add({"GET", "/v1/workers", list_workers});
 }
 
 }  // namespace ditfleet::gateway
