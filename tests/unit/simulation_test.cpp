@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "coordinator/simulation/service_gap.h"
 #include "coordinator/simulation/worker_model.h"
