@@ -34,13 +34,12 @@ double percentile(const std::vector<double>& sorted, double part) {
 
 class Simulation {
  public:
-  Simulation(const Trace& trace, const CostTable& costs, const SimulationOptions& options,
+  Simulation(const Trace& trace, const CostTable& costs, const SimulationOptions& options, int workers,
              std::shared_ptr<scheduling::RoutingPolicy> policy)
       : trace_(trace),
         costs_(costs),
         random_(options.seed),
         counted_from_(static_cast<std::size_t>(options.warm_up * static_cast<double>(trace.jobs.size()))) {
-    const int workers = options.workers > 0 ? options.workers : trace.workers;
     for (int w = 0; w < workers; ++w) {
       const auto name = fmt::format("w{:04}", w);
       by_owner_.emplace(name + ":sim", workers_.size());
@@ -342,10 +341,8 @@ double Report::figure(const std::string& metric) const {
 
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {
   if (trace.jobs.empty()) return invalid_argument("the trace has no jobs");
-  if (options.workers == 0 && trace.workers == 0) {
-    return invalid_argument("the trace does not contain the number of workers; give --workers");
-  }
   const int workers = options.workers != 0 ? options.workers : trace.workers;
+  if (workers == 0) return invalid_argument("the trace does not contain the number of workers; give --workers");
   if (!kWorkers.has(workers)) return kWorkers.error("the number of workers", std::to_string(workers));
   if (!(options.warm_up >= 0 && options.warm_up < 1))
     return invalid_argument("--warm-up must be at least 0 and below 1");
@@ -353,7 +350,7 @@ Result<Report> simulate(const Trace& trace, const CostTable& costs, const Simula
   if (!policy) return policy.error();
   Report report{.policy = options.policy.name, .figures = {}};
   for (const auto& [name, value] : options.policy.tunables) report.policy += fmt::format(",{}={}", name, value);
-  Simulation simulation(trace, costs, options, std::move(*policy));
+  Simulation simulation(trace, costs, options, workers, std::move(*policy));
   if (auto served = simulation.run(); !served) return served.error();
   report.figures = simulation.figures();
   return report;
