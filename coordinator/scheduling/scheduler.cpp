@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "coordinator/scheduling/dense.h"
 #include "coordinator/scheduling/placement/earliest_finish_policy.h"
 #include "coordinator/scheduling/placement/rendezvous_hash.h"
 
@@ -67,14 +68,7 @@ ClassId Scheduler::intern_class(const std::string& key, const std::string& model
       free_classes_.push_back(c);
     }
   }
-  ClassId id;
-  if (free_classes_.empty()) {
-    id = static_cast<ClassId>(classes_.size());
-    classes_.emplace_back();
-  } else {
-    id = free_classes_.back();
-    free_classes_.pop_back();
-  }
+  const auto id = take_id(classes_, free_classes_);
   classes_[id] = {.key = key, .hash = rendezvous_hash(shape_key(key)), .model = intern_model(model)};
   class_ids_.emplace(key, id);
   fleet_.define_class(id, key);
@@ -87,13 +81,7 @@ LaneId Scheduler::enter_lane(ClassId cls, std::vector<AdapterId> adapters, std::
     ++lanes_[it->second].open;
     return it->second;
   }
-  if (free_lanes_.empty()) {
-    it->second = static_cast<LaneId>(lanes_.size());
-    lanes_.emplace_back();
-  } else {
-    it->second = free_lanes_.back();
-    free_lanes_.pop_back();
-  }
+  it->second = take_id(lanes_, free_lanes_);
   auto hash = classes_[cls].hash;
   for (const auto a : adapters) {
     hash = mix_bits(hash ^ rendezvous_hash(fleet_.adapters().name(a)));
@@ -220,8 +208,7 @@ void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int6
                              .adapter_slots = static_cast<int>(lanes_[job.lane].adapters.size()),
                              .prior_us = job.prior_us,
                              .cost_us = cost_us});
-  if (unit.handle >= queued_.size()) queued_.resize(unit.handle + 1);
-  queued_[unit.handle] = {&job, index};
+  grown(queued_, unit.handle) = {&job, index};
 }
 
 // An earlier leader, or this scheduler before a restart, has assigned the unit.
