@@ -8,7 +8,6 @@
 
 #include "coordinator/cli/command.h"
 #include "coordinator/cli/terminal.h"
-#include "coordinator/simulation/jobs_file.h"
 #include "coordinator/simulation/policies.h"
 #include "coordinator/simulation/simulation.h"
 #include "shared/core/json.h"
@@ -17,7 +16,7 @@ namespace ditfleet::cli {
 namespace {
 
 struct SimOptions {
-  std::string trace, costs, jobs;
+  std::string trace, costs;
   std::vector<std::string> policies = {"all"};
   simulation::SimulationOptions run;
   bool tune = false, json = false;
@@ -52,25 +51,7 @@ Result<simulation::Report> simulate_one(const simulation::Trace& trace, const si
   return tune ? simulation::simulate_tuned(trace, costs, options) : simulation::simulate(trace, costs, options);
 }
 
-// Checks an output file before minutes of simulation: it must not be an input, and its folder must exist.
-Result<void> check_output(const std::string& out, const std::vector<std::string>& read) {
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  for (const auto& input : read) {
-    if (fs::equivalent(out, input, ignored))
-      return invalid_argument("'" + out + "' is an input and would be overwritten; name another file");
-  }
-  const auto folder = fs::absolute(out, ignored).parent_path();
-  if (!fs::is_directory(folder, ignored))
-    return unavailable("cannot create '" + out + "': the folder does not exist: '" + folder.string() + "'");
-  return {};
-}
-
 int run_sim(const SimOptions& options) {
-  if (!options.jobs.empty()) {
-    if (auto good = check_output(options.jobs, {options.trace, options.costs}); !good)
-      return report("sim", good.error());
-  }
   const auto costs = simulation::read_cost_table(options.costs);
   if (!costs) return report("sim", costs.error());
   const auto trace = simulation::read_trace(options.trace);
@@ -85,11 +66,9 @@ int run_sim(const SimOptions& options) {
   }
   std::vector<std::vector<std::string>> rows = {{"POLICY", "P50", "P95", "P99", "SLO", "JOBS/S", "BUSY", "HOST MISSES",
                                                  "SLOT MISSES", "COLD", "GAP", "DECISION"}};
-  std::vector<simulation::Report> reports;
   for (const auto& name : policies) {
     const auto result = simulate_one(*trace, *costs, options.run, name, options.tune);
     if (!result) return report("sim", result.error());
-    if (!options.jobs.empty()) reports.push_back(*result);
     if (options.json) {
       json::object figures;
       for (const auto& figure : result->figures)
@@ -109,21 +88,18 @@ int run_sim(const SimOptions& options) {
                     fmt::format("{:.1f} µs", f("decision_mean"))});
   }
   if (!options.json) std::fputs(table(rows).c_str(), stdout);
-  if (options.jobs.empty()) return kExitOk;
-  if (auto written = simulation::write_jobs(*trace, reports, options.jobs); !written)
-    return report("sim", written.error());
   return kExitOk;
 }
 
-int run_generate(const simulation::TraceOptions& options, const std::string& costs_file, const std::string& out) {
+Result<void> generate(const simulation::TraceOptions& options, const std::string& costs_file, const std::string& out) {
   const auto costs = simulation::read_cost_table(costs_file);
-  if (!costs) return report("sim generate", costs.error());
-  if (auto good = check_output(out, {costs_file}); !good) return report("sim generate", good.error());
+  if (!costs) return costs.error();
+  std::error_code ignored;
+  if (std::filesystem::equivalent(out, costs_file, ignored))
+    return invalid_argument("'" + out + "' is an input and would be overwritten; name another file");
   const auto trace = simulation::generate_trace(options, *costs);
-  if (!trace) return report("sim generate", trace.error());
-  const auto written = simulation::write_trace(*trace, out);
-  if (!written) return report("sim generate", written.error());
-  return kExitOk;
+  if (!trace) return trace.error();
+  return simulation::write_trace(*trace, out);
 }
 
 }  // namespace
@@ -144,34 +120,35 @@ void add_sim(CLI::App& app, Invocation& run) {
       ->capture_default_str();
   sim->add_option("--seed", options->run.seed, "Seed of the variation of runs")->capture_default_str();
   sim->add_flag("--tune", options->tune, "Tune each baseline: try its grid and show the lowest p95");
-  sim->add_option("--jobs", options->jobs, "Write when and where each job ran (tests/sim/README.md)")
-      ->type_name("FILE");
   sim->add_flag("--json", options->json, "Print one JSON object per policy");
 
-  auto* generate = sim->add_subcommand("generate", "Write a trace");
+  auto* trace_command = sim->add_subcommand("generate", "Write a trace");
   auto making = std::make_shared<simulation::TraceOptions>();
   auto file = std::make_shared<std::string>(), table_file = std::make_shared<std::string>();
-  generate->add_option("--costs", *table_file, "Cost table; it determines the arrival rate for a load")
+  trace_command->add_option("--costs", *table_file, "Cost table; it determines the arrival rate for a load")
       ->type_name("FILE")
       ->required();
-  generate->add_option("-o,--output", *file, "The trace")->type_name("FILE")->required();
-  generate->add_option("--jobs", making->jobs, "Number of jobs")->capture_default_str();
-  generate->add_option("--workers", making->workers, "Number of workers")->capture_default_str();
-  generate->add_option("--load", making->load, "Share of the capacity of the workers")->capture_default_str();
-  generate->add_option("--steps", making->steps, "Numbers of steps, drawn uniformly")
+  trace_command->add_option("-o,--output", *file, "The trace")->type_name("FILE")->required();
+  trace_command->add_option("--jobs", making->jobs, "Number of jobs")->capture_default_str();
+  trace_command->add_option("--workers", making->workers, "Number of workers")->capture_default_str();
+  trace_command->add_option("--load", making->load, "Share of the capacity of the workers")->capture_default_str();
+  trace_command->add_option("--steps", making->steps, "Numbers of steps, drawn uniformly")
       ->delimiter(',')
       ->capture_default_str();
-  generate->add_option("--adapters", making->adapters, "Number of adapters")->capture_default_str();
-  generate->add_option("--zipf", making->zipf, "Exponent of Zipf's law for adapters")->capture_default_str();
-  generate->add_option("--without-adapter", making->without_adapter, "Share of jobs without an adapter")
+  trace_command->add_option("--adapters", making->adapters, "Number of adapters")->capture_default_str();
+  trace_command->add_option("--zipf", making->zipf, "Exponent of Zipf's law for adapters")->capture_default_str();
+  trace_command->add_option("--without-adapter", making->without_adapter, "Share of jobs without an adapter")
       ->capture_default_str();
-  generate->add_option("--shapes", making->shapes, "Number of image sizes")->capture_default_str();
-  generate->add_option("--tenants", making->tenants, "Number of tenants")->capture_default_str();
-  generate->add_option("--burst", making->burst, "Arrival rate in a fifth of the time, relative to the mean")
+  trace_command->add_option("--shapes", making->shapes, "Number of image sizes")->capture_default_str();
+  trace_command->add_option("--tenants", making->tenants, "Number of tenants")->capture_default_str();
+  trace_command->add_option("--burst", making->burst, "Arrival rate in a fifth of the time, relative to the mean")
       ->capture_default_str();
-  generate->add_option("--seed", making->seed, "Seed of the trace")->capture_default_str();
-  generate->callback([making, file, table_file, &run] {
-    run = [making, file, table_file] { return run_generate(*making, *table_file, *file); };
+  trace_command->add_option("--seed", making->seed, "Seed of the trace")->capture_default_str();
+  trace_command->callback([making, file, table_file, &run] {
+    run = [making, file, table_file] {
+      const auto done = generate(*making, *table_file, *file);
+      return done ? kExitOk : report("sim generate", done.error());
+    };
   });
 
   sim->require_subcommand(0, 1);

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "coordinator/scheduling/dense.h"
 #include "coordinator/scheduling/placement/earliest_finish_policy.h"
 #include "coordinator/scheduling/placement/rendezvous_hash.h"
 
@@ -67,14 +68,7 @@ ClassId Scheduler::intern_class(const std::string& key, const std::string& model
       free_classes_.push_back(c);
     }
   }
-  ClassId id;
-  if (free_classes_.empty()) {
-    id = static_cast<ClassId>(classes_.size());
-    classes_.emplace_back();
-  } else {
-    id = free_classes_.back();
-    free_classes_.pop_back();
-  }
+  const auto id = take_id(classes_, free_classes_);
   classes_[id] = {.key = key, .hash = rendezvous_hash(shape_key(key)), .model = intern_model(model)};
   class_ids_.emplace(key, id);
   fleet_.define_class(id, key);
@@ -87,13 +81,7 @@ LaneId Scheduler::enter_lane(ClassId cls, std::vector<AdapterId> adapters, std::
     ++lanes_[it->second].open;
     return it->second;
   }
-  if (free_lanes_.empty()) {
-    it->second = static_cast<LaneId>(lanes_.size());
-    lanes_.emplace_back();
-  } else {
-    it->second = free_lanes_.back();
-    free_lanes_.pop_back();
-  }
+  it->second = take_id(lanes_, free_lanes_);
   auto hash = classes_[cls].hash;
   for (const auto a : adapters) {
     hash = mix_bits(hash ^ rendezvous_hash(fleet_.adapters().name(a)));
@@ -158,17 +146,6 @@ Scheduler::Job& Scheduler::add_job(const std::string& id, const std::string& ten
   return job;
 }
 
-void Scheduler::remove_job(Job& job, std::int64_t now_us) {
-  for (int i = 0; i < static_cast<int>(job.units.size()); ++i) {
-    if (job.units[i].where == Unit::Where::kEnded) continue;
-    leave(job, job.units[i], i, now_us);
-    job.units[i].where = Unit::Where::kEnded;
-    --classes_[job.cls].open;
-    queue_.tenants().close(job.tenant);
-  }
-  forget_job(job);
-}
-
 // Removes the unit from where it is. The caller sets the new `where`.
 void Scheduler::leave(Job& job, Unit& unit, int index, std::int64_t now_us) {
   settle(job, unit, index, -1);
@@ -220,8 +197,27 @@ void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int6
                              .adapter_slots = static_cast<int>(lanes_[job.lane].adapters.size()),
                              .prior_us = job.prior_us,
                              .cost_us = cost_us});
-  if (unit.handle >= queued_.size()) queued_.resize(unit.handle + 1);
-  queued_[unit.handle] = {&job, index};
+  grown(queued_, unit.handle) = {&job, index};
+}
+
+Residency::Dropped Scheduler::hold(Job& job, int index, const Route& route, std::string nonce, std::int64_t now_us) {
+  auto& unit = job.units[index];
+  unit.where = Unit::Where::kHeld;
+  unit.worker = route.worker;
+  unit.nonce = std::move(nonce);
+  unit.touched_us = now_us;
+  charge(job, unit, route.cold);
+  const auto& adapters = lanes_[job.lane].adapters;
+  auto dropped = fleet_.adapters().hold(route.worker, adapters, options_.routing->eviction(), now_us);
+  fleet_.hold(route.worker, {.ref = {job.id, index},
+                             .cls = job.cls,
+                             .run_us = route.run_us + route.cold_us,
+                             .assigned_us = now_us,
+                             .cold = route.cold,
+                             .alone = unit.lapses > 0,
+                             .adapters = adapters,
+                             .ready_us = route.need.ready_us});
+  return dropped;
 }
 
 // An earlier leader, or this scheduler before a restart, has assigned the unit.
@@ -231,24 +227,13 @@ void Scheduler::unit_held(Job& job, int index, const std::string& owner, const s
   unit.touched_us = now_us;
   if (unit.where == Unit::Where::kHeld && unit.nonce == nonce) return;
   leave(job, unit, index, now_us);
-  unit.where = Unit::Where::kHeld;
-  unit.worker = fleet_.intern_owner(owner);
-  unit.nonce = nonce;
-  auto run = costs_.run_us(job.cls, job.model, unit.worker, job.prior_us);
-  const bool cold = !fleet_.is_warm(job.cls, unit.worker);
-  charge(job, unit, cold);
-  if (cold) run += costs_.cold_us(job.model, run);
-  const auto& adapters = lanes_[job.lane].adapters;
-  const auto need = fleet_.adapters().scan(adapters, now_us).at(unit.worker);
-  fleet_.adapters().hold(unit.worker, adapters, options_.routing->eviction(), now_us);
-  fleet_.hold(unit.worker, {.ref = {job.id, index},
-                            .cls = job.cls,
-                            .run_us = run,
-                            .assigned_us = now_us,
-                            .cold = cold,
-                            .alone = unit.lapses > 0,
-                            .adapters = adapters,
-                            .ready_us = need.ready_us});
+  Route route;
+  route.worker = fleet_.intern_owner(owner);
+  route.cold = !fleet_.is_warm(job.cls, route.worker);
+  route.run_us = costs_.run_us(job.cls, job.model, route.worker, job.prior_us);
+  if (route.cold) route.cold_us = costs_.cold_us(job.model, route.run_us);
+  route.need = fleet_.adapters().scan(lanes_[job.lane].adapters, now_us).at(route.worker);
+  hold(job, index, route, nonce, now_us);
 }
 
 void Scheduler::unit_delayed(Job& job, int index, std::int64_t now_us) {
@@ -269,6 +254,15 @@ void Scheduler::unit_ended(Job& job, int index, std::int64_t now_us) {
   if (--job.open == 0) forget_job(job);
 }
 
+void Scheduler::end_units(Job& job, std::optional<Unit::Where> where, std::int64_t now_us) {
+  auto left = job.open;  // the end of the last open unit erases the job
+  for (int i = 0; left > 0 && i < static_cast<int>(job.units.size()); ++i) {
+    if (job.units[i].where == Unit::Where::kEnded) continue;
+    --left;
+    if (!where || job.units[i].where == *where) unit_ended(job, i, now_us);
+  }
+}
+
 // --- inputs ----------------------------------------------------------------------------------------
 
 void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<std::string, std::int64_t>& virtual_times,
@@ -287,13 +281,8 @@ void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<st
     apply_view(*view, now_us);
   }
   for (auto it = jobs_.begin(); it != jobs_.end();) {  // units that are not stored have ended
-    auto& job = *(it++)->second;                       // `job` may be erased below
-    for (int i = 0, n = static_cast<int>(job.units.size()); i < n; ++i) {
-      const bool last = job.open == 1;
-      if (job.units[i].where != Unit::Where::kPending) continue;
-      unit_ended(job, i, now_us);
-      if (last) break;
-    }
+    auto& job = *(it++)->second;                       // the next call may erase it
+    end_units(job, Unit::Where::kPending, now_us);
   }
   // Last: the stored times include the charges for held units, which were just made again.
   queue_.restore(virtual_times);

@@ -176,7 +176,6 @@ class Scheduler {
   Job* find_job(const std::string& id) const;
   Unit* find_unit(const queue::UnitRef& ref, Job** job);
   Job& job_of(const queue::UnitView& view, std::int64_t now_us);
-  void remove_job(Job& job, std::int64_t now_us);
 
   // What earlier attempts left behind. Call it before unit_ready() and unit_held().
   void set_past(Job& job, int unit, int lapses, std::vector<std::string> failed_on, std::int64_t now_us);
@@ -184,6 +183,10 @@ class Scheduler {
   void unit_held(Job& job, int unit, const std::string& owner, const std::string& nonce, std::int64_t now_us);
   void unit_delayed(Job& job, int unit, std::int64_t now_us);
   void unit_ended(Job& job, int unit, std::int64_t now_us);
+  // Ends the job's units that are in `where`; empty: all of them.
+  void end_units(Job& job, std::optional<Unit::Where> where, std::int64_t now_us);
+  // Records that the route's worker holds the unit. Returns the adapters that it evicts for the unit.
+  Residency::Dropped hold(Job& job, int unit, const Route& route, std::string nonce, std::int64_t now_us);
   void leave(Job& job, Unit& unit, int index, std::int64_t now_us);
   std::pair<std::int64_t, bool> prediction(const Job& job, bool cold) const;
   // Charges the prediction in advance, including the cost of a cold class.

@@ -171,24 +171,9 @@ void Scheduler::place_alone(std::int64_t now_us, Batches& batches, Actions& acti
 
 void Scheduler::assign(Job& job, int index, const Route& route, std::int64_t now_us, Batches& batches,
                        Actions& actions) {
-  const auto& lane = lanes_[job.lane];
-  auto& unit = job.units[static_cast<std::size_t>(index)];
-  const queue::UnitRef ref{job.id, index};
-  unit.where = Unit::Where::kHeld;
-  unit.worker = route.worker;
-  unit.nonce = options_.new_nonce();
-  unit.touched_us = now_us;
-  charge(job, unit, route.cold);
+  const auto dropped = hold(job, index, route, options_.new_nonce(), now_us);
+  const auto& unit = job.units[static_cast<std::size_t>(index)];
   largest_us_ = std::max(unit.charged_us, largest_us_ - largest_us_ / 1024);
-  auto dropped = fleet_.adapters().hold(route.worker, lane.adapters, options_.routing->eviction(), now_us);
-  fleet_.hold(route.worker, {.ref = ref,
-                             .cls = job.cls,
-                             .run_us = route.run_us + route.cold_us,
-                             .assigned_us = now_us,
-                             .cold = route.cold,
-                             .alone = unit.lapses > 0,
-                             .adapters = lane.adapters,
-                             .ready_us = route.need.ready_us});
   const auto [at, fresh] = batches.emplace(route.worker, actions.assign.size());
   if (fresh) actions.assign.push_back({.owner = fleet_.at(route.worker).owner, .units = {}});
   const auto names = [this](const std::vector<AdapterId>& ids) {
@@ -196,7 +181,7 @@ void Scheduler::assign(Job& job, int index, const Route& route, std::int64_t now
     for (const auto a : ids) out.push_back(fleet_.adapters().name(a));
     return out;
   };
-  actions.assign[at->second].units.push_back({.ref = ref,
+  actions.assign[at->second].units.push_back({.ref = {job.id, index},
                                               .nonce = unit.nonce,
                                               .reason = route.reason,
                                               .drop_from_host = names(dropped.from_host),

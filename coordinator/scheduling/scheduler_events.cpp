@@ -74,7 +74,7 @@ void Scheduler::on_event(const queue::Event& event, std::int64_t now_us) {
   }
   const auto state = job::state_from_name(event.type);
   if (state && job::is_terminal(*state)) {
-    remove_job(*job, now_us);
+    end_units(*job, std::nullopt, now_us);
   } else if (event.type == "ready") {
     for (int i = 0; i < static_cast<int>(job->units.size()); ++i) {
       if (job->units[i].where == Unit::Where::kPending)

@@ -31,15 +31,15 @@ const std::vector<Row>& table() {
        }},
       {"llm_d_ladder",
        {{"affinity_weight", 1.0, {0.1, 0.25, 0.5, 1.0, 2.0, 4.0}}},
-       [](const std::vector<double>& v) { return std::make_unique<LadderPolicy>(v[0]); }},
+       [](const std::vector<double>& v) { return llm_d_ladder(v[0]); }},
       {"ray_multiplex",
        {{"matching_timeout_ms", 1000.0, {0.0, 50.0, 250.0, 1000.0, 4000.0}, 0, 1e7}},
-       [](const std::vector<double>& v) { return std::make_unique<MultiplexPolicy>(v[0]); }},
+       [](const std::vector<double>& v) { return ray_multiplex(v[0]); }},
       {"bounded_rendezvous",
        {{"bound", 1.25, {1.1, 1.25, 1.5, 2.0, 4.0}, 1}},
-       [](const std::vector<double>& v) { return std::make_unique<BoundedRendezvousPolicy>(v[0]); }},
-      {"round_robin", {}, [](const std::vector<double>&) { return std::make_unique<RoundRobinPolicy>(); }},
-      {"least_loaded", {}, [](const std::vector<double>&) { return std::make_unique<LeastLoadedPolicy>(); }},
+       [](const std::vector<double>& v) { return bounded_rendezvous(v[0]); }},
+      {"round_robin", {}, [](const std::vector<double>&) { return round_robin(); }},
+      {"least_loaded", {}, [](const std::vector<double>&) { return least_loaded(); }},
   };
   return rows;
 }

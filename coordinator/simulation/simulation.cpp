@@ -34,13 +34,12 @@ double percentile(const std::vector<double>& sorted, double part) {
 
 class Simulation {
  public:
-  Simulation(const Trace& trace, const CostTable& costs, const SimulationOptions& options,
+  Simulation(const Trace& trace, const CostTable& costs, const SimulationOptions& options, int workers,
              std::shared_ptr<scheduling::RoutingPolicy> policy)
       : trace_(trace),
         costs_(costs),
         random_(options.seed),
         counted_from_(static_cast<std::size_t>(options.warm_up * static_cast<double>(trace.jobs.size()))) {
-    const int workers = options.workers > 0 ? options.workers : trace.workers;
     for (int w = 0; w < workers; ++w) {
       const auto name = fmt::format("w{:04}", w);
       by_owner_.emplace(name + ":sim", workers_.size());
@@ -75,7 +74,7 @@ class Simulation {
                           spread)));
     }
     took_us_ = run_us_;
-    jobs_.resize(trace.jobs.size());
+    ended_us_.resize(trace.jobs.size());
   }
 
   // An error if the scheduler rejects a job: figures must count every job.
@@ -96,8 +95,7 @@ class Simulation {
     return {};
   }
 
-  std::vector<Figure> figures() const;
-  std::vector<ServedJob> take_jobs() { return std::move(jobs_); }
+  std::vector<Figure> figures();  // call it once, after run()
 
  private:
   enum class What { kEnd, kLoaded, kHeartbeat, kArrival, kTick };  // in this order at equal times
@@ -132,8 +130,7 @@ class Simulation {
         const auto unit = workers_[event.which].finish(now);
         const auto job = index_of(unit.ref);
         gap_.ended(trace_.jobs[job].tenant, took_us_[job]);
-        jobs_[job].ended_us = now - kStartUs;
-        last_end_us_ = now;
+        ended_us_[job] = last_end_us_ = now - kStartUs;
         ++ended_;
         send(unit.ref, "succeeded", now);
         start(event.which, now);
@@ -198,9 +195,7 @@ class Simulation {
       for (const auto& batch : actions.assign) units += batch.units.size();
       if (units > 0) {
         decisions_us_.push_back(took_us / static_cast<double>(units));
-        for (auto& [depth, times] : decisions_at_us_) {
-          if (queued >= depth * 8 / 10 && queued <= depth * 12 / 10) times.push_back(decisions_us_.back());
-        }
+        if (queued >= 8'000 && queued <= 12'000) decisions_at_10000_us_.push_back(decisions_us_.back());
       }
       if (!actions.reject.empty()) return rejection(actions.reject.front());
       for (const auto& admitted : actions.admit) {
@@ -240,9 +235,7 @@ class Simulation {
                                                .drop_from_host = std::move(unit.drop_from_host),
                                                .drop_from_slots = std::move(unit.drop_from_slots)},
                                               now);
-    jobs_[job] = {.worker = worker, .assigned_us = now - kStartUs, .host_misses = jobs_[job].host_misses + missed};
-    if (job < counted_from_) return;
-    host_misses_ += missed;
+    host_misses_ += missed && job >= counted_from_;
   }
 
   void revoke(const queue::Attempt& attempt, std::int64_t now) {
@@ -251,7 +244,6 @@ class Simulation {
       if (!unit) continue;
       const auto job = index_of(unit->ref);
       gap_.returned(trace_.jobs[job].tenant, took_us_[job]);
-      ++revoked_;
       send(attempt.ref, "ready", now, {{"reason", "revoked"}});
       start(w, now);  // the unit behind it
       return;
@@ -264,18 +256,13 @@ class Simulation {
       if (const auto next = workers_[worker].next_us()) at(*next, What::kLoaded, worker);
       return;
     }
-    if (index_of(begun->unit->ref) >= counted_from_) {
+    const auto job = index_of(begun->unit->ref);
+    if (job >= counted_from_) {
       ++counted_;
       with_adapter_ += !begun->unit->adapter.empty();
       slot_misses_ += begun->slot_miss;
       cold_classes_ += begun->cold_class;
     }
-    const auto job = index_of(begun->unit->ref);
-    auto& served = jobs_[job];
-    served.began_us = now - kStartUs;
-    served.started_us = begun->started_us - kStartUs;
-    served.slot_miss = begun->slot_miss;
-    served.cold_class = begun->cold_class;
     const auto takes_us = begun->ends_us - begun->started_us;
     gap_.corrected(trace_.jobs[job].tenant, takes_us - took_us_[job]);
     took_us_[job] = takes_us;
@@ -294,36 +281,31 @@ class Simulation {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t numbers_ = 0, nonces_ = 0;
   std::vector<std::int64_t> run_us_, took_us_;  // took_us_ includes the cost of a cold class
-  std::vector<ServedJob> jobs_;
-  std::vector<double> decisions_us_;  // per assigned unit
-  std::map<std::size_t, std::vector<double>> decisions_at_us_ = {
-      {1'000, {}}, {10'000, {}}, {100'000, {}}};  // by number of queued units, about
+  std::vector<std::int64_t> ended_us_;          // in the trace's time, as is last_end_us_
+  std::vector<double> decisions_us_;            // per assigned unit
+  std::vector<double> decisions_at_10000_us_;   // with about 10,000 queued units
   ServiceGap gap_;
   bool ticking_ = false;
-  std::size_t arrived_ = 0, ended_ = 0, revoked_ = 0, counted_ = 0, with_adapter_ = 0, host_misses_ = 0,
-              slot_misses_ = 0, cold_classes_ = 0;
+  std::size_t arrived_ = 0, ended_ = 0, counted_ = 0, with_adapter_ = 0, host_misses_ = 0, slot_misses_ = 0,
+              cold_classes_ = 0;
   std::int64_t last_end_us_ = 0, gap_at_first_us_ = 0;
 };
 
-std::vector<Figure> Simulation::figures() const {
+std::vector<Figure> Simulation::figures() {
   std::vector<double> latencies;
   std::size_t objectives = 0, attained = 0;
-  double total = 0;
   for (std::size_t i = counted_from_; i < trace_.jobs.size(); ++i) {
-    const auto us = jobs_[i].ended_us - trace_.jobs[i].at_us;
+    const auto us = ended_us_[i] - trace_.jobs[i].at_us;
     latencies.push_back(static_cast<double>(us) / 1e6);
-    total += latencies.back();
     if (trace_.jobs[i].slo_us == 0) continue;
     ++objectives;
     attained += us <= trace_.jobs[i].slo_us;
   }
   std::sort(latencies.begin(), latencies.end());
-  auto decisions = decisions_us_;
-  std::sort(decisions.begin(), decisions.end());
   double deciding = 0, busy = 0;
-  for (const double us : decisions) deciding += us;
+  for (const double us : decisions_us_) deciding += us;
   for (const auto& worker : workers_) busy += static_cast<double>(worker.busy_us());
-  const double span_us = static_cast<double>(last_end_us_ - kStartUs - trace_.jobs.front().at_us);
+  const double span_us = static_cast<double>(last_end_us_ - trace_.jobs.front().at_us);
   const auto part = [](std::size_t of, std::size_t all) {
     return all == 0 ? 0.0 : static_cast<double>(of) / static_cast<double>(all);
   };
@@ -332,7 +314,6 @@ std::vector<Figure> Simulation::figures() const {
       {"latency_p50", percentile(latencies, .50), "s"},
       {"latency_p95", percentile(latencies, .95), "s"},
       {"latency_p99", percentile(latencies, .99), "s"},
-      {"latency_mean", latencies.empty() ? 0 : total / static_cast<double>(latencies.size()), "s"},
       {"throughput", static_cast<double>(trace_.jobs.size()) / span_us * 1e6, "jobs/s"},
       {"utilisation", busy / span_us / static_cast<double>(workers_.size()), "1"},
       {"host_misses", static_cast<double>(host_misses_), "loads"},
@@ -342,15 +323,11 @@ std::vector<Figure> Simulation::figures() const {
       {"cold_classes", static_cast<double>(cold_classes_), "runs"},
       {"fairness_gap", static_cast<double>(gap_.widest_us()) / static_cast<double>(longest), "largest jobs"},
       {"fairness_gap_at_first", static_cast<double>(gap_at_first_us_) / static_cast<double>(longest), "largest jobs"},
-      {"revoked", static_cast<double>(revoked_), "units"},
-      {"decision_mean", decisions.empty() ? 0 : deciding / static_cast<double>(decisions.size()), "us"},
-      {"decision_p99", percentile(decisions, .99), "us"}};
+      {"decision_mean", deciding / static_cast<double>(decisions_us_.size()), "us"}};
   if (objectives > 0) out.push_back({"slo_attained", part(attained, objectives), "1"});
-  for (auto times : decisions_at_us_) {
-    if (times.second.size() < 100) continue;
-    std::sort(times.second.begin(), times.second.end());
-    out.push_back({fmt::format("decision_p50_at_{}_queued", times.first), percentile(times.second, .50), "us"});
-    out.push_back({fmt::format("decision_p99_at_{}_queued", times.first), percentile(times.second, .99), "us"});
+  if (decisions_at_10000_us_.size() >= 100) {
+    std::sort(decisions_at_10000_us_.begin(), decisions_at_10000_us_.end());
+    out.push_back({"decision_p50_at_10000_queued", percentile(decisions_at_10000_us_, .50), "us"});
   }
   return out;
 }
@@ -364,21 +341,18 @@ double Report::figure(const std::string& metric) const {
 
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {
   if (trace.jobs.empty()) return invalid_argument("the trace has no jobs");
-  if (options.workers == 0 && trace.workers == 0) {
-    return invalid_argument("the trace does not contain the number of workers; give --workers");
-  }
   const int workers = options.workers != 0 ? options.workers : trace.workers;
+  if (workers == 0) return invalid_argument("the trace does not contain the number of workers; give --workers");
   if (!kWorkers.has(workers)) return kWorkers.error("the number of workers", std::to_string(workers));
   if (!(options.warm_up >= 0 && options.warm_up < 1))
     return invalid_argument("--warm-up must be at least 0 and below 1");
   auto policy = make_policy(options.policy);
   if (!policy) return policy.error();
-  Report report{.policy = options.policy.name, .figures = {}, .jobs = {}};
+  Report report{.policy = options.policy.name, .figures = {}};
   for (const auto& [name, value] : options.policy.tunables) report.policy += fmt::format(",{}={}", name, value);
-  Simulation simulation(trace, costs, options, std::move(*policy));
+  Simulation simulation(trace, costs, options, workers, std::move(*policy));
   if (auto served = simulation.run(); !served) return served.error();
   report.figures = simulation.figures();
-  report.jobs = simulation.take_jobs();
   return report;
 }
 

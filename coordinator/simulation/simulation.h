@@ -27,20 +27,9 @@ struct Figure {
   std::string unit;
 };
 
-// When and where one job ran, in the trace's time. If the job was revoked and assigned again, the times are those of
-// the last assignment, and `host_misses` counts the loads of all assignments.
-struct ServedJob {
-  std::size_t worker = 0;
-  // The worker takes the job at `began_us`. The run starts at `started_us`, when the adapter is in a slot.
-  std::int64_t assigned_us = 0, began_us = 0, started_us = 0, ended_us = 0;
-  int host_misses = 0;
-  bool slot_miss = false, cold_class = false;
-};
-
 struct Report {
   std::string policy;  // with the tunables that were given
   std::vector<Figure> figures;
-  std::vector<ServedJob> jobs;                     // in the order of the trace
   double figure(const std::string& metric) const;  // NaN if there is no such figure
 };
 

@@ -12,6 +12,7 @@
 #include "coordinator/simulation/range.h"
 #include "shared/core/bytes.h"
 #include "shared/core/output_file.h"
+#include "shared/queue/types.h"
 
 namespace ditfleet::simulation {
 namespace {
@@ -108,24 +109,13 @@ Result<Trace> read_trace(const std::string& path) {
       header = true;
       continue;
     }
-    std::array<std::string_view, 7> field;
-    std::size_t count = 0;
-    for (; count < field.size(); ++count) {
-      const auto comma = line.find(',');
-      field[count] = line.substr(0, comma);
-      if (comma == std::string_view::npos) {
-        ++count;
-        line = {};
-        break;
-      }
-      line.remove_prefix(comma + 1);
-    }
-    if (count != 7 || !line.empty()) return wrong("a job has the fields " + std::string(kHeader));
+    const auto field = queue::split_list(line);
+    if (field.size() != 7) return wrong("a job has the fields " + std::string(kHeader));
     std::array<std::int64_t, 5> n{};
     for (std::size_t i = 0; i < kColumns.size(); ++i) {
       const auto& column = kColumns[i];
       if (!number(field[column.at], n[i]) || !column.range.has(static_cast<double>(n[i]))) {
-        return wrong(column.range.error(column.name, "'" + std::string(field[column.at]) + "'").message);
+        return wrong(column.range.error(column.name, "'" + field[column.at] + "'").message);
       }
     }
     if (n[1] % 16 != 0 || n[2] % 16 != 0) return wrong("width and height must be multiples of 16");
@@ -136,11 +126,11 @@ Result<Trace> read_trace(const std::string& path) {
     if (!trace.jobs.empty() && n[0] * 1000 < trace.jobs.back().at_us)
       return wrong("jobs must be in the order of arrival");
     trace.jobs.push_back({.at_us = n[0] * 1000,
-                          .tenant = std::string(field[1]),
+                          .tenant = field[1],
                           .width = static_cast<int>(n[1]),
                           .height = static_cast<int>(n[2]),
                           .steps = static_cast<int>(n[3]),
-                          .adapter = std::string(field[5]),
+                          .adapter = field[5],
                           .slo_us = n[4] * 1000,
                           .line = line_number});
   }

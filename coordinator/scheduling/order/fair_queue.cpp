@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "coordinator/scheduling/dense.h"
+
 namespace ditfleet::scheduling {
 namespace {
 
@@ -59,19 +61,9 @@ void FairQueue::reorder(TenantId t, std::int64_t before) {
 }
 
 FairQueue::Handle FairQueue::push(const QueuedUnit& unit) {
-  Handle handle;
-  if (free_.empty()) {
-    handle = static_cast<Handle>(units_.size());
-    units_.push_back(unit);
-  } else {
-    handle = free_.back();
-    free_.pop_back();
-    units_[handle] = unit;
-  }
-  if (unit.model >= models_.size()) models_.resize(unit.model + 1);
-  if (unit.lane >= lane_work_us_.size()) lane_work_us_.resize(unit.lane + 1);
-
-  auto& model = models_[unit.model];
+  const auto handle = take_id(units_, free_);
+  units_[handle] = unit;
+  auto& model = grown(models_, unit.model);
   if (unit.adapter_slots <= model.most_slots) wait(unit.tenant, 1);
   auto& backlog = model.backlogs[unit.tenant];
   if (backlog.groups.empty()) model.order.emplace(tenants_.virtual_time(unit.tenant), unit.tenant);
@@ -86,7 +78,7 @@ FairQueue::Handle FairQueue::push(const QueuedUnit& unit) {
   group.by_age.insert({unit.ready_us, unit.arrival, handle});
   ++model.units[unit.adapter_slots];
   backlog.prior_us += unit.prior_us;
-  lane_work_us_[unit.lane] += unit.prior_us;
+  grown(lane_work_us_, unit.lane) += unit.prior_us;
   ++size_;
   return handle;
 }
@@ -127,8 +119,7 @@ void FairQueue::wait(TenantId t, std::size_t units) {
 }
 
 void FairQueue::set_most_slots(ModelId model_id, int adapter_slots) {
-  if (model_id >= models_.size()) models_.resize(model_id + 1);
-  auto& model = models_[model_id];
+  auto& model = grown(models_, model_id);
   const int before = std::exchange(model.most_slots, adapter_slots);
   if (before == adapter_slots) return;
   std::vector<std::pair<TenantId, std::size_t>> begin;  // applied later: wait() changes the order

@@ -3,20 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "coordinator/scheduling/dense.h"
+
 namespace ditfleet::scheduling {
 
 Tenants::Tenants(std::map<std::string, double> weights) : weights_(std::move(weights)) {}
 
 TenantId Tenants::intern(const std::string& name) {
   if (const auto it = by_name_.find(name); it != by_name_.end()) return it->second;
-  TenantId id;
-  if (free_.empty()) {
-    id = static_cast<TenantId>(tenants_.size());
-    tenants_.emplace_back();
-  } else {
-    id = free_.back();
-    free_.pop_back();
-  }
+  const auto id = take_id(tenants_, free_);
   auto& tenant = tenants_[id];
   tenant = {.name = name, .used = true};
   if (const auto it = weights_.find(name); it != weights_.end()) tenant.weight = std::max(0.001, it->second);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "coordinator/scheduling/dense.h"
+
 namespace ditfleet::scheduling {
 namespace {
 
@@ -18,12 +20,6 @@ constexpr double kUsPerTokenSquared = 0.0017;
 constexpr double kUsPerPixelVae = 0.06;
 constexpr double kUsText = 30'000.0;
 constexpr double kWithAdapters = 1.036;  // step with an adapter ÷ without (tests/bench/results/lora_h200.csv)
-
-template <class T>
-T* at(std::vector<T>& values, std::uint32_t index) {
-  if (index >= values.size()) values.resize(index + 1);
-  return &values[index];
-}
 
 template <class T>
 const T* find(const std::vector<T>& values, std::uint32_t index) {
@@ -114,44 +110,44 @@ void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us,
   if (prior_us <= 0) return;
   observed_us = std::max<std::int64_t>(1, observed_us);
   const double observed_ratio = static_cast<double>(observed_us) / static_cast<double>(prior_us);
-  auto* cls = at(classes_, c);
-  auto* model = at(models_, m);
-  if (cold && cls->observed) {
+  auto& cls = grown(classes_, c);
+  auto& model = grown(models_, m);
+  if (cold && cls.observed) {
     // Only a prediction based on warm runs separates the cold cost from the run. Negative differences count too;
     // otherwise the errors of predictions would add up to a cost.
-    model->cold.add(static_cast<double>(observed_us - run_us(c, m, w, prior_us)), kColdWeight);
+    model.cold.add(static_cast<double>(observed_us - run_us(c, m, w, prior_us)), kColdWeight);
     return;
   }
-  if (!model->observed) model->overall = {};  // observed runs replace a seed
+  if (!model.observed) model.overall = {};  // observed runs replace a seed
   if (cold) {
-    if (!model->observed) model->overall.add(observed_ratio, kWeight);
-    model->observed = true;
+    if (!model.observed) model.overall.add(observed_ratio, kWeight);
+    model.observed = true;
     return;
   }
-  if (!cls->observed) cls->overall = {};
-  cls->observed = model->observed = model->confirmed = true;
-  cls->overall.add(observed_ratio, kWeight);
-  model->overall.add(observed_ratio, kWeight);
-  auto own = std::find_if(cls->variants.begin(), cls->variants.end(),
-                          [&](const Variant& v) { return v.prior_us == prior_us; });
-  if (own == cls->variants.end()) {
-    if (cls->variants.size() >= kVariantsMost) cls->variants.erase(cls->variants.begin());
-    cls->variants.push_back({.prior_us = prior_us});
-    own = cls->variants.end() - 1;
+  if (!cls.observed) cls.overall = {};
+  cls.observed = model.observed = model.confirmed = true;
+  cls.overall.add(observed_ratio, kWeight);
+  model.overall.add(observed_ratio, kWeight);
+  auto own =
+      std::find_if(cls.variants.begin(), cls.variants.end(), [&](const Variant& v) { return v.prior_us == prior_us; });
+  if (own == cls.variants.end()) {
+    if (cls.variants.size() >= kVariantsMost) cls.variants.erase(cls.variants.begin());
+    cls.variants.push_back({.prior_us = prior_us});
+    own = cls.variants.end() - 1;
   } else {
-    at(model->speeds, w)->add(observed_ratio / own->overall.value(), kWeight);
+    grown(model.speeds, w).add(observed_ratio / own->overall.value(), kWeight);
   }
   own->overall.add(observed_ratio, kWeight);
-  at(own->by_worker, w)->add(observed_ratio, kWeight);
+  grown(own->by_worker, w).add(observed_ratio, kWeight);
 }
 
 void CostModel::seed(ClassId c, ModelId m, std::int64_t prior_us, std::int64_t predicted_us) {
   if (prior_us <= 0 || predicted_us <= 0) return;
   const double predicted_ratio = static_cast<double>(predicted_us) / static_cast<double>(prior_us);
-  auto* cls = at(classes_, c);
-  if (!cls->overall.known()) cls->overall.add(predicted_ratio, kWeight);
-  auto* model = at(models_, m);
-  if (!model->overall.known()) model->overall.add(predicted_ratio, kWeight);
+  auto& cls = grown(classes_, c);
+  if (!cls.overall.known()) cls.overall.add(predicted_ratio, kWeight);
+  auto& model = grown(models_, m);
+  if (!model.overall.known()) model.overall.add(predicted_ratio, kWeight);
 }
 
 void CostModel::forget_class(ClassId c) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "coordinator/scheduling/dense.h"
 #include "coordinator/scheduling/placement/rendezvous_hash.h"
 
 namespace ditfleet::scheduling {
@@ -39,16 +40,8 @@ Fleet::Fleet(int lookahead, std::int64_t silent_after_us)
     : lookahead_(std::max(1, lookahead)), silent_after_us_(silent_after_us) {}
 
 WorkerId Fleet::allocate(const std::string& name, const std::string& boot) {
-  WorkerId id;
-  if (free_.empty()) {
-    id = static_cast<WorkerId>(workers_.size());
-    workers_.emplace_back();
-  } else {
-    id = free_.back();
-    free_.pop_back();
-  }
-  if (id >= loads_.size()) loads_.resize(id + 1);
-  loads_[id] = {};
+  const auto id = take_id(workers_, free_);
+  grown(loads_, id) = {};
   workers_[id] = {.name = name, .boot = boot, .owner = name + ":" + boot, .hash = rendezvous_hash(name)};
   by_owner_.emplace(workers_[id].owner, id);
   for (auto& warm : warm_) {
@@ -85,10 +78,7 @@ void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, st
   worker.capacity = std::clamp(info.capacity, 1, lookahead_);
   worker.heartbeat_us = info.heartbeat_ms * 1000;
   worker.models = std::move(models);
-  for (const auto m : worker.models) {
-    if (m >= by_model_.size()) by_model_.resize(m + 1);
-    by_model_[m].push_back(id);
-  }
+  for (const auto m : worker.models) grown(by_model_, m).push_back(id);
   if (worker.reported_warm != info.warm_classes) {
     worker.reported_warm = info.warm_classes;
     worker.warm.clear();
@@ -142,10 +132,7 @@ std::vector<WorkerId> Fleet::end_update() {
 
 void Fleet::refresh_warm(WorkerId w) {
   const auto& worker = workers_[w];
-  for (auto& warm : warm_) {
-    if (w >= warm.size()) warm.resize(w + 1, 0);
-    warm[w] = 0;
-  }
+  for (auto& warm : warm_) grown(warm, w) = 0;
   for (const auto& key : worker.warm) {
     const auto it = class_ids_.find(key);
     if (it == class_ids_.end()) continue;
@@ -192,12 +179,12 @@ void Fleet::refresh_load(WorkerId w) {
   const bool is_open = load.ready && load.has_capacity();
   if (was_open == is_open && was_free_at_us == load.free_at_us && had_slots == load.adapter_slots) return;
   for (const auto m : worker.models) {
-    if (m >= open_.size()) open_.resize(m + 1);
-    if (m >= open_slots_.size()) open_slots_.resize(m + 1);
-    if (was_open && open_[m].erase({was_free_at_us, w}) > 0) {
-      if (const auto it = open_slots_[m].find(had_slots); --it->second == 0) open_slots_[m].erase(it);
+    auto& open = grown(open_, m);
+    auto& slots = grown(open_slots_, m);
+    if (was_open && open.erase({was_free_at_us, w}) > 0) {
+      if (const auto it = slots.find(had_slots); --it->second == 0) slots.erase(it);
     }
-    if (is_open && open_[m].emplace(load.free_at_us, w).second) ++open_slots_[m][load.adapter_slots];
+    if (is_open && open.emplace(load.free_at_us, w).second) ++slots[load.adapter_slots];
   }
 }
 
@@ -214,10 +201,7 @@ void Fleet::recompute(Worker& worker) {
 
 void Fleet::hold(WorkerId w, HeldUnit unit) {
   auto& worker = workers_[w];
-  if (unit.cls < warm_.size()) {
-    if (w >= warm_[unit.cls].size()) warm_[unit.cls].resize(w + 1, 0);
-    warm_[unit.cls][w] = 1;
-  }
+  if (unit.cls < warm_.size()) grown(warm_[unit.cls], w) = 1;
   worker.held.push_back(std::move(unit));
   recompute(worker);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "coordinator/scheduling/dense.h"
+
 namespace ditfleet::scheduling {
 namespace {
 
@@ -11,15 +13,11 @@ constexpr double kDemandWindowUs = 300e6;  // demand decays to 1/e in five minut
 }  // namespace
 
 AdapterId Residency::intern(const std::string& name) {
-  const auto [it, fresh] = ids_.emplace(name, static_cast<AdapterId>(adapters_.size()));
-  if (!fresh) return it->second;
-  if (free_.empty()) {
-    adapters_.emplace_back();
-  } else {
-    it->second = free_.back();
-    free_.pop_back();
+  const auto [it, fresh] = ids_.emplace(name, 0);
+  if (fresh) {
+    it->second = take_id(adapters_, free_);
+    adapters_[it->second].name = name;
   }
-  adapters_[it->second].name = name;
   return it->second;
 }
 
@@ -102,8 +100,7 @@ std::size_t Residency::unreported(WorkerId w, std::span<const AdapterId> wanted)
 }
 
 void Residency::report(WorkerId w, const HeldAdapters& held, std::int64_t now_us) {
-  if (w >= workers_.size()) workers_.resize(w + 1);
-  auto& holder = workers_[w];
+  auto& holder = grown(workers_, w);
   holder.slots = held.slots;
   holder.host_bytes = held.host_bytes;
   if (held.load_bytes_per_s > 0) holder.load_us_per_byte = 1e6 / held.load_bytes_per_s;
@@ -161,8 +158,7 @@ Residency::Dropped Residency::hold(WorkerId w, std::span<const AdapterId> wanted
                                    std::int64_t now_us) {
   Dropped dropped;
   if (wanted.empty()) return dropped;
-  if (w >= workers_.size()) workers_.resize(w + 1);
-  auto& holder = workers_[w];
+  auto& holder = grown(workers_, w);
   for (const auto a : wanted) {  // first, so that none of them is evicted for another
     if (auto* copy = find(holder, a)) {
       ++copy->units;

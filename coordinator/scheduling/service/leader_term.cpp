@@ -134,20 +134,11 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
   const auto subscribed = co_await feed_->next(0ms);
   if (!subscribed) co_return false;
   auto open = co_await context_.client->open_units(kCall);
-  if (!open) {
-    note_failure(open.error(), "reading the open units");
-    co_return false;
-  }
+  if (failed(open, "reading the open units")) co_return false;
   auto times = co_await context_.client->virtual_times(Deadline::after(kCall));
-  if (!times) {
-    note_failure(times.error(), "reading the virtual times");
-    co_return false;
-  }
+  if (failed(times, "reading the virtual times")) co_return false;
   auto workers = co_await context_.client->workers(Deadline::after(kCall));
-  if (!workers) {
-    note_failure(workers.error(), "reading the workers");
-    co_return false;
-  }
+  if (failed(workers, "reading the workers")) co_return false;
   update_adapters();
   scheduler_->rebuild(*open, *times, *workers, context_.client->options().lease_ms, now_us());
   log_fleet();
@@ -233,9 +224,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
   for (;;) {
     notice_reconnect();
     const auto workers = co_await context_.client->workers(Deadline::after(kCall));
-    if (!workers) {
-      note_failure(workers.error(), "reading the workers");
-    } else {
+    if (!failed(workers, "reading the workers")) {
       update_adapters();
       scheduler_->on_workers(*workers, now_us());
       log_fleet();
@@ -281,11 +270,7 @@ asio::awaitable<void> LeaderTerm::store_virtual_times(Deadline deadline) {
   }
   if (changed.empty()) co_return;
   const auto stored = co_await context_.client->store_virtual_times(epoch_, changed, deadline);
-  if (!stored) {
-    note_failure(stored.error(), "storing the virtual times");
-    co_return;
-  }
-  stored_times_ = times;
+  if (!failed(stored, "storing the virtual times")) stored_times_ = times;
 }
 
 asio::awaitable<void> LeaderTerm::audit() {
@@ -296,10 +281,7 @@ asio::awaitable<void> LeaderTerm::audit() {
   audited_us_ = monotonic_us();
   auditing_ = false;
   audit_spacing_us_ = open ? kAuditSpacingUs : std::min(2 * audit_spacing_us_, kMostAuditSpacingUs);
-  if (!open) {
-    note_failure(open.error(), "reading the open units");
-    co_return;
-  }
+  if (failed(open, "reading the open units")) co_return;
   scheduler_->audit(*open, asked, now_us());
   context_.metrics->audited();
   kick();
@@ -317,11 +299,10 @@ void LeaderTerm::perform(Actions actions) {
 asio::awaitable<void> LeaderTerm::admit(std::vector<queue::Admission> admissions) {
   const auto done = co_await context_.client->admit(epoch_, admissions, Deadline::after(kCall));
   admitting_ -= std::min(admitting_, admissions.size());
-  if (done) {
+  if (!failed(done, "admitting")) {
     over_memory_.reset();
     co_return;
   }
-  note_failure(done.error(), "admitting");
   if (done.error().code == Code::kResourceExhausted) {
     if (const auto more = over_memory_.admit())
       spdlog::warn("scheduler: Redis is at its memory limit; jobs wait in the intake{}", *more);
@@ -333,28 +314,19 @@ asio::awaitable<void> LeaderTerm::admit(std::vector<queue::Admission> admissions
 asio::awaitable<void> LeaderTerm::reject(std::vector<queue::Rejection> rejections) {
   const auto done = co_await context_.client->reject(epoch_, rejections, Deadline::after(kCall));
   admitting_ -= std::min(admitting_, rejections.size());
-  if (done) co_return;
-  note_failure(done.error(), "rejecting");
-  rewind_ = true;
+  if (failed(done, "rejecting")) rewind_ = true;
 }
 
 asio::awaitable<void> LeaderTerm::assign(Actions::Assignment assignment) {
   const auto done =
       co_await context_.client->assign(epoch_, assignment.owner, assignment.units, Deadline::after(kCall));
-  if (!done) {
-    // Redis may have assigned them: note_failure() asks for an audit.
-    note_failure(done.error(), "assigning");
-    co_return;
-  }
+  if (failed(done, "assigning")) co_return;  // Redis may have assigned them: the audit tells
   for (std::size_t i = 0; i < assignment.units.size() && i < done->size(); ++i) {
-    if (!(*done)[i]) refused(assignment.units[i]);
+    if ((*done)[i]) continue;
+    context_.metrics->refused_assignment();
+    scheduler_->on_assign_refused(assignment.units[i].ref, assignment.units[i].nonce, now_us());
+    kick();
   }
-}
-
-void LeaderTerm::refused(const queue::AssignRequest& unit) {
-  context_.metrics->refused_assignment();
-  scheduler_->on_assign_refused(unit.ref, unit.nonce, now_us());
-  kick();
 }
 
 asio::awaitable<void> LeaderTerm::revoke(std::vector<queue::Attempt> attempts, bool lost) {

@@ -63,12 +63,16 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   // Passes sizes and pins of adapters to the scheduler if the registry mirror has a newer version.
   void update_adapters();
   void perform(Actions actions);
-  void refused(const queue::AssignRequest& unit);
   void log_fleet();
   void kick();
   void notice_reconnect();
   // kConflict ends the term. After any other error the call may have taken effect, so this requests an audit.
   void note_failure(const Error& error, const char* what);
+  template <class T>
+  bool failed(const Result<T>& done, const char* what) {
+    if (!done) note_failure(done.error(), what);
+    return !done;
+  }
   asio::awaitable<void> pause(std::chrono::milliseconds time);
   std::int64_t now_us() { return context_.clock->now_us(monotonic_us()); }
 

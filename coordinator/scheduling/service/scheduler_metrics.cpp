@@ -1,9 +1,5 @@
 #include "coordinator/scheduling/service/scheduler_metrics.h"
 
-#include <prometheus/counter.h>
-#include <prometheus/gauge.h>
-#include <prometheus/histogram.h>
-
 #include <algorithm>
 
 #include "shared/job/state.h"
@@ -11,9 +7,6 @@
 
 namespace ditfleet::scheduling {
 
-using prometheus::BuildCounter;
-using prometheus::BuildGauge;
-using prometheus::BuildHistogram;
 using prometheus::Counter;
 using prometheus::Family;
 using prometheus::Gauge;
@@ -27,76 +20,42 @@ const Histogram::BucketBoundaries kJobSeconds = {0.01, 0.025, 0.05, 0.1, 0.25, 0
 }  // namespace
 
 struct SchedulerMetrics::Families {
-  prometheus::Registry& r = telemetry::registry();
-  Family<Counter>& jobs =
-      BuildCounter().Name("ditfleet_jobs_total").Help("Jobs that have ended, by final state").Register(r);
-  Family<Counter>& assignments = BuildCounter()
-                                     .Name("ditfleet_assignments_total")
-                                     .Help("Units assigned to workers, by whether the worker was warm for their class")
-                                     .Register(r);
+  Family<Counter>& jobs = telemetry::counters("ditfleet_jobs_total", "Jobs that have ended, by final state");
+  Family<Counter>& assignments = telemetry::counters(
+      "ditfleet_assignments_total", "Units assigned to workers, by whether the worker was warm for their class");
   Counter& warm = assignments.Add({{"reason", "warm"}});
   Counter& cold = assignments.Add({{"reason", "cold"}});
-  Counter& revocations = BuildCounter()
-                             .Name("ditfleet_revocations_total")
-                             .Help("Requests to take back units that have not started")
-                             .Register(r)
-                             .Add({});
+  Counter& revocations =
+      telemetry::counters("ditfleet_revocations_total", "Requests to take back units that have not started").Add({});
   Family<Counter>& returned =
-      BuildCounter().Name("ditfleet_units_returned_total").Help("Units returned to the queue, by reason").Register(r);
-  Counter& refused = BuildCounter()
-                         .Name("ditfleet_assignments_refused_total")
-                         .Help("Assignments that Redis rejected because the unit was not ready")
-                         .Register(r)
+      telemetry::counters("ditfleet_units_returned_total", "Units returned to the queue, by reason");
+  Counter& refused = telemetry::counters("ditfleet_assignments_refused_total",
+                                         "Assignments that Redis rejected because the unit was not ready")
                          .Add({});
-  Counter& audits = BuildCounter()
-                        .Name("ditfleet_scheduler_audits_total")
-                        .Help("Comparisons of the scheduler's state with Redis")
-                        .Register(r)
-                        .Add({});
-  Family<Histogram>& job_time = BuildHistogram()
-                                    .Name("ditfleet_job_seconds")
-                                    .Help("Time from submission to the end of a job, by final state")
-                                    .Register(r);
-  Histogram& run_time = BuildHistogram()
-                            .Name("ditfleet_unit_run_seconds")
-                            .Help("Run time of units that succeeded")
-                            .Register(r)
-                            .Add({}, kJobSeconds);
-  Histogram& wait = BuildHistogram()
-                        .Name("ditfleet_queue_wait_seconds")
-                        .Help("Time from ready to assigned")
-                        .Register(r)
+  Counter& audits =
+      telemetry::counters("ditfleet_scheduler_audits_total", "Comparisons of the scheduler's state with Redis").Add({});
+  Family<Histogram>& job_time =
+      telemetry::histograms("ditfleet_job_seconds", "Time from submission to the end of a job, by final state");
+  Histogram& run_time =
+      telemetry::histograms("ditfleet_unit_run_seconds", "Run time of units that succeeded").Add({}, kJobSeconds);
+  Histogram& wait = telemetry::histograms("ditfleet_queue_wait_seconds", "Time from ready to assigned")
                         .Add({}, Histogram::BucketBoundaries{0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5,
                                                              10, 30, 60, 300, 1800});
   Histogram& decisions =
-      BuildHistogram()
-          .Name("ditfleet_scheduler_decision_seconds")
-          .Help("Time to make one round of scheduling decisions")
-          .Register(r)
+      telemetry::histograms("ditfleet_scheduler_decision_seconds", "Time to make one round of scheduling decisions")
           .Add({}, Histogram::BucketBoundaries{0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05});
-  Gauge& ready = BuildGauge().Name("ditfleet_units_ready").Help("Units waiting for a worker").Register(r).Add({});
-  Gauge& unplaceable = BuildGauge()
-                           .Name("ditfleet_units_unplaceable")
-                           .Help("Ready units for which no registered worker has the model and enough adapter slots")
-                           .Register(r)
-                           .Add({});
-  Gauge& held =
-      BuildGauge().Name("ditfleet_units_held").Help("Units assigned to or running on workers").Register(r).Add({});
-  Gauge& delayed =
-      BuildGauge().Name("ditfleet_units_delayed").Help("Units waiting for their retry").Register(r).Add({});
-  Gauge& queued_jobs = BuildGauge().Name("ditfleet_jobs_queued").Help("Jobs waiting for admission").Register(r).Add({});
-  Gauge& open_jobs = BuildGauge().Name("ditfleet_jobs_open").Help("Jobs that have not ended").Register(r).Add({});
-  Gauge& leads = BuildGauge()
-                     .Name("ditfleet_scheduler_leading")
-                     .Help("1 while this coordinator leads its shard")
-                     .Register(r)
-                     .Add({});
-  Gauge& epoch = BuildGauge()
-                     .Name("ditfleet_scheduler_epoch")
-                     .Help("Epoch of this coordinator's latest leadership")
-                     .Register(r)
-                     .Add({});
-  Family<Gauge>& workers = BuildGauge().Name("ditfleet_workers").Help("Registered workers, by state").Register(r);
+  Gauge& ready = telemetry::gauges("ditfleet_units_ready", "Units waiting for a worker").Add({});
+  Gauge& unplaceable =
+      telemetry::gauges("ditfleet_units_unplaceable",
+                        "Ready units for which no registered worker has the model and enough adapter slots")
+          .Add({});
+  Gauge& held = telemetry::gauges("ditfleet_units_held", "Units assigned to or running on workers").Add({});
+  Gauge& delayed = telemetry::gauges("ditfleet_units_delayed", "Units waiting for their retry").Add({});
+  Gauge& queued_jobs = telemetry::gauges("ditfleet_jobs_queued", "Jobs waiting for admission").Add({});
+  Gauge& open_jobs = telemetry::gauges("ditfleet_jobs_open", "Jobs that have not ended").Add({});
+  Gauge& leads = telemetry::gauges("ditfleet_scheduler_leading", "1 while this coordinator leads its shard").Add({});
+  Gauge& epoch = telemetry::gauges("ditfleet_scheduler_epoch", "Epoch of this coordinator's latest leadership").Add({});
+  Family<Gauge>& workers = telemetry::gauges("ditfleet_workers", "Registered workers, by state");
 };
 
 SchedulerMetrics::SchedulerMetrics()
