@@ -383,7 +383,9 @@ class HttpServer final : public Server, public std::enable_shared_from_this<Http
   }
 
   asio::awaitable<void> refuse(Connection& connection, Response& response) {
-    if (co_await write_response(connection, response, false, false, false)) co_await linger(connection);
+    // Two statements, because GCC 12 miscompiles `if (co_await …) co_await …` as a whole body.
+    const bool written = co_await write_response(connection, response, false, false, false);
+    if (written) co_await linger(connection);
   }
 
   // Reads and discards what the client still sends, so that it reads the answer before the connection closes.
