@@ -161,7 +161,7 @@ void Scheduler::place_alone(std::int64_t now_us, Batches& batches, Actions& acti
           fleet_.adapters().slots(w) < static_cast<int>(lane.adapters.size()) ||
           std::find(names.begin(), names.end(), worker.name) != names.end())
         continue;
-      if (!soonest || worker.start_us(now_us) < fleet_.at(*soonest).start_us(now_us)) soonest = w;
+      if (!soonest || fleet_.load(w).start_us(now_us) < fleet_.load(*soonest).start_us(now_us)) soonest = w;
     }
     if (!soonest) continue;
     fleet_.reserve(*soonest);
@@ -242,7 +242,7 @@ void Scheduler::revoke_for_idle(std::int64_t now_us) {
         if (!adapters.fits(idle)) continue;
         const auto need = adapters.at(idle);
         const auto there_us = std::max(now_us, need.ready_us) + cold + run;
-        const auto gain = worker.start_us(now_us) - there_us - run / 4 - options_.routing->penalty_us(need);
+        const auto gain = fleet_.load(w).start_us(now_us) - there_us - run / 4 - options_.routing->penalty_us(need);
         if (gain > most) {
           most = gain;
           gain_unit = &last;
