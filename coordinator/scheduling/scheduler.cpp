@@ -16,9 +16,8 @@ constexpr int kMaxUnits = 1024;  // of a stored job; the limit on requests is fa
 
 }  // namespace
 
-Scheduler::Scheduler(SchedulerOptions options, Observer* observer)
+Scheduler::Scheduler(SchedulerOptions options)
     : options_(std::move(options)),
-      observer_(observer),
       queue_(options_.weights, options_.age_bound_ms * 1000),
       fleet_(options_.lookahead, options_.silent_after_ms * 1000) {
   if (options_.routing == nullptr)

@@ -186,7 +186,7 @@ void Scheduler::assign(Job& job, int index, const Route& route, std::int64_t now
                                               .reason = route.reason,
                                               .drop_from_host = names(dropped.from_host),
                                               .drop_from_slots = names(dropped.from_slots)});
-  if (observer_ != nullptr) observer_->assigned(route.cold, now_us - unit.ready_us);
+  if (options_.on_assigned) options_.on_assigned(route.cold, now_us - unit.ready_us);
 }
 
 void Scheduler::request_revoke(const HeldUnit& held, bool lost, std::int64_t now_us) {
@@ -196,7 +196,6 @@ void Scheduler::request_revoke(const HeldUnit& held, bool lost, std::int64_t now
   if (unit->revoked_us > 0 && now_us - unit->revoked_us < kRevokeAgainUs) return;
   unit->revoked_us = now_us;
   (lost ? pending_.lost : pending_.revoke).push_back({held.ref, unit->nonce});
-  if (observer_ != nullptr) observer_->revoked();
 }
 
 // Revokes the units that a worker has not started which is silent, draining, stuck, overdue, resting or gone. It keeps
