@@ -252,7 +252,7 @@ class Supervisor {
 
   void announce() const {
     if (plan_.json) {
-      std::printf("%s\n", json::serialize(ready_object()).c_str());
+      print(ready_object());
     } else {
       std::string models;
       for (const auto& [name, model] : plan_.settings.models) models += (models.empty() ? "" : ", ") + name;
