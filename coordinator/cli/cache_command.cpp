@@ -1,5 +1,7 @@
 // `ditfleet cache {stats,list,verify,export,import,purge}`: the kernel cache on this host's disk and in the fleet's
 // Redis. Needs no running service; workers may run at the same time.
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <filesystem>
 #include <set>
@@ -80,18 +82,10 @@ bool wanted(const CacheFlags& flags, const Stored& stored) {
   return !flags.bad || !stored.decoded;
 }
 
-void print(const json::value& value) { std::printf("%s\n", json::serialize(value).c_str()); }
-
 std::string short_bytes(std::uint64_t bytes) {
-  char text[32];
-  if (bytes < 10'000) {
-    std::snprintf(text, sizeof text, "%llu B", static_cast<unsigned long long>(bytes));
-  } else if (bytes < 10'000'000) {
-    std::snprintf(text, sizeof text, "%.1f KB", static_cast<double>(bytes) / 1e3);
-  } else {
-    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
-  }
-  return text;
+  const auto value = static_cast<double>(bytes);
+  if (bytes < 10'000) return fmt::format("{} B", bytes);
+  return bytes < 10'000'000 ? fmt::format("{:.1f} KB", value / 1e3) : fmt::format("{:.1f} MB", value / 1e6);
 }
 
 json::object to_json(const Stored& stored) {

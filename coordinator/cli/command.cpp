@@ -12,6 +12,8 @@ int report(const std::string& command, const Error& error) {
   return error.code == Code::kInvalidArgument ? kExitUsage : kExitFailure;
 }
 
+void print(const json::value& value) { std::printf("%s\n", json::serialize(value).c_str()); }
+
 void add_configuration_flags(CLI::App& command, config::Sources& sources) {
   command.add_option("--config", sources.file, "Configuration file in YAML; config/REFERENCE.md lists the options")
       ->envname("DITFLEET_CONFIG")
@@ -45,6 +47,19 @@ Result<void> settle(Target& target) {
     return invalid_argument("gateway.listen has port 0, so the gateway's port is not known; give --url");
   }
   target.url = address->local_url(!settings->gateway.tls_cert_file.empty());
+  return {};
+}
+
+int run_on(const std::string& command, Target& target, const std::function<Result<void>()>& action) {
+  auto done = settle(target);
+  if (done) done = action();
+  return done ? kExitOk : report(command, done.error());
+}
+
+Result<void> print_answer(const Target& target, const Result<json::value>& answer,
+                          const std::function<std::string(const json::value&)>& text) {
+  if (!answer) return answer.error();
+  std::fputs((target.json ? json::serialize(*answer) + "\n" : text(*answer)).c_str(), stdout);
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "shared/config/settings.h"
+#include "shared/core/json.h"
 #include "shared/core/result.h"
 
 namespace ditfleet::cli {
@@ -19,6 +20,9 @@ using Invocation = std::function<int()>;
 
 // Prints "ditfleet COMMAND: message" to stderr. kExitUsage for kInvalidArgument, else kExitFailure.
 int report(const std::string& command, const Error& error);
+
+// Prints JSON on one line of stdout.
+void print(const json::value& value);
 
 // Adds --config and --set. The file may also come from DITFLEET_CONFIG.
 void add_configuration_flags(CLI::App& command, config::Sources& sources);
@@ -37,6 +41,11 @@ void add_target_flags(CLI::App& command, Target& target);
 // Reads the configuration. If no URL was given, sets it to gateway.public_url, else to gateway.listen.
 // Errors: kInvalidArgument (the configuration is invalid, or gateway.listen has port 0).
 Result<void> settle(Target& target);
+// Settles the target, runs `action` and reports its error. Returns the exit code.
+int run_on(const std::string& command, Target& target, const std::function<Result<void>()>& action);
+// Prints the service's answer: with --json as it is, else as `text` words it. Returns the answer's error, if any.
+Result<void> print_answer(const Target& target, const Result<json::value>& answer,
+                          const std::function<std::string(const json::value&)>& text);
 
 // Each function adds its command to `app`. The command that the user typed sets `run`.
 void add_up(CLI::App& app, Invocation& run);

@@ -36,7 +36,7 @@ int check(const ConfigFlags& flags) {
   if (flags.json) {
     json::array list;
     for (const std::string& problem : problems) list.emplace_back(problem);
-    std::printf("%s\n", json::serialize(json::object{{"ok", problems.empty()}, {"problems", list}}).c_str());
+    print(json::object{{"ok", problems.empty()}, {"problems", list}});
   } else if (problems.empty()) {
     std::printf("the configuration is valid: %zu model(s), gateway %s, %s\n", settings->models.size(),
                 settings->gateway.listen.c_str(),
@@ -70,7 +70,7 @@ int show(const ConfigFlags& flags) {
   if (!settings) return report("config show", settings.error());
   const std::string yaml = config::to_yaml(*settings);
   if (flags.json)
-    std::printf("%s\n", json::serialize(to_json(YAML::Load(yaml))).c_str());
+    print(to_json(YAML::Load(yaml)));
   else
     std::fputs(yaml.c_str(), stdout);
   return kExitOk;
@@ -90,7 +90,7 @@ int reference(const ConfigFlags& flags) {
                                 {"description", row.description},
                                 {"environment", row.environment}});
   }
-  std::printf("%s\n", json::serialize(rows).c_str());
+  print(rows);
   return kExitOk;
 }
 

@@ -9,7 +9,6 @@
 #include "coordinator/cli/job_watch.h"
 #include "coordinator/cli/json_fields.h"
 #include "coordinator/cli/terminal.h"
-#include "shared/core/ids.h"
 #include "shared/core/wall_clock.h"
 
 namespace ditfleet::cli {
@@ -168,15 +167,13 @@ json::object explain_json(const json::value& job, const History& history) {
 }
 
 Result<void> explain(const Target& target, const std::string& id) {
-  if (!is_valid_id(id))
-    return invalid_argument("'" + id +
-                            "' is not a job id; it must have 1 to 64 letters, digits, dots, dashes or underscores");
+  if (auto valid = check_job_id(id); !valid) return valid;
   HttpClient client(target);
   const auto job = client.json("GET", "/v1/jobs/" + id);
   if (!job) return job.error();
   const History history = read_history(client, id);
   if (target.json)
-    std::printf("%s\n", json::serialize(explain_json(*job, history)).c_str());
+    print(explain_json(*job, history));
   else
     explain_text(*job, history);
   return {};
@@ -191,11 +188,7 @@ void add_explain(CLI::App& app, Invocation& run) {
   command->add_option("job", *id, "The job's id")->required();
   add_target_flags(*command, *target);
   command->callback([target, id, &run] {
-    run = [target, id] {
-      auto done = settle(*target);
-      if (done) done = explain(*target, *id);
-      return done ? kExitOk : report("explain", done.error());
-    };
+    run = [target, id] { return run_on("explain", *target, [&] { return explain(*target, *id); }); };
   });
 }
 

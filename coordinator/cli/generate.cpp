@@ -90,7 +90,7 @@ Result<json::array> save_pictures(HttpClient& client, const json::value& job, co
   return images;
 }
 
-Result<int> generate(const GenerateFlags& flags) {
+Result<void> generate(const GenerateFlags& flags) {
   const auto body = job_body(flags);
   if (!body) return body.error();
   if (!flags.out.empty()) {
@@ -123,16 +123,14 @@ Result<int> generate(const GenerateFlags& flags) {
   if (!images) return images.error();
 
   if (flags.target.json) {
-    const json::object out{
-        {"id", id}, {"state", "succeeded"}, {"images", *images}, {"warnings", field(*job, "warnings")}};
-    std::printf("%s\n", json::serialize(out).c_str());
-    return kExitOk;
+    print(json::object{{"id", id}, {"state", "succeeded"}, {"images", *images}, {"warnings", field(*job, "warnings")}});
+    return {};
   }
   for (const json::value& warning : items(*job, "warnings")) {
     if (warning.is_string()) std::fprintf(stderr, "warning: %s\n", warning.get_string().c_str());
   }
   for (const json::value& image : *images) std::printf("%s\n", text(image, "path").c_str());
-  return kExitOk;
+  return {};
 }
 
 }  // namespace
@@ -167,13 +165,8 @@ void add_generate(CLI::App& app, Invocation& run) {
       ->add_option("-o,--out", flags->out,
                    "Image file to write: .png, .jpg or .webp; with several images NAME-1.png …; default: the job's id")
       ->type_name("FILE");
-  command->callback([flags, &run] {
-    run = [flags] {
-      if (auto settled = settle(flags->target); !settled) return report("generate", settled.error());
-      const auto done = generate(*flags);
-      return done ? *done : report("generate", done.error());
-    };
-  });
+  command->callback(
+      [flags, &run] { run = [flags] { return run_on("generate", flags->target, [&] { return generate(*flags); }); }; });
 }
 
 }  // namespace ditfleet::cli

@@ -8,11 +8,11 @@
 
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
-#include "shared/core/bytes.h"
+#include "coordinator/cli/json_fields.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -28,6 +28,12 @@ std::size_t append_body(char* bytes, std::size_t, std::size_t count, void* into)
   if (body.size() + count > kMaxBodyBytes) return 0;
   body.append(bytes, count);
   return count;
+}
+
+// Reads the file descriptor that `from` points to.
+std::size_t read_file_bytes(char* bytes, std::size_t size, std::size_t count, void* from) {
+  const ssize_t n = ::read(*static_cast<const int*>(from), bytes, size * count);
+  return n < 0 ? CURL_READFUNC_ABORT : static_cast<std::size_t>(n);
 }
 
 int stop_if_interrupted(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) { return interrupt_flag != 0 ? 1 : 0; }
@@ -84,6 +90,14 @@ struct HttpClient::Handle {
     add_header("Expect:");
   }
 
+  // Returns the status too if the transfer failed after it arrived.
+  CURLcode perform(long& status) const {
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+    const CURLcode code = curl_easy_perform(curl);
+    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
+    return code;
+  }
+
   Error failure(CURLcode code, const Target& target) const {
     if (code == CURLE_ABORTED_BY_CALLBACK) return {Code::kCanceled, "interrupted", {}};
     if (code == CURLE_OPERATION_TIMEDOUT)
@@ -104,28 +118,18 @@ HttpClient::~HttpClient() = default;
 
 Error error_of(const HttpResponse& response, const std::string& what) {
   std::string message = what + ": HTTP status " + std::to_string(response.status), param;
-  if (const auto body = parse_json(response.body); body && body->is_object()) {
-    const auto* error = body->get_object().if_contains("error");
-    const auto* text = error && error->is_object() ? error->get_object().if_contains("message") : nullptr;
-    if (text && text->is_string()) message = std::string(text->get_string());
-    const auto* field = error && error->is_object() ? error->get_object().if_contains("param") : nullptr;
-    if (field && field->is_string()) param = std::string(field->get_string());
+  if (const auto body = parse_json(response.body)) {
+    const json::value& error = field(*body, "error");
+    if (field(error, "message").is_string()) message = text(error, "message");
+    param = text(error, "param");
   }
   return {code_from_http_status(static_cast<int>(response.status)), message, param};
 }
 
-std::string percent_encoded(std::string_view text) {
-  static constexpr char kDigits[] = "0123456789ABCDEF";
-  std::string out;
-  for (const char c : text) {
-    const bool plain =
-        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
-    if (plain)
-      out += c;
-    else
-      out += {'%', kDigits[static_cast<unsigned char>(c) >> 4], kDigits[static_cast<unsigned char>(c) & 15]};
-  }
-  return out;
+std::string percent_encoded(const std::string& text) {
+  const std::unique_ptr<char, decltype(&curl_free)> encoded(
+      curl_easy_escape(nullptr, text.c_str(), static_cast<int>(text.size())), curl_free);
+  return encoded ? encoded.get() : "";
 }
 
 Result<HttpResponse> HttpClient::request(const std::string& method, const std::string& path, const std::string& body,
@@ -143,9 +147,7 @@ Result<HttpResponse> HttpClient::request(const std::string& method, const std::s
     handle_->add_header("Content-Type: application/json");
   }
   for (const std::string& header : headers) handle_->add_header(header);
-  curl_easy_setopt(curl, CURLOPT_HTTPHEADER, handle_->headers);
-  if (const CURLcode code = curl_easy_perform(curl); code != CURLE_OK) return handle_->failure(code, target_);
-  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &response.status);
+  if (const CURLcode code = handle_->perform(response.status); code != CURLE_OK) return handle_->failure(code, target_);
   const char* type = nullptr;
   curl_easy_getinfo(curl, CURLINFO_CONTENT_TYPE, &type);
   if (type) response.content_type = type;
@@ -170,23 +172,14 @@ Result<json::value> HttpClient::json_of(const HttpResponse& response, const std:
 
 Result<json::value> HttpClient::send_file(const std::string& method, const std::string& path, const std::string& file,
                                           const std::vector<std::string>& headers) {
-  struct Closer {
-    void operator()(std::FILE* f) const { std::fclose(f); }
-  };
   const auto failed = [&](int e) {
     return Error{
         e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + file + "': " + std::strerror(e), {}};
   };
-  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // opening a FIFO must not block
-  if (fd < 0) return failed(errno);
-  const std::unique_ptr<std::FILE, Closer> in(::fdopen(fd, "rb"));
-  if (!in) {
-    const int e = errno;
-    ::close(fd);
-    return failed(e);
-  }
+  const UniqueFd in(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // opening a FIFO must not block
+  if (!in.valid()) return failed(errno);
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return failed(errno);
+  if (::fstat(in.get(), &info) != 0) return failed(errno);
   if (S_ISDIR(info.st_mode)) return failed(EISDIR);
   if (!S_ISREG(info.st_mode))
     return invalid_argument("'" + file + "' is not a regular file; its size must be known before the upload");
@@ -195,7 +188,9 @@ Result<json::value> HttpClient::send_file(const std::string& method, const std::
   handle_->prepare(target_, path);
   curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
   curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method.c_str());
-  curl_easy_setopt(curl, CURLOPT_READDATA, in.get());
+  int fd = in.get();
+  curl_easy_setopt(curl, CURLOPT_READFUNCTION, read_file_bytes);
+  curl_easy_setopt(curl, CURLOPT_READDATA, &fd);
   curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(info.st_size));
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, 60L);
@@ -203,9 +198,7 @@ Result<json::value> HttpClient::send_file(const std::string& method, const std::
   curl_easy_setopt(curl, CURLOPT_WRITEDATA, &response.body);
   handle_->add_header("Content-Type: application/octet-stream");
   for (const std::string& header : headers) handle_->add_header(header);
-  curl_easy_setopt(curl, CURLOPT_HTTPHEADER, handle_->headers);
-  const CURLcode code = curl_easy_perform(curl);
-  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &response.status);
+  const CURLcode code = handle_->perform(response.status);
   // A service may refuse the request before all of the file is sent.
   if (code != CURLE_OK && response.status < 400) return handle_->failure(code, target_);
   return json_of(response, method, path);
@@ -214,13 +207,13 @@ Result<json::value> HttpClient::send_file(const std::string& method, const std::
 namespace {
 
 struct Stream {
-  SseParser parser;
-  std::function<HttpClient::Next(const ServerEvent&)> on_event;
-  CURL* curl = nullptr;
+  CURL* curl;
+  const std::function<HttpClient::Next(const ServerEvent&)>& on_event;
+  std::string& last_id;
+  std::chrono::milliseconds silence;
   std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
-  std::chrono::milliseconds silence{0};
-  std::string* last_id = nullptr;
-  std::string error_body;
+  SseParser parser = {};
+  std::string error_body = {};
   bool stopped = false, silent = false;
 };
 
@@ -235,7 +228,7 @@ std::size_t on_stream_bytes(char* bytes, std::size_t, std::size_t count, void* i
   stream.parser.feed({bytes, count}, [&](const ServerEvent& event) {
     if (stream.stopped) return;
     stream.last = std::chrono::steady_clock::now();
-    *stream.last_id = event.id;
+    stream.last_id = event.id;
     stream.stopped = stream.on_event(event) == HttpClient::Next::kStop;
   });
   return stream.stopped ? 0 : count;
@@ -252,25 +245,19 @@ int on_stream_tick(void* from, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
 
 Result<void> HttpClient::events(const std::string& path, std::string& last_event_id, std::chrono::milliseconds silence,
                                 const std::function<Next(const ServerEvent&)>& on_event) {
-  Stream stream;
   CURL* curl = handle_->curl;
+  Stream stream{.curl = curl, .on_event = on_event, .last_id = last_event_id, .silence = silence};
   handle_->prepare(target_, path);
-  stream.on_event = on_event;
-  stream.curl = curl;
-  stream.silence = silence;
-  stream.last_id = &last_event_id;
   handle_->add_header("Accept: text/event-stream");
   if (!last_event_id.empty()) handle_->add_header("Last-Event-ID: " + last_event_id);
-  curl_easy_setopt(curl, CURLOPT_HTTPHEADER, handle_->headers);
   curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_stream_bytes);
   curl_easy_setopt(curl, CURLOPT_WRITEDATA, &stream);
   curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, on_stream_tick);
   curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &stream);
-  const CURLcode code = curl_easy_perform(curl);
+  long status = 0;
+  const CURLcode code = handle_->perform(status);
   if (stream.stopped || stream.silent) return {};
   if (code != CURLE_OK) return handle_->failure(code, target_);
-  long status = 0;
-  curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
   if (status >= 400) return error_of({status, {}, stream.error_body}, "GET " + path);
   return {};
 }

@@ -70,6 +70,6 @@ class InterruptGuard {
 Error error_of(const HttpResponse& response, const std::string& what);
 
 // Encodes one path segment or one query value.
-std::string percent_encoded(std::string_view text);
+std::string percent_encoded(const std::string& text);
 
 }  // namespace ditfleet::cli

@@ -1,12 +1,14 @@
 #include "coordinator/cli/job_watch.h"
 
-#include <array>
+#include <fmt/format.h>
+
 #include <ctime>
 #include <thread>
 
 #include "coordinator/cli/json_fields.h"
 #include "coordinator/cli/terminal.h"
 #include "shared/core/deadline.h"
+#include "shared/core/ids.h"
 #include "shared/job/state.h"
 
 namespace ditfleet::cli {
@@ -18,13 +20,16 @@ std::string clock_text(std::int64_t ms) {
   const std::time_t seconds = ms / 1000;
   std::tm local{};
   ::localtime_r(&seconds, &local);
-  std::array<char, 48> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), "%02d:%02d:%02d.%03d", local.tm_hour, local.tm_min, local.tm_sec,
-                static_cast<int>(ms % 1000));
-  return buffer.data();
+  return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec, ms % 1000);
 }
 
 }  // namespace
+
+Result<void> check_job_id(const std::string& id) {
+  if (is_valid_id(id)) return {};
+  return invalid_argument("'" + id +
+                          "' is not a job id; it must have 1 to 64 letters, digits, dots, dashes or underscores");
+}
 
 bool is_terminal_event(const ServerEvent& event) {
   const auto state = job::state_from_name(event.type);

@@ -8,6 +8,9 @@
 
 namespace ditfleet::cli {
 
+// An error unless the text may be a job's id.
+Result<void> check_job_id(const std::string& id);
+
 bool is_terminal_event(const ServerEvent& event);  // of the job as a whole: succeeded failed canceled …
 
 // Calls `on_event` once for each event of the job, starting with the first, and returns when the job has ended. If the

@@ -1,4 +1,6 @@
 // `ditfleet jobs {list,show,watch,cancel}` and `ditfleet workers`.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -7,7 +9,6 @@
 #include "coordinator/cli/job_watch.h"
 #include "coordinator/cli/json_fields.h"
 #include "coordinator/cli/terminal.h"
-#include "shared/core/ids.h"
 #include "shared/job/state.h"
 
 namespace ditfleet::cli {
@@ -18,14 +19,6 @@ struct JobFlags {
   std::string id, state, cursor;
   int limit = 20;
 };
-
-void print(const json::value& value) { std::printf("%s\n", json::serialize(value).c_str()); }
-
-Result<void> check_id(const std::string& id) {
-  if (is_valid_id(id)) return {};
-  return invalid_argument("'" + id +
-                          "' is not a job id; it must have 1 to 64 letters, digits, dots, dashes or underscores");
-}
 
 // Empty for a job that ended without all of its images: its progress is 1, too.
 std::string progress_text(const json::value& job) {
@@ -69,7 +62,12 @@ Result<void> list(const JobFlags& flags) {
   return {};
 }
 
-void show_units(const json::value& job) {
+std::string job_text(const json::value& job) {
+  std::string out = fmt::format("{}  {}{}\nmodel    {}\nclass    {}\ncreated  {}\nspec     {}\n", text(job, "id"),
+                                text(job, "state"), progress_text(job), text(job, "model"), text(job, "class"),
+                                ago(integer(job, "created_ms")), json::serialize(field(job, "spec")));
+  for (const json::value& warning : items(job, "warnings")) out += "warning  " + json::serialize(warning) + "\n";
+  if (const std::string why = text(field(job, "error"), "message"); !why.empty()) out += "error    " + why + "\n";
   std::vector<std::vector<std::string>> rows = {{"UNIT", "STATE", "ATTEMPT", "WORKER", "STEP", "RESULT"}};
   for (const json::value& unit : items(job, "unit_records")) {
     const std::string error = text(field(unit, "error"), "message");
@@ -78,33 +76,15 @@ void show_units(const json::value& job) {
                     stepped ? text(unit, "step") + "/" + text(unit, "total_steps") : "",
                     error.empty() ? text(field(unit, "result"), "url") : one_line(error, 200)});
   }
-  if (rows.size() > 1) std::fputs(table(rows).c_str(), stdout);
+  return rows.size() > 1 ? out + table(rows) : out;
 }
 
 Result<void> show(const JobFlags& flags) {
-  if (auto valid = check_id(flags.id); !valid) return valid;
-  HttpClient client(flags.target);
-  const auto job = client.json("GET", "/v1/jobs/" + flags.id);
-  if (!job) return job.error();
-  if (flags.target.json) {
-    print(*job);
-    return {};
-  }
-  std::printf("%s  %s%s\n", text(*job, "id").c_str(), text(*job, "state").c_str(), progress_text(*job).c_str());
-  std::printf("model    %s\nclass    %s\ncreated  %s\nspec     %s\n", text(*job, "model").c_str(),
-              text(*job, "class").c_str(), ago(integer(*job, "created_ms")).c_str(),
-              json::serialize(field(*job, "spec")).c_str());
-  for (const json::value& warning : items(*job, "warnings"))
-    std::printf("warning  %s\n", json::serialize(warning).c_str());
-  if (const std::string why = text(field(*job, "error"), "message"); !why.empty())
-    std::printf("error    %s\n", why.c_str());
-  show_units(*job);
-  return {};
+  return print_answer(flags.target, HttpClient(flags.target).json("GET", "/v1/jobs/" + flags.id), job_text);
 }
 
 // Succeeds if the job succeeds.
 Result<void> watch(const JobFlags& flags) {
-  if (auto valid = check_id(flags.id); !valid) return valid;
   const InterruptGuard guard;
   HttpClient client(flags.target);
   // Watching survives a restart of the service. A service that does not answer the first request is an error.
@@ -132,35 +112,14 @@ Result<void> watch(const JobFlags& flags) {
 }
 
 Result<void> cancel(const JobFlags& flags) {
-  if (auto valid = check_id(flags.id); !valid) return valid;
-  HttpClient client(flags.target);
-  const auto canceled = client.json("DELETE", "/v1/jobs/" + flags.id);
-  if (!canceled) return canceled.error();
-  if (flags.target.json)
-    print(*canceled);
-  else
-    std::printf("%s %s\n", flags.id.c_str(), text(*canceled, "state").c_str());
-  return {};
+  return print_answer(flags.target, HttpClient(flags.target).json("DELETE", "/v1/jobs/" + flags.id),
+                      [&](const json::value& job) { return flags.id + " " + text(job, "state") + "\n"; });
 }
 
-Result<void> workers(const Target& target) {
-  HttpClient client(target);
-  const auto answer = client.json("GET", "/v1/workers");
-  if (!answer) return answer.error();
-  if (target.json) {
-    print(*answer);
-    return {};
-  }
+std::string workers_table(const json::value& answer) {
   std::vector<std::vector<std::string>> rows = {
       {"NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LORAS", "JOBS", "SEEN"}};
-  for (const json::value& worker : items(*answer, "workers")) {
-    std::string models, jobs;
-    for (const json::value& model : items(worker, "models")) {
-      if (model.is_string()) models += (models.empty() ? "" : ",") + std::string(model.get_string());
-    }
-    for (const json::value& job : items(worker, "jobs")) {
-      if (job.is_string()) jobs += (jobs.empty() ? "" : ",") + std::string(job.get_string());
-    }
+  for (const json::value& worker : items(answer, "workers")) {
     // Used slots / slots, + adapters in host memory only.
     std::string loras = "-";
     if (const auto slots = integer(worker, "adapter_slots"); slots > 0) {
@@ -169,11 +128,10 @@ Result<void> workers(const Target& target) {
               (in_host > taken ? "+" + std::to_string(in_host - taken) : "");
     }
     rows.push_back({text(worker, "name"), text(worker, "pid"), text(worker, "state"), text(worker, "device"),
-                    text(worker, "precision"), models, loras, jobs.empty() ? "-" : jobs,
+                    text(worker, "precision"), names(worker, "models", ""), loras, names(worker, "jobs", "-"),
                     ago(integer(worker, "heartbeat_ms"))});
   }
-  std::fputs(table(rows).c_str(), stdout);
-  return {};
+  return table(rows);
 }
 
 }  // namespace
@@ -194,11 +152,12 @@ void add_jobs(CLI::App& app, Invocation& run) {
           ->capture_default_str();
       command->add_option("--cursor", flags->cursor, "Continue after a previous list");
     }
-    command->callback([flags, action, name, &run] {
-      run = [flags, action, name] {
-        auto done = settle(flags->target);
-        if (done) done = action(*flags);
-        return done ? kExitOk : report("jobs " + std::string(name), done.error());
+    command->callback([flags, action, name, takes_id, &run] {
+      run = [flags, action, name, takes_id] {
+        return run_on("jobs " + std::string(name), flags->target, [&] {
+          const auto valid = takes_id ? check_job_id(flags->id) : Result<void>();
+          return valid ? action(*flags) : valid;
+        });
       };
     });
   };
@@ -214,9 +173,9 @@ void add_workers(CLI::App& app, Invocation& run) {
   add_target_flags(*command, *target);
   command->callback([target, &run] {
     run = [target] {
-      auto done = settle(*target);
-      if (done) done = workers(*target);
-      return done ? kExitOk : report("workers", done.error());
+      return run_on("workers", *target, [&] {
+        return print_answer(*target, HttpClient(*target).json("GET", "/v1/workers"), workers_table);
+      });
     };
   });
 }

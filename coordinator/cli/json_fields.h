@@ -37,4 +37,13 @@ inline const json::array& items(const json::value& from, std::string_view name) 
   return value.is_array() ? value.get_array() : kNone;
 }
 
+// The texts of a list, separated by commas; `none` if there are none.
+inline std::string names(const json::value& from, std::string_view name, const char* none) {
+  std::string out;
+  for (const json::value& item : items(from, name)) {
+    if (item.is_string()) out += (out.empty() ? "" : ",") + std::string(item.get_string());
+  }
+  return out.empty() ? none : out;
+}
+
 }  // namespace ditfleet::cli

@@ -55,14 +55,10 @@ Result<void> act(const std::string& action, const KeyFlags& flags) {
                           ? client.json("DELETE", key)
                           : client.json("POST", "/v1/keys",
                                         json::serialize(json::object{{"tenant", flags.word}, {"admin", flags.admin}}));
-  if (!answer) return answer.error();
-  std::fputs((flags.target.json     ? json::serialize(*answer) + "\n"
-              : action == "tenants" ? tenants_table(*answer)
-              : action == "list"    ? keys_table(*answer)
-                                    : key_line(*answer))
-                 .c_str(),
-             stdout);
-  return {};
+  return print_answer(flags.target, answer,
+                      action == "tenants" ? tenants_table
+                      : action == "list"  ? keys_table
+                                          : key_line);
 }
 
 void add_command(CLI::App& parent, Invocation& run, const std::string& name, const char* what, const char* word) {
@@ -73,9 +69,7 @@ void add_command(CLI::App& parent, Invocation& run, const std::string& name, con
   if (name == "add") command->add_flag("--admin", flags->admin, "An administrator's key");
   command->callback([flags, name, &run] {
     run = [flags, name] {
-      auto done = settle(flags->target);
-      if (done) done = act(name, *flags);
-      return done ? kExitOk : report(name == "tenants" ? name : "keys " + name, done.error());
+      return run_on(name == "tenants" ? name : "keys " + name, flags->target, [&] { return act(name, *flags); });
     };
   });
 }

@@ -1,5 +1,6 @@
 // `ditfleet loras {add,list,show,remove,pin,unpin}`: a tenant's LoRA adapters.
-#include <cstdio>
+#include <fmt/format.h>
+
 #include <memory>
 #include <vector>
 
@@ -18,8 +19,6 @@ struct LoraFlags {
   bool by_path = false, pin = false, keep = false;
 };
 
-void print(const json::value& value) { std::printf("%s\n", json::serialize(value).c_str()); }
-
 // "/v1/loras/NAME?tenant=T&model=M"
 std::string route(const LoraFlags& flags, bool with_name, const std::vector<std::string>& parameters = {}) {
   std::string out = "/v1/loras" + (with_name ? "/" + percent_encoded(flags.name) : std::string());
@@ -34,32 +33,17 @@ std::string route(const LoraFlags& flags, bool with_name, const std::vector<std:
 }
 
 std::string size_text(std::int64_t bytes) {
-  char text[32];
-  if (bytes < 1'000'000)
-    std::snprintf(text, sizeof text, "%.1f kB", static_cast<double>(bytes) / 1e3);
-  else
-    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
-  return text;
-}
-
-std::string names_of(const json::value& list, const char* none) {
-  std::string out;
-  for (const json::value& one : list.is_array() ? list.get_array() : json::array()) {
-    if (one.is_string()) out += (out.empty() ? "" : ",") + std::string(one.get_string());
-  }
-  return out.empty() ? none : out;
+  const auto value = static_cast<double>(bytes);
+  return bytes < 1'000'000 ? fmt::format("{:.1f} kB", value / 1e3) : fmt::format("{:.1f} MB", value / 1e6);
 }
 
 bool is_pinned(const json::value& lora) { return field(lora, "pinned").is_bool() && field(lora, "pinned").get_bool(); }
 
 Result<void> done(const LoraFlags& flags, const Result<json::value>& answer, const char* what) {
-  if (!answer) return answer.error();
-  if (flags.target.json)
-    print(*answer);
-  else
-    std::printf("%s %s  %s  %s\n", what, text(*answer, "name").c_str(), size_text(integer(*answer, "bytes")).c_str(),
-                text(*answer, "sha256").c_str());
-  return {};
+  return print_answer(flags.target, answer, [what](const json::value& lora) {
+    return fmt::format("{} {}  {}  {}\n", what, text(lora, "name"), size_text(integer(lora, "bytes")),
+                       text(lora, "sha256"));
+  });
 }
 
 Result<void> add(const LoraFlags& flags) {
@@ -79,54 +63,42 @@ Result<void> add(const LoraFlags& flags) {
   return done(flags, client.send_file("PUT", route(flags, true, parameters), flags.file, headers), "added");
 }
 
-Result<void> list(const LoraFlags& flags) {
-  HttpClient client(flags.target);
-  const auto answer = client.json("GET", route(flags, false));
-  if (!answer) return answer.error();
-  if (flags.target.json) {
-    print(*answer);
-    return {};
-  }
+std::string loras_table(const json::value& answer) {
   std::vector<std::vector<std::string>> rows = {
       {"NAME", "SIZE", "RANK", "DTYPE", "MODELS", "PINNED", "CREATED", "SHA256"}};
-  for (const json::value& lora : items(*answer, "loras")) {
+  for (const json::value& lora : items(answer, "loras")) {
     rows.push_back({text(lora, "name"), size_text(integer(lora, "bytes")), text(lora, "rank"), text(lora, "dtype"),
-                    names_of(field(lora, "models"), "any"), is_pinned(lora) ? "yes" : "",
-                    ago(integer(lora, "created_ms")), text(lora, "sha256").substr(0, 12)});
+                    names(lora, "models", "any"), is_pinned(lora) ? "yes" : "", ago(integer(lora, "created_ms")),
+                    text(lora, "sha256").substr(0, 12)});
   }
-  std::fputs(table(rows).c_str(), stdout);
-  return {};
+  return table(rows);
+}
+
+Result<void> list(const LoraFlags& flags) {
+  return print_answer(flags.target, HttpClient(flags.target).json("GET", route(flags, false)), loras_table);
+}
+
+std::string lora_text(const json::value& lora) {
+  const std::string path = text(lora, "path"), rank = text(lora, "rank");
+  return fmt::format(
+      "{}{}\nsha256   {}\nsize     {}, {} tensors, {} parameters in {}\nrank     {}\nmodels   {}\nsource   {}\n"
+      "created  {}\n",
+      text(lora, "name"), is_pinned(lora) ? "  pinned" : "", text(lora, "sha256"), size_text(integer(lora, "bytes")),
+      text(lora, "tensors"), text(lora, "parameters"), text(lora, "dtype"), rank.empty() ? "unknown" : rank,
+      names(lora, "models", "any"), path.empty() ? "an upload" : path, ago(integer(lora, "created_ms")));
 }
 
 Result<void> show(const LoraFlags& flags) {
-  HttpClient client(flags.target);
-  const auto lora = client.json("GET", route(flags, true));
-  if (!lora) return lora.error();
-  if (flags.target.json) {
-    print(*lora);
-    return {};
-  }
-  const std::string path = text(*lora, "path"), rank = text(*lora, "rank");
-  std::printf(
-      "%s%s\nsha256   %s\nsize     %s, %s tensors, %s parameters in %s\nrank     %s\nmodels   %s\nsource   %s\ncreated "
-      " %s\n",
-      text(*lora, "name").c_str(), is_pinned(*lora) ? "  pinned" : "", text(*lora, "sha256").c_str(),
-      size_text(integer(*lora, "bytes")).c_str(), text(*lora, "tensors").c_str(), text(*lora, "parameters").c_str(),
-      text(*lora, "dtype").c_str(), rank.empty() ? "unknown" : rank.c_str(),
-      names_of(field(*lora, "models"), "any").c_str(), path.empty() ? "an upload" : path.c_str(),
-      ago(integer(*lora, "created_ms")).c_str());
-  return {};
+  return print_answer(flags.target, HttpClient(flags.target).json("GET", route(flags, true)), lora_text);
 }
 
 Result<void> remove(const LoraFlags& flags) {
-  HttpClient client(flags.target);
-  return done(flags, client.json("DELETE", route(flags, true)), "removed");
+  return done(flags, HttpClient(flags.target).json("DELETE", route(flags, true)), "removed");
 }
 
 Result<void> set_pinned(const LoraFlags& flags, bool pinned) {
-  HttpClient client(flags.target);
-  return done(flags, client.json("PATCH", route(flags, true), json::serialize(json::object{{"pinned", pinned}})),
-              pinned ? "pinned" : "unpinned");
+  const auto body = json::serialize(json::object{{"pinned", pinned}});
+  return done(flags, HttpClient(flags.target).json("PATCH", route(flags, true), body), pinned ? "pinned" : "unpinned");
 }
 Result<void> pin(const LoraFlags& flags) { return set_pinned(flags, true); }
 Result<void> unpin(const LoraFlags& flags) { return set_pinned(flags, false); }
@@ -154,9 +126,7 @@ void add_loras(CLI::App& app, Invocation& run) {
     }
     sub->callback([flags, action, name, &run] {
       run = [flags, action, name] {
-        auto settled = settle(flags->target);
-        if (settled) settled = action(*flags);
-        return settled ? kExitOk : report("loras " + std::string(name), settled.error());
+        return run_on("loras " + std::string(name), flags->target, [&] { return action(*flags); });
       };
     });
   };

@@ -31,7 +31,7 @@ void add_coordinator(CLI::App& app, Invocation& run) {
       }
       return run_coordinator(*settings, [json = flags->json](const std::string& url) {
         if (json)
-          std::printf("%s\n", json::serialize(json::object{{"gateway", url}}).c_str());
+          print(json::object{{"gateway", url}});
         else
           std::printf("ready: %s\n", url.c_str());
         std::fflush(stdout);
@@ -50,7 +50,7 @@ void add_version(CLI::App& app, Invocation& run) {
     run = [as_json, sources] {
       if (const auto settings = config::load(*sources); !settings) return report("version", settings.error());
       if (*as_json)
-        std::printf("%s\n", json::serialize(json::object{{"version", DITFLEET_VERSION}}).c_str());
+        print(json::object{{"version", DITFLEET_VERSION}});
       else
         std::printf("ditfleet %s\n", DITFLEET_VERSION);
       return kExitOk;

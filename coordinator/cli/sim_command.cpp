@@ -73,7 +73,7 @@ int run_sim(const SimOptions& options) {
       json::object figures;
       for (const auto& figure : result->figures)
         figures[figure.metric] = json::object{{"value", figure.value}, {"unit", figure.unit}};
-      fmt::print("{}\n", json::serialize(json::object{{"policy", result->policy}, {"figures", std::move(figures)}}));
+      print(json::object{{"policy", result->policy}, {"figures", std::move(figures)}});
       std::fflush(stdout);
       continue;
     }

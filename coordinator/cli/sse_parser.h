@@ -16,8 +16,6 @@ class SseParser {
  public:
   // Calls `on_event` for each event that `bytes` completes.
   void feed(std::string_view bytes, const std::function<void(const ServerEvent&)>& on_event);
-  // The id of the last complete event that had one, for Last-Event-ID.
-  const std::string& last_id() const { return last_id_; }
 
  private:
   void line(std::string_view text, const std::function<void(const ServerEvent&)>& on_event);

@@ -1,9 +1,9 @@
 #include "coordinator/cli/terminal.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 
 #include "shared/core/wall_clock.h"
@@ -16,12 +16,6 @@ bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; 
 // Code points, which is close enough to columns for names and numbers.
 std::size_t width_of(const std::string& text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !continues(c); }));
-}
-
-std::string format(const char* pattern, double value) {
-  std::array<char, 64> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), pattern, value);
-  return buffer.data();
 }
 
 }  // namespace
@@ -71,8 +65,8 @@ std::string short_duration(std::int64_t us) {
   if (us < 0) return "-";
   if (us < 1000) return std::to_string(us) + " µs";
   const double value = static_cast<double>(us);
-  if (us < 1'000'000) return format("%.1f ms", value / 1e3);
-  if (us < 120'000'000) return format("%.2f s", value / 1e6);
+  if (us < 1'000'000) return fmt::format("{:.1f} ms", value / 1e3);
+  if (us < 120'000'000) return fmt::format("{:.2f} s", value / 1e6);
   const std::int64_t s = us / 1'000'000;
   if (s < 7200) return std::to_string(s / 60) + " min " + std::to_string(s % 60) + " s";
   return std::to_string(s / 3600) + " h " + std::to_string(s / 60 % 60) + " min";

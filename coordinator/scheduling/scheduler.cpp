@@ -16,9 +16,8 @@ constexpr int kMaxUnits = 1024;  // of a stored job; the limit on requests is fa
 
 }  // namespace
 
-Scheduler::Scheduler(SchedulerOptions options, Observer* observer)
+Scheduler::Scheduler(SchedulerOptions options)
     : options_(std::move(options)),
-      observer_(observer),
       queue_(options_.weights, options_.age_bound_ms * 1000),
       fleet_(options_.lookahead, options_.silent_after_ms * 1000) {
   if (options_.routing == nullptr)
@@ -37,14 +36,14 @@ ModelId Scheduler::intern_model(const std::string& name) {
 }
 
 std::vector<WorkerId> Scheduler::update_fleet(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {
-  auto changed = fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
+  auto freed = fleet_.update(workers, now_us, [this](const std::string& name) { return intern_model(name); });
   slots_seen_.resize(models_.size(), 0);
   for (ModelId m = 0; m < models_.size(); ++m) {
     const int slots = fleet_.most_adapter_slots(m);
     queue_.set_most_slots(m, slots);
     slots_seen_[m] = std::max(slots_seen_[m], slots);
   }
-  return changed;
+  return freed;
 }
 
 int Scheduler::most_slots_seen(const std::string& model) const {
@@ -392,7 +391,7 @@ Estimate Scheduler::estimate(const job::JobSpec& spec, const std::string& tenant
     const auto& worker = fleet_.at(w);
     if (worker.state != WorkerState::kReady) continue;
     ++workers;
-    const auto wait = std::max<std::int64_t>(0, worker.start_us(now_us) - now_us);
+    const auto wait = std::max<std::int64_t>(0, fleet_.load(w).start_us(now_us) - now_us);
     soonest = soonest < 0 ? wait : std::min(soonest, wait);
   }
   if (workers == 0) return out;

@@ -41,6 +41,7 @@ struct SchedulerOptions {
   std::function<std::string()> new_nonce;  // required; the service draws 128 random bits
   TenantAdapters adapters;                 // unset: jobs with adapters are rejected
   std::shared_ptr<RoutingPolicy> routing;  // used by this scheduler only; null: EarliestFinishPolicy
+  std::function<void(bool cold, std::int64_t queue_wait_us)> on_assigned = nullptr;  // for metrics
 };
 
 struct Actions {
@@ -56,14 +57,6 @@ struct Actions {
   bool empty() const { return admit.empty() && reject.empty() && assign.empty() && revoke.empty() && lost.empty(); }
 };
 
-// Receives counts for metrics.
-class Observer {
- public:
-  virtual ~Observer() = default;
-  virtual void assigned(bool cold, std::int64_t queue_wait_us) = 0;
-  virtual void revoked() = 0;
-};
-
 struct QueueStats {
   std::size_t jobs = 0, ready = 0, held = 0, delayed = 0, pending = 0;
   std::size_t unplaceable = 0;  // ready, but no registered worker has the model and enough adapter slots
@@ -72,8 +65,7 @@ struct QueueStats {
 
 class Scheduler {
  public:
-  // `observer` may be null and must outlive the scheduler.
-  Scheduler(SchedulerOptions options, Observer* observer);
+  explicit Scheduler(SchedulerOptions options);
   ~Scheduler();
 
   // --- inputs ------------------------------------------------------------------------------------
@@ -213,7 +205,6 @@ class Scheduler {
   void request_revoke(const HeldUnit& held, bool lost, std::int64_t now_us);
 
   SchedulerOptions options_;
-  Observer* observer_;
   FairQueue queue_;
   Fleet fleet_;
   CostModel costs_;

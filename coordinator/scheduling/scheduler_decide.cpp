@@ -161,7 +161,7 @@ void Scheduler::place_alone(std::int64_t now_us, Batches& batches, Actions& acti
           fleet_.adapters().slots(w) < static_cast<int>(lane.adapters.size()) ||
           std::find(names.begin(), names.end(), worker.name) != names.end())
         continue;
-      if (!soonest || worker.start_us(now_us) < fleet_.at(*soonest).start_us(now_us)) soonest = w;
+      if (!soonest || fleet_.load(w).start_us(now_us) < fleet_.load(*soonest).start_us(now_us)) soonest = w;
     }
     if (!soonest) continue;
     fleet_.reserve(*soonest);
@@ -186,7 +186,7 @@ void Scheduler::assign(Job& job, int index, const Route& route, std::int64_t now
                                               .reason = route.reason,
                                               .drop_from_host = names(dropped.from_host),
                                               .drop_from_slots = names(dropped.from_slots)});
-  if (observer_ != nullptr) observer_->assigned(route.cold, now_us - unit.ready_us);
+  if (options_.on_assigned) options_.on_assigned(route.cold, now_us - unit.ready_us);
 }
 
 void Scheduler::request_revoke(const HeldUnit& held, bool lost, std::int64_t now_us) {
@@ -196,7 +196,6 @@ void Scheduler::request_revoke(const HeldUnit& held, bool lost, std::int64_t now
   if (unit->revoked_us > 0 && now_us - unit->revoked_us < kRevokeAgainUs) return;
   unit->revoked_us = now_us;
   (lost ? pending_.lost : pending_.revoke).push_back({held.ref, unit->nonce});
-  if (observer_ != nullptr) observer_->revoked();
 }
 
 // Revokes the units that a worker has not started which is silent, draining, stuck, overdue, resting or gone. It keeps
@@ -242,7 +241,7 @@ void Scheduler::revoke_for_idle(std::int64_t now_us) {
         if (!adapters.fits(idle)) continue;
         const auto need = adapters.at(idle);
         const auto there_us = std::max(now_us, need.ready_us) + cold + run;
-        const auto gain = worker.start_us(now_us) - there_us - run / 4 - options_.routing->penalty_us(need);
+        const auto gain = fleet_.load(w).start_us(now_us) - there_us - run / 4 - options_.routing->penalty_us(need);
         if (gain > most) {
           most = gain;
           gain_unit = &last;

@@ -149,10 +149,7 @@ void Scheduler::learn(const Job& job, Unit& unit, int index, const queue::Event&
 }
 
 void Scheduler::on_workers(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {
-  const auto changed = update_fleet(workers, now_us);
-  for (const auto w : changed) {
-    if (fleet_.at(w).owner.empty()) costs_.forget_worker(w);
-  }
+  for (const auto w : update_fleet(workers, now_us)) costs_.forget_worker(w);
   revoke_from_absent(now_us);
   revoke_for_idle(now_us);
   queue_.tenants().prune(kKeptTenants);

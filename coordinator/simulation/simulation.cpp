@@ -64,7 +64,7 @@ class Simulation {
     };
     scheduler.new_nonce = [this] { return std::to_string(++nonces_); };
     scheduler.routing = std::move(policy);
-    scheduler_ = std::make_unique<Scheduler>(std::move(scheduler), nullptr);
+    scheduler_ = std::make_unique<Scheduler>(std::move(scheduler));
     for (const auto& adapter : adapters)
       scheduler_->adapters().set_size(scheduler_->adapters().intern(adapter), costs.adapter_bytes);
     for (const auto& job : trace.jobs) {

@@ -91,7 +91,11 @@ class Children : public testing::Test {
   void TearDown() override { fs::remove_all(dir_); }
 
   LoggedProcessSpec shell(const std::string& script) {
-    return {"test", {"/bin/sh", "-c", script}, {"PATH=/usr/bin:/bin"}, (dir_ / "log").string(), false};
+    return {
+        .label = "test",
+        .program = {.argv = {"/bin/sh", "-c", script}, .environment = std::vector<std::string>{"PATH=/usr/bin:/bin"}},
+        .log_file = (dir_ / "log").string(),
+        .echo = false};
   }
   // Bounded by the child's own end: its output closes then.
   ProcessEnd wait(LoggedProcess& child) {
@@ -152,7 +156,7 @@ TEST_F(Children, ASignalIsReportedAndAChildCanStartAgain) {
 
 TEST_F(Children, AProgramThatIsNotThereEndsWith127) {
   LoggedProcessSpec spec = shell("");
-  spec.argv = {"/nonexistent/program"};
+  spec.program.argv = {"/nonexistent/program"};
   LoggedProcess child(spec);
   ASSERT_TRUE(child.start().ok());
   EXPECT_EQ(wait(child).status, 127);
@@ -245,8 +249,8 @@ TEST_F(Plans, EachWorkerServesItsMetricsOnAPortOfItsOwn) {
   ::setenv("PATH", before.c_str(), 1);
   ASSERT_TRUE(plan.ok()) << plan.error().message;
   ASSERT_EQ(plan->workers.size(), 2u);
-  EXPECT_THAT(plan->workers[0].argv, testing::Contains("worker.metrics_listen=127.0.0.1:9464"));
-  EXPECT_THAT(plan->workers[1].argv, testing::Contains("worker.metrics_listen=127.0.0.1:9465"));
+  EXPECT_THAT(plan->workers[0].program.argv, testing::Contains("worker.metrics_listen=127.0.0.1:9464"));
+  EXPECT_THAT(plan->workers[1].program.argv, testing::Contains("worker.metrics_listen=127.0.0.1:9465"));
 }
 
 TEST_F(Plans, SayWhatIsWrong) {
@@ -265,7 +269,7 @@ TEST_F(Plans, SayWhatIsWrong) {
   f.redis = "redis://127.0.0.1:1";
   const auto external = plan_up(f);
   ASSERT_TRUE(external.ok());
-  EXPECT_TRUE(external->redis.argv.empty());
+  EXPECT_TRUE(external->redis.program.argv.empty());
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ class SchedulerTest : public ::testing::Test {
     options.catalogue = catalogue();
     options.age_bound_ms = age_bound_ms;
     options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
-    return std::make_unique<Scheduler>(options, nullptr);
+    return std::make_unique<Scheduler>(options);
   }
   void SetUp() override { scheduler = make(); }
 
@@ -210,7 +210,7 @@ class NamedAdaptersTest : public SchedulerTest {
       return Result<std::string>(use.name);
     };
     options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
-    scheduler = std::make_unique<Scheduler>(options, nullptr);
+    scheduler = std::make_unique<Scheduler>(options);
   }
   queue::WorkerInfo with_slots(const std::string& name, int slots, const std::string& state = "ready") const {
     auto info = worker(name, state);

@@ -24,7 +24,7 @@ class AdapterScheduling : public SchedulerTest {
     };
     options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
     options.age_bound_ms = 60'000;
-    scheduler = std::make_unique<Scheduler>(options, nullptr);
+    scheduler = std::make_unique<Scheduler>(options);
   }
   queue::WorkerInfo with_slots(const std::string& name, std::vector<std::string> adapters) {
     auto info = worker(name);
@@ -64,7 +64,7 @@ TEST_F(AdapterScheduling, a_short_run_overtakes_a_long_one_that_arrived_shortly_
 TEST_F(AdapterScheduling, a_rebuilt_scheduler_knows_the_adapters_of_units) {
   submit("1", with("oil"));
   auto again = std::make_unique<Scheduler>(
-      SchedulerOptions{.catalogue = catalogue(), .new_nonce = [] { return std::string("n"); }}, nullptr);
+      SchedulerOptions{.catalogue = catalogue(), .new_nonce = [] { return std::string("n"); }});
   again->rebuild(store.views(), {}, {with_slots("i", {"ink"}), with_slots("o", {"oil"})}, 0, now);
   const auto actions = again->decide(now);
   ASSERT_EQ(actions.assign.size(), 1u);

@@ -138,8 +138,8 @@ TEST_F(RouterTest, an_overrunning_unit_delays_the_units_behind_it) {
   hold("a", 0, kSecond);
   fleet.started(0, {"j", 0}, 0);
   hold("a", 1, 2 * kSecond);
-  EXPECT_EQ(fleet.at(0).start_us(500'000), 3 * kSecond);
-  EXPECT_EQ(fleet.at(0).start_us(10 * kSecond), 12 * kSecond);
+  EXPECT_EQ(fleet.load(0).start_us(500'000), 3 * kSecond);
+  EXPECT_EQ(fleet.load(0).start_us(10 * kSecond), 12 * kSecond);
 }
 
 TEST_F(RouterTest, open_workers_are_ready_have_capacity_and_are_sorted_by_predicted_end) {
@@ -164,8 +164,9 @@ TEST_F(RouterTest, open_workers_are_ready_have_capacity_and_are_sorted_by_predic
     }
     Fleet::OpenWorkers expected;
     for (const auto each : fleet.with_model(0)) {
-      if (fleet.at(each).state == WorkerState::kReady && fleet.at(each).has_capacity())
-        expected.emplace(fleet.at(each).free_at_us, each);
+      const auto& worker = fleet.at(each);
+      if (worker.state == WorkerState::kReady && static_cast<int>(worker.held.size()) < worker.capacity)
+        expected.emplace(fleet.load(each).free_at_us, each);
     }
     ASSERT_EQ(fleet.open_workers(0), expected) << i;
   }

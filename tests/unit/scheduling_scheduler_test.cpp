@@ -261,7 +261,7 @@ TEST_F(SchedulerTest, a_decision_routes_few_of_many_lanes) {
   options.catalogue = catalogue();
   options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
   options.routing = policy;
-  scheduler = std::make_unique<Scheduler>(options, nullptr);
+  scheduler = std::make_unique<Scheduler>(options);
   std::vector<queue::WorkerInfo> infos;
   for (int i = 0; i < 1'000; ++i) infos.push_back(worker("w" + std::to_string(i)));
   scheduler->on_workers(infos, now);

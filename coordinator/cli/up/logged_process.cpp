@@ -30,12 +30,7 @@ Result<void> LoggedProcess::start() {
     log_bytes_ = ec ? 0 : size;
     rotate_log();
   }
-  ProcessSpec process;
-  process.argv = spec_.argv;
-  process.environment = spec_.environment;
-  process.death_signal = spec_.death_signal;
-  process.inherited_fd = spec_.inherited_fd;
-  auto started = ChildProcess::start(process);
+  auto started = ChildProcess::start(spec_.program);
   if (started) {
     process_ = std::move(*started);
     return {};

@@ -1,24 +1,19 @@
 // A supervised process whose output lines go to a log file and, with its label, to stderr.
 #pragma once
 
-#include <csignal>
 #include <cstdio>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "shared/core/child_process.h"
 
 namespace ditfleet::cli {
 
 struct LoggedProcessSpec {
-  std::string label;              // "worker-1": the prefix of its lines on stderr
-  std::vector<std::string> argv;  // argv[0] is the path of the program
-  std::vector<std::string> environment;
-  std::string log_file;        // every line is appended to it
-  bool echo = true;            // also writes lines to stderr
-  int death_signal = SIGKILL;  // see ProcessSpec
-  int inherited_fd = -1;
+  std::string label;     // "worker-1": the prefix of its lines on stderr
+  ProcessSpec program;   // its output goes to the pipe
+  std::string log_file;  // every line is appended to it
+  bool echo = true;      // also writes lines to stderr
 };
 
 // Not thread-safe.

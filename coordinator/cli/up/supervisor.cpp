@@ -60,7 +60,7 @@ class Supervisor {
  public:
   explicit Supervisor(UpPlan plan)
       : plan_(std::move(plan)), target_{.url = plan_.gateway_url, .verify = false}, client_(target_) {
-    if (!plan_.redis.argv.empty()) redis_.emplace_back(plan_.redis);
+    if (!plan_.redis.program.argv.empty()) redis_.emplace_back(plan_.redis);
     coordinator_.emplace_back(plan_.coordinator);
     for (const LoggedProcessSpec& spec : plan_.workers) workers_.emplace_back(spec);
   }
@@ -252,7 +252,7 @@ class Supervisor {
 
   void announce() const {
     if (plan_.json) {
-      std::printf("%s\n", json::serialize(ready_object()).c_str());
+      print(ready_object());
     } else {
       std::string models;
       for (const auto& [name, model] : plan_.settings.models) models += (models.empty() ? "" : ", ") + name;

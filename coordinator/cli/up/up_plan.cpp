@@ -172,8 +172,13 @@ Result<void> plan_redis(UpPlan& plan) {
   const std::string file = dir + "/redis.conf";
   if (auto written = write_file_atomically(file, redis::redis_server_config(config)); !written) return written;
   // SIGTERM lets Redis save its data.
-  plan.redis = {"redis", {*server, file}, child_environment(), plan.data_dir + "/logs/redis.log",
-                false,   SIGTERM,         plan.redis_lock.fd()};
+  plan.redis = {.label = "redis",
+                .program = {.argv = {*server, file},
+                            .environment = child_environment(),
+                            .death_signal = SIGTERM,
+                            .inherited_fd = plan.redis_lock.fd()},
+                .log_file = plan.data_dir + "/logs/redis.log",
+                .echo = false};
   return {};
 }
 
@@ -199,10 +204,9 @@ Result<void> plan_children(UpPlan& plan) {
       !written)
     return written;
   const std::string self = (own_folder() / "ditfleet").string();
-  plan.coordinator = {"coordinator",
-                      {self, "coordinator", "--config", file},
-                      child_environment(),
-                      plan.data_dir + "/logs/coordinator.log"};
+  plan.coordinator = {.label = "coordinator",
+                      .program = {.argv = {self, "coordinator", "--config", file}, .environment = child_environment()},
+                      .log_file = plan.data_dir + "/logs/coordinator.log"};
 
   const int count = plan.settings.worker.count;
   if (count == 0) return {};
@@ -219,19 +223,17 @@ Result<void> plan_children(UpPlan& plan) {
   }
   for (int i = 1; i <= count; ++i) {
     const std::string label = "worker-" + std::to_string(i);
-    LoggedProcessSpec spec{
-        label, {worker, "run", "--config", file}, worker_environment(), plan.data_dir + "/logs/" + label + ".log"};
-    if (count > 1 && !plan.settings.worker.name.empty()) {
-      spec.argv.push_back("--set");
-      spec.argv.push_back("worker.name=" + plan.settings.worker.name + "-" + std::to_string(i));
-    }
+    std::vector<std::string> argv = {worker, "run", "--config", file};
+    if (count > 1 && !plan.settings.worker.name.empty())
+      argv.insert(argv.end(), {"--set", "worker.name=" + plan.settings.worker.name + "-" + std::to_string(i)});
     if (const auto metrics = ListenAddress::parse(plan.settings.worker.metrics_listen, "worker.metrics_listen");
         count > 1 && metrics && metrics->port != 0) {
       const ListenAddress own{metrics->host, metrics->port + i - 1};
-      spec.argv.push_back("--set");
-      spec.argv.push_back("worker.metrics_listen=" + own.text());
+      argv.insert(argv.end(), {"--set", "worker.metrics_listen=" + own.text()});
     }
-    plan.workers.push_back(std::move(spec));
+    plan.workers.push_back({.label = label,
+                            .program = {.argv = std::move(argv), .environment = worker_environment()},
+                            .log_file = plan.data_dir + "/logs/" + label + ".log"});
   }
   return {};
 }

@@ -24,8 +24,7 @@ struct UpPlan {
   std::string gateway_url;                         // for clients on this host
   std::string data_dir, ready_file, redis_socket;  // redis_socket is empty with an external Redis
   FileLock data_lock, redis_lock;
-  LoggedProcessSpec redis;  // argv empty with an external Redis
-  LoggedProcessSpec coordinator;
+  LoggedProcessSpec redis, coordinator;  // Redis' argv is empty with an external Redis
   std::vector<LoggedProcessSpec> workers;
   bool json = false;
 };

@@ -56,24 +56,36 @@ WorkerId Fleet::intern_owner(const std::string& owner) {
   return allocate(owner.substr(0, at), at == std::string::npos ? "" : owner.substr(at + 1));
 }
 
-void Fleet::begin_update(std::int64_t now_us) {
+std::vector<WorkerId> Fleet::update(const std::vector<queue::WorkerInfo>& infos, std::int64_t now_us,
+                                    const std::function<ModelId(const std::string&)>& model_of) {
   now_us_ = now_us;
-  states_before_.clear();
-  for (const auto& worker : workers_) states_before_.push_back(worker.state);
-  seen_.assign(workers_.size(), 0);
+  for (auto& worker : workers_) worker.state = WorkerState::kGone;
   for (auto& ids : by_model_) ids.clear();
   for (auto& open : open_) open.clear();
   for (auto& slots : open_slots_) slots.clear();
   for (auto& load : loads_) load.capacity = 0;  // so that refresh_load() lists it again
+  for (const auto& info : infos) {
+    std::vector<ModelId> models;
+    for (const auto& name : info.models) models.push_back(model_of(name));
+    apply(info, std::move(models));
+  }
+  std::vector<WorkerId> freed;
+  for (WorkerId id = 0; id < workers_.size(); ++id) {
+    auto& worker = workers_[id];
+    if (worker.owner.empty() || worker.state != WorkerState::kGone) continue;
+    loads_[id] = {};
+    if (!worker.held.empty()) continue;
+    adapters_.forget(id);
+    by_owner_.erase(worker.owner);
+    worker = {};
+    free_.push_back(id);
+    freed.push_back(id);
+  }
+  return freed;
 }
 
-void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, std::int64_t now_us) {
+void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models) {
   const auto id = intern_owner(info.owner());
-  if (id >= seen_.size()) {
-    seen_.resize(id + 1, 0);
-    states_before_.resize(id + 1, WorkerState::kGone);
-  }
-  seen_[id] = 1;
   auto& worker = workers_[id];
   worker.capacity = std::clamp(info.capacity, 1, lookahead_);
   worker.heartbeat_us = info.heartbeat_ms * 1000;
@@ -85,11 +97,11 @@ void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, st
     for (const auto& key : info.warm_classes) worker.warm.emplace(shape_key(key));
   }
   refresh_warm(id);
-  if (now_us - worker.heartbeat_us > silent_after_us_) {
+  if (now_us_ - worker.heartbeat_us > silent_after_us_) {
     worker.state = WorkerState::kSilent;
   } else if (info.state == "ready") {
     const bool overdue = std::any_of(worker.held.begin(), worker.held.end(),
-                                     [now_us](const HeldUnit& held) { return is_overdue(held, now_us); });
+                                     [this](const HeldUnit& held) { return is_overdue(held, now_us_); });
     worker.state = overdue                 ? WorkerState::kOverdue
                    : worker.backoff_us > 0 ? WorkerState::kProbing
                                            : WorkerState::kReady;
@@ -106,28 +118,8 @@ void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models, st
                     .in_host = {}};
   for (const auto& name : info.adapters) held.in_slots.push_back(adapters_.intern(name));
   for (const auto& name : info.host_adapters) held.in_host.push_back(adapters_.intern(name));
-  adapters_.report(id, held, now_us);
+  adapters_.report(id, held, now_us_);
   refresh_load(id);
-}
-
-std::vector<WorkerId> Fleet::end_update() {
-  std::vector<WorkerId> changed;
-  for (WorkerId id = 0; id < workers_.size(); ++id) {
-    auto& worker = workers_[id];
-    if (worker.owner.empty()) continue;  // a free id
-    const bool seen = id < seen_.size() && seen_[id] != 0;
-    if (!seen) worker.state = WorkerState::kGone;
-    const bool freed = !seen && worker.held.empty();
-    if (freed || id >= states_before_.size() || worker.state != states_before_[id]) changed.push_back(id);
-    if (!seen) loads_[id] = {};
-    if (freed) {
-      adapters_.forget(id);
-      by_owner_.erase(worker.owner);
-      worker = {};
-      free_.push_back(id);
-    }
-  }
-  return changed;
 }
 
 void Fleet::refresh_warm(WorkerId w) {
@@ -169,8 +161,14 @@ void Fleet::refresh_load(WorkerId w) {
   const bool was_open = load.ready && load.has_capacity();
   const auto was_free_at_us = load.free_at_us;
   const int had_slots = load.adapter_slots;
-  load = {.free_at_us = worker.free_at_us,
-          .waiting_us = worker.waiting_us,
+  std::int64_t free_at_us = 0, waiting_us = 0;
+  for (const auto& unit : worker.held) {
+    const auto from_us = unit.started ? unit.started_us : std::max(unit.assigned_us, unit.ready_us);
+    free_at_us = std::max(free_at_us, from_us) + unit.run_us;
+    if (!unit.started) waiting_us += unit.run_us;
+  }
+  load = {.free_at_us = free_at_us,
+          .waiting_us = waiting_us,
           .hash = worker.hash,
           .held = static_cast<int>(worker.held.size()),
           .capacity = full ? static_cast<int>(worker.held.size()) : worker.capacity,
@@ -188,28 +186,16 @@ void Fleet::refresh_load(WorkerId w) {
   }
 }
 
-void Fleet::recompute(Worker& worker) {
-  std::int64_t at = 0, waiting = 0;
-  for (const auto& unit : worker.held) {
-    at = std::max(at, unit.started ? unit.started_us : std::max(unit.assigned_us, unit.ready_us)) + unit.run_us;
-    if (!unit.started) waiting += unit.run_us;
-  }
-  worker.free_at_us = at;
-  worker.waiting_us = waiting;
-  refresh_load(static_cast<WorkerId>(&worker - workers_.data()));
-}
-
 void Fleet::hold(WorkerId w, HeldUnit unit) {
-  auto& worker = workers_[w];
   if (unit.cls < warm_.size()) grown(warm_[unit.cls], w) = 1;
-  worker.held.push_back(std::move(unit));
-  recompute(worker);
+  workers_[w].held.push_back(std::move(unit));
+  refresh_load(w);
 }
 
-bool Fleet::release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us) {
+void Fleet::release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us) {
   auto& worker = workers_[w];
   const auto it = std::find_if(worker.held.begin(), worker.held.end(), [&](const HeldUnit& h) { return h.ref == ref; });
-  if (it == worker.held.end()) return false;
+  if (it == worker.held.end()) return;
   if (it->started) worker.last_end_us = std::max(worker.last_end_us, now_us);
   adapters_.release(w, it->adapters);
   // A unit that started has warmed the worker; the next heartbeat will report it.
@@ -222,8 +208,7 @@ bool Fleet::release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us) 
   } else {
     worker.held.erase(it);
   }
-  recompute(worker);
-  return true;
+  refresh_load(w);
 }
 
 void Fleet::handed_back(WorkerId w, std::int64_t at_us) {
@@ -288,7 +273,7 @@ void Fleet::started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us) {
   if (auto* unit = find_held(w, ref)) {
     unit->started = true;
     unit->started_us = at_us;
-    recompute(workers_[w]);
+    refresh_load(w);
   }
 }
 

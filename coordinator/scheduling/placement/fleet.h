@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -47,8 +48,6 @@ struct Worker {
   std::vector<std::string> reported_warm;  // class keys
   std::unordered_set<std::string> warm;    // the shape keys of reported_warm
   std::vector<HeldUnit> held;              // in the order of assignment
-  std::int64_t free_at_us = 0;             // predicted end of all held units
-  std::int64_t waiting_us = 0;             // predicted run of the held units that have not started
   std::int64_t last_end_us = 0;
   std::int64_t handed_back_us = -1;  // when it last returned a unit; -1: never
   bool reserved = false;             // gets no unit, so that it becomes empty
@@ -63,17 +62,12 @@ struct Worker {
     return rests(now_us) ||
            (state != WorkerState::kStarting && state != WorkerState::kReady && state != WorkerState::kProbing);
   }
-  bool has_capacity() const { return static_cast<int>(held.size()) < capacity; }
-  // A unit that runs longer than predicted delays the units behind it.
-  std::int64_t start_us(std::int64_t now_us) const {
-    const auto soonest = now_us + waiting_us;
-    return free_at_us > soonest ? free_at_us : soonest;
-  }
 };
 
 // The part of Worker that a routing decision reads of every worker, packed for speed.
 struct WorkerLoad {
-  std::int64_t free_at_us = 0, waiting_us = 0;
+  std::int64_t free_at_us = 0;  // predicted end of all held units
+  std::int64_t waiting_us = 0;  // predicted run of the held units that have not started
   std::uint64_t hash = 0;
   int held = 0, capacity = 0;
   int adapter_slots = 0;
@@ -81,6 +75,7 @@ struct WorkerLoad {
   bool ready = false;
 
   bool has_capacity() const { return held < capacity; }
+  // A unit that runs longer than predicted delays the units behind it.
   std::int64_t start_us(std::int64_t now_us) const { return std::max(free_at_us, now_us + waiting_us); }
 };
 
@@ -88,26 +83,18 @@ class Fleet {
  public:
   Fleet(int lookahead, std::int64_t silent_after_us);
 
-  // Replaces the registry. Returns the workers whose state changed. The owner of a worker that is gone and holds no
-  // unit becomes empty, and its id will be reused. `model_of` interns model names.
-  template <class ModelOf>
-  std::vector<WorkerId> update(const std::vector<queue::WorkerInfo>& infos, std::int64_t now_us, ModelOf model_of) {
-    begin_update(now_us);
-    for (const auto& info : infos) {
-      std::vector<ModelId> models;
-      for (const auto& name : info.models) models.push_back(model_of(name));
-      apply(info, std::move(models), now_us);
-    }
-    return end_update();
-  }
+  // Replaces the registry. Returns the workers that are gone and hold no unit: their owners are empty now, and their
+  // ids will be reused. `model_of` interns model names.
+  std::vector<WorkerId> update(const std::vector<queue::WorkerInfo>& infos, std::int64_t now_us,
+                               const std::function<ModelId(const std::string&)>& model_of);
 
   // The worker with this owner ("name:run id"). Adds an unknown worker, because stored units may refer to workers that
   // are no longer registered.
   WorkerId intern_owner(const std::string& owner);
 
   void hold(WorkerId w, HeldUnit unit);
-  // False: the worker does not hold the unit.
-  bool release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us);
+  // Does nothing if the worker does not hold the unit.
+  void release(WorkerId w, const queue::UnitRef& ref, std::int64_t now_us);
   // The worker handed back a unit. It gets no other unit before a later heartbeat reports that it is ready.
   void handed_back(WorkerId w, std::int64_t at_us);
   // Under any run id.
@@ -145,11 +132,8 @@ class Fleet {
   int most_adapter_slots(ModelId m) const;
 
  private:
-  void begin_update(std::int64_t now_us);
-  void apply(const queue::WorkerInfo& info, std::vector<ModelId> models, std::int64_t now_us);
-  std::vector<WorkerId> end_update();
+  void apply(const queue::WorkerInfo& info, std::vector<ModelId> models);
   WorkerId allocate(const std::string& name, const std::string& boot);
-  void recompute(Worker& worker);
   void refresh_warm(WorkerId w);
   void refresh_load(WorkerId w);
 
@@ -167,8 +151,6 @@ class Fleet {
   std::vector<std::string> class_keys_;                              // shape keys, by class
   std::unordered_map<std::string, std::vector<ClassId>> class_ids_;  // by shape key
   std::vector<std::vector<std::uint8_t>> warm_;                      // [class][worker]
-  std::vector<WorkerState> states_before_;                           // the update
-  std::vector<std::uint8_t> seen_;                                   // in the update
 };
 
 // A class key without its last field, the precision. A worker runs one precision, so warmth does not depend on the

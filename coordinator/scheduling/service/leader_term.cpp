@@ -20,8 +20,9 @@ constexpr std::size_t kMostAdmitting = 1024;
 constexpr int kIntakeBatch = 256;
 constexpr std::int64_t kAuditSpacingUs = 200'000, kMostAuditSpacingUs = 10'000'000;  // doubles with each failure
 
-SchedulerOptions scheduler_options(const SchedulerServiceOptions& options) {
+SchedulerOptions scheduler_options(const SchedulerServiceOptions& options, SchedulerMetrics* metrics) {
   SchedulerOptions out = options.scheduler;
+  out.on_assigned = [metrics](bool cold, std::int64_t queue_wait_us) { metrics->assigned(cold, queue_wait_us); };
   if (options.adapters && !out.adapters) {
     out.adapters = [mirror = options.adapters](const std::string& tenant, const job::LoraUse& use,
                                                const job::ModelEntry& model) {
@@ -47,7 +48,7 @@ std::int64_t monotonic_us() {
 LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
     : context_(std::move(context)),
       epoch_(epoch),
-      scheduler_(std::make_unique<Scheduler>(scheduler_options(*context_.options), context_.metrics)),
+      scheduler_(std::make_unique<Scheduler>(scheduler_options(*context_.options, context_.metrics))),
       tasks_(context_.executor),
       wake_(context_.executor) {}
 
@@ -212,9 +213,7 @@ void LeaderTerm::update_adapters() {
   Residency& residency = scheduler_->adapters();
   residency.forget_sizes();
   for (const auto& [sha256, bytes] : mirror.bytes()) residency.set_size(residency.intern(sha256), bytes);
-  for (const auto& sha256 : pinned_) {
-    if (!mirror.pinned().contains(sha256)) residency.pin(residency.intern(sha256), false);
-  }
+  for (const auto& sha256 : pinned_) residency.pin(residency.intern(sha256), false);
   for (const auto& sha256 : mirror.pinned()) residency.pin(residency.intern(sha256), true);
   pinned_ = mirror.pinned();
 }
@@ -288,6 +287,7 @@ asio::awaitable<void> LeaderTerm::audit() {
 }
 
 void LeaderTerm::perform(Actions actions) {
+  context_.metrics->revoked(actions.revoke.size() + actions.lost.size());
   // Redis runs an admission before the assignments of its units: they follow it on the same connection.
   if (!actions.admit.empty()) spawn("scheduler.admit", admit(std::move(actions.admit)), Vital::kOnce);
   if (!actions.reject.empty()) spawn("scheduler.reject", reject(std::move(actions.reject)), Vital::kOnce);

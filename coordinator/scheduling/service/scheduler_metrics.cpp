@@ -75,7 +75,7 @@ void SchedulerMetrics::assigned(bool cold, std::int64_t queue_wait_us) {
   families_.wait.Observe(static_cast<double>(queue_wait_us) / 1e6);
 }
 
-void SchedulerMetrics::revoked() { families_.revocations.Increment(); }
+void SchedulerMetrics::revoked(std::size_t units) { families_.revocations.Increment(static_cast<double>(units)); }
 
 void SchedulerMetrics::on_event(const queue::Event& event) {
   if (event.type == "step" || event.type == "preview") return;

@@ -11,11 +11,11 @@
 
 namespace ditfleet::scheduling {
 
-class SchedulerMetrics : public Observer {
+class SchedulerMetrics {
  public:
   SchedulerMetrics();  // registers the metric families; one object per process
-  void assigned(bool cold, std::int64_t queue_wait_us) override;
-  void revoked() override;
+  void assigned(bool cold, std::int64_t queue_wait_us);
+  void revoked(std::size_t units);
   // Counts jobs that end and units that must run again. Measures the duration of jobs that were passed to track().
   void on_event(const queue::Event& event);
   void track(const std::string& job, std::int64_t created_ms) { open_[job].queued_ms = created_ms; }
