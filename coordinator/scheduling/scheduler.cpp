@@ -410,7 +410,6 @@ QueueStats Scheduler::stats() const {
       out.ready += unit.where == Unit::Where::kQueued || unit.where == Unit::Where::kAlone;
       out.held += unit.where == Unit::Where::kHeld;
       out.delayed += unit.where == Unit::Where::kDelayed;
-      out.pending += unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown;
     }
   }
   for (WorkerId w = 0; w < fleet_.id_bound(); ++w) {

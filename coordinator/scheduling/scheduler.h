@@ -58,7 +58,7 @@ struct Actions {
 };
 
 struct QueueStats {
-  std::size_t jobs = 0, ready = 0, held = 0, delayed = 0, pending = 0;
+  std::size_t jobs = 0, ready = 0, held = 0, delayed = 0;
   std::size_t unplaceable = 0;  // ready, but no registered worker has the model and enough adapter slots
   std::map<WorkerState, std::size_t> workers;
 };

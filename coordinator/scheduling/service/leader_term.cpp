@@ -16,6 +16,8 @@ using namespace std::chrono_literals;
 constexpr auto kCall = 5s;        // for one call to Redis
 constexpr auto kBackOff = 100ms;  // after a failed one
 constexpr auto kTick = 100ms;     // between decisions that depend only on time
+constexpr auto kRegistryPeriod = 250ms, kReapPeriod = 100ms;
+constexpr std::int64_t kAuditPeriodUs = 30'000'000;
 constexpr std::size_t kMostAdmitting = 1024;
 constexpr int kIntakeBatch = 256;
 constexpr std::int64_t kAuditSpacingUs = 200'000, kMostAuditSpacingUs = 10'000'000;  // doubles with each failure
@@ -107,10 +109,8 @@ asio::awaitable<void> LeaderTerm::run() {
     kicked_ = false;
     notice_reconnect();
     const auto since_audit_us = monotonic_us() - audited_us_;
-    const auto period_us =
-        std::chrono::duration_cast<std::chrono::microseconds>(context_.options->audit_period).count();
     if (!auditing_ && since_audit_us > audit_spacing_us_ &&
-        (audit_wanted_ || scheduler_->wants_audit() || since_audit_us > period_us) &&
+        (audit_wanted_ || scheduler_->wants_audit() || since_audit_us > kAuditPeriodUs) &&
         context_.connection->connected()) {
       auditing_ = true;
       spawn("scheduler.audit", audit(), Vital::kOnce);
@@ -130,7 +130,7 @@ asio::awaitable<void> LeaderTerm::run() {
 
 asio::awaitable<bool> LeaderTerm::rebuild() {
   generation_ = context_.connection->generation();
-  if (!feed_) feed_ = std::make_unique<queue::Feed>(context_.connection, context_.options->shard, false);
+  if (!feed_) feed_ = std::make_unique<queue::Feed>(context_.connection, context_.client->options().shard, false);
   // Subscribes first: events that arrive while the state is read are applied after it.
   const auto subscribed = co_await feed_->next(0ms);
   if (!subscribed) co_return false;
@@ -233,7 +233,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
       counted_us = now;
       context_.metrics->stats(scheduler_->stats());
     }
-    co_await pause(context_.options->registry_period);
+    co_await pause(kRegistryPeriod);
   }
 }
 
@@ -243,7 +243,7 @@ void LeaderTerm::log_fleet() {
 
 asio::awaitable<void> LeaderTerm::reap() {
   for (;;) {
-    co_await pause(context_.options->reap_period);
+    co_await pause(kReapPeriod);
     if (!context_.connection->connected()) continue;
     const auto touched = co_await context_.client->reap(epoch_, 1000, Deadline::after(kCall));
     if (!touched) note_failure(touched.error(), "reaping");

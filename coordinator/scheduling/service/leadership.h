@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace ditfleet::scheduling {
 
@@ -30,12 +31,12 @@ class Leadership {
   std::int64_t next_call_us() const { return next_call_us_; }
 
  private:
+  Change end();
   std::int64_t ttl_us_;
   std::int64_t epoch_ = 0;
   std::int64_t until_us_ = 0;
   std::int64_t next_call_us_ = 0;
-  std::int64_t answered_us_ = 0;
-  bool answered_ = false;
+  std::optional<std::int64_t> answered_us_;
 };
 
 }  // namespace ditfleet::scheduling

@@ -67,7 +67,6 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
     return leading() || (!leadership_.leading() && leadership_.leader_known(monotonic_us()));
   }
   const std::string& refusal() const { return refusal_; }
-  std::size_t queued() const { return queued_; }
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) {
     if (!leading()) return std::nullopt;
     return term_->scheduler().estimate(spec, tenant, now_us());
@@ -135,7 +134,6 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
     if (!depth) co_return;
     clock_.sync(depth->time_us, sent, monotonic_us());
     clock_known_ = true;
-    queued_ = depth->ready_units + depth->queued_jobs;
     if (term_) metrics_.jobs(depth->queued_jobs, depth->queued_jobs + depth->admitted_jobs);
   }
 
@@ -199,7 +197,6 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
   TaskGroup tasks_;
   bool loaded_ = false, warned_ = false, clock_known_ = false;
   std::uint64_t loaded_generation_ = 0;
-  std::size_t queued_ = 0;
   std::string refusal_;  // the error of the latest request for the leadership
 };
 
@@ -214,7 +211,6 @@ bool SchedulerService::library_loaded() const { return impl_->loaded(); }
 bool SchedulerService::leading() const { return impl_->leading(); }
 bool SchedulerService::leader_known() const { return impl_->leader_known(); }
 const std::string& SchedulerService::refusal() const { return impl_->refusal(); }
-std::size_t SchedulerService::queued() const { return impl_->queued(); }
 std::optional<Estimate> SchedulerService::estimate(const job::JobSpec& spec, const std::string& tenant) const {
   return impl_->estimate(spec, tenant);
 }

@@ -31,10 +31,8 @@ namespace asio = boost::asio;
 struct SchedulerServiceOptions {
   std::string coordinator;  // unique among coordinators and their restarts
   std::int64_t leader_ttl_ms = 3000;
-  int shard = 0;
   SchedulerOptions scheduler;                            // an unset `adapters` uses the mirror below
   std::shared_ptr<loras::RegistryMirror> adapters = {};  // kept current by its owner; null: no tenant has adapters
-  std::chrono::milliseconds registry_period{250}, reap_period{100}, audit_period{30'000};
 };
 
 class SchedulerService {
@@ -54,8 +52,6 @@ class SchedulerService {
   bool leading() const;         // true once the state is rebuilt
   bool leader_known() const;
   const std::string& refusal() const;  // the error of the latest request for the leadership; empty: none
-  // Number of ready units and queued jobs, at most a second old. Available without the leadership too.
-  std::size_t queued() const;
   // Empty unless leading. `spec` must be complete.
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) const;
   // Scheduler::waits_for(); empty unless leading.
