@@ -4,7 +4,7 @@
 #include <tuple>
 #include <utility>
 
-#include "coordinator/scheduling/dense.h"
+#include "coordinator/scheduling/placement/dense.h"
 #include "coordinator/scheduling/placement/earliest_finish_policy.h"
 #include "coordinator/scheduling/placement/rendezvous_hash.h"
 

@@ -29,34 +29,29 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
       pending_.reject.push_back(make_rejection(entry, job.error()));
       continue;
     }
-    if (find_job(entry.id) == nullptr) {
-      if (auto unmet = unmet_slots(job->spec, most_slots_seen(job->spec.model))) {
-        pending_.reject.push_back(make_rejection(entry, std::move(*unmet)));
-        continue;
-      }
-    }
+    auto* known = find_job(entry.id);
+    const bool fresh = known == nullptr;
     const auto deadline = deadline_us(entry, job->spec);
-    const auto expected = estimate(job->spec, entry.tenant, now_us);
-    if (auto unmet = unmet_deadline(expected, deadline, now_us)) {
+    auto unmet = fresh ? unmet_slots(job->spec, most_slots_seen(job->spec.model)) : std::nullopt;
+    if (!unmet) unmet = unmet_deadline(estimate(job->spec, entry.tenant, now_us), deadline, now_us);
+    if (unmet) {
       pending_.reject.push_back(make_rejection(entry, std::move(*unmet)));
       continue;
     }
-    const bool fresh = find_job(entry.id) == nullptr;
     if (fresh) {
-      auto& added = add_job(entry.id, entry.tenant, job->spec.model, job->class_key, adapters_of(job->spec),
-                            job->spec.n.value_or(1), now_us);
-      added.prior_us = job->prior_us;
-      added.cost_us = costs_.typical_run_us(added.cls, added.model, added.prior_us);
-      added.priority = job->spec.priority;
-      added.deadline_us = deadline;
+      known = &add_job(entry.id, entry.tenant, job->spec.model, job->class_key, adapters_of(job->spec),
+                       job->spec.n.value_or(1), now_us);
+      known->prior_us = job->prior_us;
+      known->cost_us = costs_.typical_run_us(known->cls, known->model, known->prior_us);
+      known->priority = job->spec.priority;
+      known->deadline_us = deadline;
     }
-    auto& known = *find_job(entry.id);
     // Also of a job that is known: an entry that is read again has not been acknowledged yet.
-    pending_.admit.push_back(make_admission(entry, *job, known.cost_us));
+    pending_.admit.push_back(make_admission(entry, *job, known->cost_us));
     pending_bytes_ += pending_.admit.back().spec.size();
     // Not of a plain entry, which may turn out to be another name of a job.
     if (fresh && pending_.admit.size() <= kMostAhead && pending_bytes_ <= kMostAheadBytes && !entry.raw) {
-      for (int i = 0; i < static_cast<int>(known.units.size()); ++i) unit_ready(known, i, now_us, now_us);
+      for (int i = 0; i < static_cast<int>(known->units.size()); ++i) unit_ready(*known, i, now_us, now_us);
     }
   }
 }

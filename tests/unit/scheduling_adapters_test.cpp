@@ -20,16 +20,16 @@ class ResidencyTest : public ::testing::Test {
     residency.set_size(a, kAdapterBytes);
     return a;
   }
-  void worker(WorkerId w, std::vector<AdapterId> in_slots, std::vector<AdapterId> in_host,
+  void worker(WorkerId w, const std::vector<AdapterId>& in_slots, const std::vector<AdapterId>& in_host,
               std::int64_t room = 3 * kAdapterBytes, int slots = 2) {
-    residency.report(w,
-                     {.slots = slots,
-                      .host_bytes = room,
-                      .load_bytes_per_s = 1e9,
-                      .swap_us = 10'000,
-                      .in_slots = std::move(in_slots),
-                      .in_host = std::move(in_host)},
-                     0);
+    queue::WorkerInfo info;
+    info.adapter_slots = slots;
+    info.host_adapter_bytes = room;
+    info.adapter_load_bytes_per_s = 1'000'000'000;
+    info.adapter_swap_us = 10'000;
+    for (const auto a : in_slots) info.adapters.push_back(residency.name(a));
+    for (const auto a : in_host) info.host_adapters.push_back(residency.name(a));
+    residency.report(w, info, 0);
   }
   AdapterNeed need(WorkerId w, std::vector<AdapterId> adapters, std::int64_t now = 0) {
     return residency.scan(adapters, now).at(w);

@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "coordinator/scheduling/dense.h"
+#include "coordinator/scheduling/placement/dense.h"
 
 namespace ditfleet::scheduling {
 namespace {

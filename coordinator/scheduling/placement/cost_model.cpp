@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "coordinator/scheduling/dense.h"
+#include "coordinator/scheduling/placement/dense.h"
 
 namespace ditfleet::scheduling {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "coordinator/scheduling/dense.h"
+#include "coordinator/scheduling/placement/dense.h"
 #include "coordinator/scheduling/placement/rendezvous_hash.h"
 
 namespace ditfleet::scheduling {
@@ -110,15 +110,7 @@ void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models) {
                    : info.state == "stuck"  ? WorkerState::kStuck
                                             : WorkerState::kStarting;
   }
-  HeldAdapters held{.slots = info.adapter_slots,
-                    .host_bytes = info.host_adapter_bytes,
-                    .load_bytes_per_s = static_cast<double>(info.adapter_load_bytes_per_s),
-                    .swap_us = info.adapter_swap_us,
-                    .in_slots = {},
-                    .in_host = {}};
-  for (const auto& name : info.adapters) held.in_slots.push_back(adapters_.intern(name));
-  for (const auto& name : info.host_adapters) held.in_host.push_back(adapters_.intern(name));
-  adapters_.report(id, held, now_us_);
+  adapters_.report(id, info, now_us_);
   refresh_load(id);
 }
 

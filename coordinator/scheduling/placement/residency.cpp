@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "coordinator/scheduling/dense.h"
+#include "coordinator/scheduling/placement/dense.h"
 
 namespace ditfleet::scheduling {
 namespace {
@@ -99,12 +99,13 @@ std::size_t Residency::unreported(WorkerId w, std::span<const AdapterId> wanted)
   }));
 }
 
-void Residency::report(WorkerId w, const HeldAdapters& held, std::int64_t now_us) {
+void Residency::report(WorkerId w, const queue::WorkerInfo& info, std::int64_t now_us) {
   auto& holder = grown(workers_, w);
-  holder.slots = held.slots;
-  holder.host_bytes = held.host_bytes;
-  if (held.load_bytes_per_s > 0) holder.load_us_per_byte = 1e6 / held.load_bytes_per_s;
-  if (held.swap_us > 0) holder.swap_us = held.swap_us;
+  holder.slots = info.adapter_slots;
+  holder.host_bytes = info.host_adapter_bytes;
+  if (info.adapter_load_bytes_per_s > 0)
+    holder.load_us_per_byte = 1e6 / static_cast<double>(info.adapter_load_bytes_per_s);
+  if (info.adapter_swap_us > 0) holder.swap_us = info.adapter_swap_us;
   std::vector<Copy> copies;
   const auto mention = [&](AdapterId a, bool in_slot) {
     for (auto& copy : copies) {
@@ -114,8 +115,8 @@ void Residency::report(WorkerId w, const HeldAdapters& held, std::int64_t now_us
     }
     copies.push_back({.adapter = a, .in_slot = in_slot, .reported = true, .ready_us = now_us, .used_us = now_us});
   };
-  for (const auto a : held.in_slots) mention(a, true);
-  for (const auto a : held.in_host) mention(a, false);
+  for (const auto& name : info.adapters) mention(intern(name), true);
+  for (const auto& name : info.host_adapters) mention(intern(name), false);
   for (auto& copy : copies) {
     const auto* old = find(holder, copy.adapter);
     if (old == nullptr) {

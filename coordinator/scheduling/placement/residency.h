@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "coordinator/scheduling/placement/cost_model.h"
+#include "shared/queue/types.h"
 
 namespace ditfleet::scheduling {
 
@@ -28,15 +29,6 @@ struct AdapterNeed {
   std::int64_t ready_us = 0;  // when all adapters are in slots; now or earlier if they already are
   std::int64_t load_us = 0;   // from source to host memory, of adapters that are neither there nor being loaded
   std::int64_t swap_us = 0;   // from host memory to slots, of adapters that are in no slot
-};
-
-// A worker's report.
-struct HeldAdapters {
-  int slots = 0;                // 0: the worker accepts no unit with adapters
-  std::int64_t host_bytes = 0;  // host memory for adapters
-  double load_bytes_per_s = 0;  // measured; 0: not measured yet
-  std::int64_t swap_us = 0;     // measured; 0: not measured yet
-  std::vector<AdapterId> in_slots, in_host;
 };
 
 enum class Eviction {
@@ -72,8 +64,9 @@ class Residency {
   // Requests per second, over the last minutes.
   double demand(AdapterId a, std::int64_t now_us) const;
 
-  // Replaces the state of the worker. Keeps adapters that its held units need and that it does not report yet.
-  void report(WorkerId w, const HeldAdapters& held, std::int64_t now_us);
+  // Replaces the state of the worker by its report. Keeps adapters that its held units need and that it does not report
+  // yet. A worker without slots accepts no unit with adapters. A load rate or swap time of 0 was not measured yet.
+  void report(WorkerId w, const queue::WorkerInfo& info, std::int64_t now_us);
   void forget(WorkerId w);
 
   int slots(WorkerId w) const { return w < workers_.size() ? workers_[w].slots : 0; }
