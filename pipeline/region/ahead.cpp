@@ -24,8 +24,7 @@ Dim bytes_moved(const Plan& plan, const RowStep& step) {
   Dim bytes;
   for (const auto& instance : step.instances)
     for (const auto& operand : instance.operands)
-      bytes = bytes + elements_of(operand.view.shape) *
-                          Dim(bytes_of(plan.buffers[static_cast<std::size_t>(operand.view.buffer)].type));
+      bytes = bytes + elements_of(operand.view.shape) * Dim(bytes_of(plan.buffer(operand.view.buffer).type));
   return bytes;
 }
 

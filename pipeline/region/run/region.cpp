@@ -44,7 +44,7 @@ Region::Region(std::string block, Recipe recipe, std::shared_ptr<const RegionHos
 std::vector<std::string> Region::input_names() const {
   const Program program = pipeline::unwrap(recipe_(ElementType::kF32));
   std::vector<std::string> names;
-  for (int input : program.inputs()) names.push_back(program.values[static_cast<std::size_t>(input)].name);
+  for (int input : program.inputs()) names.push_back(program.value(input).name);
   return names;
 }
 
@@ -189,9 +189,7 @@ std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int6
   const Program shape_of = pipeline::unwrap(recipe_(ElementType::kF32));
   const auto order = shape_of.inputs();
   std::size_t first = 0;
-  while (first + 1 < order.size() &&
-         shape_of.values[static_cast<std::size_t>(order[first])].kind != ValueKind::kActivation)
-    ++first;
+  while (first + 1 < order.size() && shape_of.value(order[first]).kind != ValueKind::kActivation) ++first;
   if (inputs.size() != order.size()) sizes_of(shape_of, inputs);  // throws
   if (!inputs[first].defined()) sizes_of(shape_of, inputs);
   const ElementType type = element_type(inputs[first].scalar_type(), block_);

@@ -24,7 +24,7 @@ Sizes sizes_of(const Program& program, const std::vector<at::Tensor>& inputs, bo
   // Takes single symbols from activations first, then from adapters, whose batch may be 1. Then compares everything.
   for (const ValueKind source : {ValueKind::kActivation, ValueKind::kAdapter, ValueKind::kResult})
     for (std::size_t i = 0; i < order.size(); ++i) {
-      const Value& value = program.values[static_cast<std::size_t>(order[i])];
+      const Value& value = program.value(order[i]);
       const at::Tensor& t = inputs[i];
       if (!t.defined() || t.dim() != static_cast<std::int64_t>(value.shape.size()))
         refuse("%" + value.name + " is " + (t.defined() ? shape_text(t) : "missing") + "; it must be " +
