@@ -77,22 +77,19 @@ std::vector<std::string> spill_warnings(const AheadReport& report) {
   return lines;
 }
 
-std::vector<std::string> ahead_architectures() {
+Result<void> check_architectures(const std::vector<std::string>& architectures) {
   auto known = gpu_architectures();
   known.push_back(kHostArch);
-  return known;
-}
-
-Result<void> check_architectures(const std::vector<std::string>& architectures) {
-  const auto known = ahead_architectures();
+  std::string list;
+  for (const auto& one : known) list += (list.empty() ? "" : ", ") + one;
   for (const auto& arch : architectures)
-    if (auto checked = check_architecture(arch, known); !checked) return checked;
+    if (std::find(known.begin(), known.end(), arch) == known.end())
+      return invalid_argument("'" + arch + "' is not an architecture for regions; it must be one of " + list, "arch");
   return {};
 }
 
 Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType type, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options) {
-  if (auto known = check_architectures({arch}); !known) return known.error();
   if (programs.blocks.empty() && programs.fixed.empty()) return AheadReport();
   const bool host = arch == kHostArch;
   auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);

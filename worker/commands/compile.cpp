@@ -105,8 +105,6 @@ Result<void> run(const CompileFlags& flags) {
   auto settings = settings_of(flags.sources);
   if (!settings) return settings.error();
   const auto architectures = split(flags.architectures.empty() ? kAllGpus : flags.architectures);
-  if (architectures.empty())
-    return invalid_argument("--arch is empty; it must be a list such as " + std::string(kAllGpus));
   if (!flags.out.empty() && !std::filesystem::is_directory(std::filesystem::absolute(flags.out).parent_path()))
     return invalid_argument("--out is '" + flags.out + "' but its folder does not exist");
   const auto wanted = compile_options(*settings);

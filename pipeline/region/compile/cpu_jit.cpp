@@ -61,8 +61,6 @@ class CpuJit : public Compiler {
   }
 
   Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
-    if (arch != kHostArch)
-      return invalid_argument("[cpu_jit] '" + arch + "' is not supported; the architecture must be cpu", "arch");
     ScratchFolder folder;
     if (!folder.ok()) return unavailable("[cpu_jit] region " + region + ": " + folder.why());
     const std::string input = folder.path() + "/region.cpp", object = folder.path() + "/region.so";

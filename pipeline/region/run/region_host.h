@@ -46,8 +46,8 @@ struct RegionHost {
 
 // Opens the compiler for this backend and device; creates a cache in memory if `cache` is null. If backend auto falls
 // back to eager, this is counted.
-// Throws pipeline::Failure: kInvalidArgument for an unknown backend, mode or limit; kUnavailable if an explicit backend
-// is not available.
+// Throws pipeline::Failure: kInvalidArgument for a backend or attention that the device cannot have; kUnavailable if an
+// explicit backend is not available. The configuration has checked names and limits.
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device,
                                              std::shared_ptr<kernel_cache::KernelCache> cache);
 
