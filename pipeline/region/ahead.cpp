@@ -130,16 +130,17 @@ Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType typ
   for (const Block& block : blocks)
     running.push_back(threads.run([&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
-      auto made = compile_cached(cache, block.plan, block.source, **compiler, arch, loads);
+      auto made = compile_cached(cache, block.key, block.plan.program.block, block.source, **compiler, arch, loads);
       if (!made) return made.error();
       return region_of(block.plan.program.block, start, *made, block.key, explain(block.plan, *made->entry));
     }));
   for (const FixedProgram& program : programs.fixed)
     running.push_back(threads.run([&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
-      auto made = compile_fixed(cache, program, **compiler, arch);
+      const auto key = key_of(program, **compiler, arch);
+      auto made = compile_cached(cache, key, program.name, program.source, **compiler, arch);
       if (!made) return made.error();
-      return region_of(program.name, start, *made, key_of(program, **compiler, arch), explain_kernels(*made->entry));
+      return region_of(program.name, start, *made, key, explain_kernels(*made->entry));
     }));
   AheadReport report;
   for (auto& one : running) {

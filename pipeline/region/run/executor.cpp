@@ -8,12 +8,10 @@
 
 #include <algorithm>
 
+#include "pipeline/region/run/sizes.h"
+
 namespace ditfleet::region {
 namespace {
-
-c10::ScalarType scalar_type(ElementType type) {
-  return type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
-}
 
 // A large image must not keep its memory forever; allocating is cheap compared with computing it.
 constexpr std::int64_t kMostKeptBytes = std::int64_t{256} << 20;

@@ -37,10 +37,6 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return out.reshape(q.sizes());
 }
 
-c10::ScalarType scalar_type(ElementType type) {
-  return type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
-}
-
 }  // namespace
 
 std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::Tensor>& inputs) {

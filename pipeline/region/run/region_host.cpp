@@ -56,6 +56,17 @@ void RegionHost::fall_back(const std::string& region, const std::string& reason,
   counters->fell_back(region, reason, message, first);
 }
 
+Result<CachedProgram> RegionHost::compile(const kernel_cache::Key& key, const std::string& name, const Source& source,
+                                          const std::string& reason, const Validator& usable) const {
+  const auto begun = std::chrono::steady_clock::now();
+  auto made = compile_cached(*cache, key, name, source, *compiler, arch, usable);
+  const auto took = std::chrono::steady_clock::now() - begun;
+  if (made)
+    counters->program_took(compiler->name(), reason, made->compiled,
+                           std::chrono::duration_cast<std::chrono::microseconds>(took));
+  return made;
+}
+
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device,
                                              std::shared_ptr<kernel_cache::KernelCache> cache) {
   auto host = std::make_shared<RegionHost>();

@@ -38,6 +38,9 @@ struct RegionHost {
   // Counts a region that cannot run compiled, and logs the first one of this region and reason. With fullgraph it
   // throws a Failure instead: kInvalidArgument, param "compile.fullgraph".
   void fall_back(const std::string& region, const std::string& reason, const std::string& message) const;
+  // compile_cached() for this host. Counts how long it took; `reason`: see RegionCounters.
+  Result<CachedProgram> compile(const kernel_cache::Key& key, const std::string& name, const Source& source,
+                                const std::string& reason, const Validator& usable) const;
 
  private:
   mutable std::mutex mutex_;
