@@ -97,8 +97,14 @@ class Call {
                           : !first         ? GemmEpilogue::kAdd
                           : bias.defined() ? GemmEpilogue::kBias
                                            : GemmEpilogue::kPlain;
-    return libraries_.gemm->run(epilogue, plan_.buffer(step.out.buffer).type, x.size(0), x.size(1), out.size(1),
-                                x.stride(0), columns.stride(1), out.stride(0),
+    return libraries_.gemm->run({.type = plan_.buffer(step.out.buffer).type,
+                                 .epilogue = epilogue,
+                                 .rows = x.size(0),
+                                 .in = x.size(1),
+                                 .out = out.size(1),
+                                 .x_stride = x.stride(0),
+                                 .weight_stride = columns.stride(1),
+                                 .out_stride = out.stride(0)},
                                 {x.const_data_ptr(), columns.const_data_ptr(),
                                  bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()});
   }

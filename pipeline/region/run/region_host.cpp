@@ -25,7 +25,7 @@ Result<void> open_gpu(RegionHost& host, const CompileOptions& options, c10::Devi
   auto compiler = open_nvrtc(options.nvrtc);
   if (!compiler) return compiler.error();
   host.arch = *arch;
-  host.gemm = make_gemm(host.device);
+  host.gemm = std::make_shared<const Gemm>(host.device);
   host.direct_attention = make_direct_attention(host.device, host.arch, host.attention, host.cache);
   if (host.attention == AttentionBackend::kAuto)
     host.timed_attention = make_timed_attention(host.device, host.arch, host.direct_attention != nullptr, host.cache);
