@@ -41,7 +41,7 @@ struct StepProgress {
 using StepCallback = std::function<bool(const StepProgress&)>;
 
 struct ModelInfo {
-  std::string name, dir, precision, device;
+  std::string name, dir;
   int size_multiple = 1;  // width and height are multiples of it
   std::int64_t weight_bytes = 0;
   // Microseconds that loading took, by part: tokenizers, text_encoders, transformer, vae (weights), compile (programs
@@ -55,7 +55,7 @@ class Generation {
   virtual ~Generation() = default;
   // For the job's warnings, such as a truncated prompt.
   virtual std::vector<std::string> warnings() const = 0;
-  // Microseconds of each stage so far: "text", "denoise", "vae".
+  // Microseconds of each stage that has run: "text", "denoise", "vae".
   virtual std::vector<std::pair<std::string, std::int64_t>> phases_us() const = 0;
   // Writes a safetensors file with the tensors of every stage so far, for comparison with a reference.
   virtual Result<void> dump(const std::string& path) const = 0;
