@@ -17,8 +17,8 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   const std::string& dir = context.dir;
   const auto begun = std::chrono::steady_clock::now();
   auto prompts = Prompts::load(dir);
-  const auto tokenizers_us =
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
+  const auto tokenizers =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
   auto folder = load_flux_folder(dir, context.placement, context.regions, context.adapter_columns);
   if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
     fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
@@ -29,8 +29,8 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   info.dir = dir;
   info.size_multiple = folder.size_multiple();
   info.weight_bytes = folder.weight_bytes();
-  info.load_us = folder.load_us;
-  info.load_us.insert(info.load_us.begin(), {"tokenizers", tokenizers_us});
+  info.load_times = folder.load_times;
+  info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
   return std::make_unique<FluxModel>(std::move(info), context.placement, std::move(folder), std::move(prompts),
                                      context.adapters);
 }
