@@ -15,10 +15,6 @@
 #include "shared/core/nearest_name.h"
 #include "shared/core/secrets.h"
 #include "worker/commands/command_line.h"
-#include "worker/commands/compile.h"
-#include "worker/commands/generate.h"
-#include "worker/commands/run.h"
-#include "worker/commands/tokenize.h"
 
 namespace {
 
@@ -46,31 +42,8 @@ int main(int argc, char** argv) {
   app.footer(
       "Exit codes: 0 success, 1 failure, 2 wrong usage. Every configuration key can also be set with an\n"
       "environment variable DITFLEET_SECTION__KEY, or in the file named by DITFLEET_CONFIG.");
-  int exit_code = kExitOk;
-
-  RunFlags run_flags;
-  auto* run_command = app.add_subcommand("run", "Serve the queue");
-  add_run_flags(*run_command, run_flags);
-  run_command->callback([&] {
-    ditfleet::hide_passwords(argc, argv);
-    exit_code = run(run_flags);
-  });
-
-  GenerateFlags generate_flags;
-  auto* generate_command = app.add_subcommand("generate", "Generate images for one prompt and write them to files");
-  add_generate_flags(*generate_command, generate_flags);
-  generate_command->callback([&] { exit_code = generate(generate_flags); });
-
-  CompileFlags compile_flags;
-  auto* compile_command = app.add_subcommand("compile", "Compile the regions of a model ahead of time");
-  add_compile_flags(*compile_command, compile_flags);
-  compile_command->callback([&] { exit_code = compile(compile_flags); });
-
-  TokenizeFlags tokenize_flags;
-  auto* tokenize_command = app.add_subcommand("tokenize", "Print the token ids of prompts");
-  add_tokenize_flags(*tokenize_command, tokenize_flags);
-  tokenize_command->callback([&] { exit_code = tokenize(tokenize_flags); });
-
+  Invocation invoked;
+  for (const auto add : {add_run, add_generate, add_compile, add_tokenize}) add(app, invoked);
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
@@ -83,11 +56,12 @@ int main(int argc, char** argv) {
   }
   try {
     app.parse(argc, argv);
+    ditfleet::hide_passwords(argc, argv);
+    return invoked();
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kExitOk : kExitUsage;
   } catch (const std::exception& error) {
     std::cerr << "ditfleet-worker: internal error: " << error.what() << "\n";
     return kExitFailure;
   }
-  return exit_code;
 }

@@ -17,8 +17,8 @@ void record_load(const pipeline::ModelInfo& info) {
   static auto& family =
       telemetry::gauges("ditfleet_model_load_seconds",
                         "Time to load a model, by part (compile: until the programs of its regions are available)");
-  for (const auto& [part, us] : info.load_us)
-    family.Add({{"model", info.name}, {"part", part}}).Set(seconds(std::chrono::microseconds(us)));
+  for (const auto& [part, time] : info.load_times)
+    family.Add({{"model", info.name}, {"part", part}}).Set(seconds(time));
 }
 
 void record_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts) {

@@ -7,14 +7,12 @@
 
 #include <chrono>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "pipeline/engine.h"
 
 namespace ditfleet::worker {
 
-using PartTimes = std::vector<std::pair<std::string, std::chrono::microseconds>>;
+using pipeline::PartTimes;
 
 // Thread-safe.
 void record_load(const pipeline::ModelInfo& info);

@@ -9,6 +9,7 @@
 // Errors of every stage: kInvalidArgument (the request), kOutOfMemory, kDeviceFault (the process must end), kCanceled.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -40,13 +41,15 @@ struct StepProgress {
 // Called on the denoising thread after each step, until denoise() returns. False cancels: denoise() returns kCanceled.
 using StepCallback = std::function<bool(const StepProgress&)>;
 
+using PartTimes = std::vector<std::pair<std::string, std::chrono::microseconds>>;
+
 struct ModelInfo {
-  std::string name, dir, precision, device;
+  std::string name, dir;
   int size_multiple = 1;  // width and height are multiples of it
   std::int64_t weight_bytes = 0;
-  // Microseconds that loading took, by part: tokenizers, text_encoders, transformer, vae (weights), compile (programs
-  // of its regions, compiled or taken from the kernel cache).
-  std::vector<std::pair<std::string, std::int64_t>> load_us;
+  // How long loading took, by part: tokenizers, text_encoders, transformer, vae (weights), compile (programs of its
+  // regions, compiled or taken from the kernel cache).
+  PartTimes load_times;
 };
 
 // The state of one request between the stages. Not thread-safe.
@@ -55,7 +58,7 @@ class Generation {
   virtual ~Generation() = default;
   // For the job's warnings, such as a truncated prompt.
   virtual std::vector<std::string> warnings() const = 0;
-  // Microseconds of each stage so far: "text", "denoise", "vae".
+  // Microseconds of each stage that has run: "text", "denoise", "vae".
   virtual std::vector<std::pair<std::string, std::int64_t>> phases_us() const = 0;
   // Writes a safetensors file with the tensors of every stage so far, for comparison with a reference.
   virtual Result<void> dump(const std::string& path) const = 0;

@@ -30,12 +30,6 @@ void check_dtype(const std::string& dtype) {
     fail(Code::kInvalidArgument, "dtype is \"" + dtype + "\"; it must be auto, fp32 or bf16", "dtype");
 }
 
-void check_least(const char* name, std::int64_t value, std::int64_t least) {
-  if (value < least)
-    fail(Code::kInvalidArgument,
-         std::string(name) + " is " + std::to_string(value) + "; it must be at least " + std::to_string(least), name);
-}
-
 class TorchEngine final : public Engine {
  public:
   TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions,
@@ -91,11 +85,6 @@ class TorchEngine final : public Engine {
 Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Families families) {
   try {
     check_dtype(options.dtype);
-    check_least("threads", options.threads, 0);
-    check_least("max_lora_rank", options.max_lora_rank, 1);
-    check_least("lora_together_rank", options.lora_together_rank, 0);
-    check_least("lora_slots", options.lora_slots, 0);
-    check_least("lora_host_bytes", options.lora_host_bytes, 0);
     DeviceChoice choice = load_device(options.device);
     if (options.threads > 0) at::set_num_threads(options.threads);
     const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());

@@ -16,8 +16,11 @@ class GenerationBase : public Generation {
   std::vector<std::pair<std::string, std::int64_t>> phases_us() const override { return phases_; }
 
   void add_warning(std::string warning) { warnings_.push_back(std::move(warning)); }
-  // Adds the time since `start` to the phase.
-  void add_phase(const std::string& name, std::chrono::steady_clock::time_point start);
+  // The phase took the time since `start`.
+  void add_phase(const std::string& name, std::chrono::steady_clock::time_point start) {
+    using std::chrono::duration_cast, std::chrono::microseconds;
+    phases_.emplace_back(name, duration_cast<microseconds>(std::chrono::steady_clock::now() - start).count());
+  }
 
  private:
   std::vector<std::string> warnings_;

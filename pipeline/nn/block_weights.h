@@ -5,33 +5,29 @@
 
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "pipeline/device/failure.h"
 
 namespace ditfleet::pipeline {
 
-// Immutable and thread-safe. All weights are resident on the device.
-class BlockWeights {
- public:
-  BlockWeights() = default;
-  // `inputs`: names of a region's inputs. `blocks`: the weights of each block by input name. Keeps the tensors.
-  BlockWeights(const std::vector<std::string>& inputs, const std::vector<std::map<std::string, at::Tensor>>& blocks) {
-    for (const auto& weights : blocks) {
-      auto& row = rows_.emplace_back();
-      for (const std::string& name : inputs) {
-        const auto at = weights.find(name);
-        row.push_back(at == weights.end() ? at::Tensor() : at->second);
-      }
+using Weights = std::map<std::string, at::Tensor>;  // of a block, by input name
+
+// One row per block. Inputs that each call gives, according to `is_given`, are undefined. Keeps the tensors. Throws
+// Failure (kInternal) if another input has no weight.
+template <class IsGiven>
+std::vector<std::vector<at::Tensor>> weight_rows(const std::vector<std::string>& inputs,
+                                                 const std::vector<Weights>& blocks, const IsGiven& is_given) {
+  std::vector<std::vector<at::Tensor>> rows;
+  for (const Weights& weights : blocks) {
+    auto& row = rows.emplace_back();
+    for (const std::string& name : inputs) {
+      const auto at = weights.find(name);
+      if (at == weights.end() && !is_given(name)) fail(Code::kInternal, "no parameter has the name " + name);
+      row.push_back(is_given(name) ? at::Tensor() : at->second);
     }
   }
-
-  std::size_t size() const { return rows_.size(); }
-
-  // The inputs for one call of a block. Inputs that are not weights are undefined; the caller sets them.
-  std::vector<at::Tensor> acquire(std::size_t block) const { return rows_[block]; }
-
- private:
-  std::vector<std::vector<at::Tensor>> rows_;
-};
+  return rows;
+}
 
 }  // namespace ditfleet::pipeline

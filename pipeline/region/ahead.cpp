@@ -24,8 +24,7 @@ Dim bytes_moved(const Plan& plan, const RowStep& step) {
   Dim bytes;
   for (const auto& instance : step.instances)
     for (const auto& operand : instance.operands)
-      bytes = bytes + elements_of(operand.view.shape) *
-                          Dim(bytes_of(plan.buffers[static_cast<std::size_t>(operand.view.buffer)].type));
+      bytes = bytes + elements_of(operand.view.shape) * Dim(bytes_of(plan.buffer(operand.view.buffer).type));
   return bytes;
 }
 
@@ -78,22 +77,19 @@ std::vector<std::string> spill_warnings(const AheadReport& report) {
   return lines;
 }
 
-std::vector<std::string> ahead_architectures() {
+Result<void> check_architectures(const std::vector<std::string>& architectures) {
   auto known = gpu_architectures();
   known.push_back(kHostArch);
-  return known;
-}
-
-Result<void> check_architectures(const std::vector<std::string>& architectures) {
-  const auto known = ahead_architectures();
+  std::string list;
+  for (const auto& one : known) list += (list.empty() ? "" : ", ") + one;
   for (const auto& arch : architectures)
-    if (auto checked = check_architecture(arch, known); !checked) return checked;
+    if (std::find(known.begin(), known.end(), arch) == known.end())
+      return invalid_argument("'" + arch + "' is not an architecture for regions; it must be one of " + list, "arch");
   return {};
 }
 
 Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType type, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options) {
-  if (auto known = check_architectures({arch}); !known) return known.error();
   if (programs.blocks.empty() && programs.fixed.empty()) return AheadReport();
   const bool host = arch == kHostArch;
   auto compiler = host ? open_cpu_jit(options.cxx) : open_nvrtc(options.nvrtc);
@@ -134,16 +130,17 @@ Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType typ
   for (const Block& block : blocks)
     running.push_back(threads.run([&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
-      auto made = compile_cached(cache, block.plan, block.source, **compiler, arch, loads);
+      auto made = compile_cached(cache, block.key, block.plan.program.block, block.source, **compiler, arch, loads);
       if (!made) return made.error();
       return region_of(block.plan.program.block, start, *made, block.key, explain(block.plan, *made->entry));
     }));
   for (const FixedProgram& program : programs.fixed)
     running.push_back(threads.run([&]() -> Result<AheadRegion> {
       const auto start = Clock::now();
-      auto made = compile_fixed(cache, program, **compiler, arch);
+      const auto key = key_of(program, **compiler, arch);
+      auto made = compile_cached(cache, key, program.name, program.source, **compiler, arch);
       if (!made) return made.error();
-      return region_of(program.name, start, *made, key_of(program, **compiler, arch), explain_kernels(*made->entry));
+      return region_of(program.name, start, *made, key, explain_kernels(*made->entry));
     }));
   AheadReport report;
   for (auto& one : running) {

@@ -47,16 +47,15 @@ struct AheadReport {
 // One warning per kernel that spills registers to memory. No kernel should.
 std::vector<std::string> spill_warnings(const AheadReport& report);
 
-// The supported architectures: gpu_architectures() and "cpu".
-std::vector<std::string> ahead_architectures();
-// kInvalidArgument: the message contains the first unsupported architecture.
+// Supported are gpu_architectures() and "cpu". kInvalidArgument: the message contains the first unsupported
+// architecture.
 Result<void> check_architectures(const std::vector<std::string>& architectures);
 
 // Compiles a family's programs for one architecture and stores them in the cache, under the keys that a worker with
 // this architecture looks up. Programs with equal keys are compiled once. Without programs the report is empty and no
-// compiler is needed. `type`: the blocks' element type. Uses only the paths of the compilers from `options`. Blocks for
-// seconds. Errors: those of check_architectures(); kUnavailable (a compiler is missing), kInternal (the compiler
-// rejects a source), kDataCorrupt (a program for this host does not load).
+// compiler is needed. `type`: the blocks' element type. `arch` must be supported. Uses only the paths of the compilers
+// from `options`. Blocks for seconds. Errors: kUnavailable (a compiler is missing), kInternal (the compiler rejects a
+// source), kDataCorrupt (a program for this host does not load).
 Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType type, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options = {});
 

@@ -58,19 +58,19 @@ void RegionCounters::program_took(std::string_view backend, std::string_view rea
   seconds(backend, built).Observe(static_cast<double>(time.count()) * 1e-6);
   if (!built) return;
   compiles(backend, reason).Increment();
-  built_.fetch_add(1, std::memory_order_relaxed);
-  compile_us_.fetch_add(static_cast<std::uint64_t>(time.count()), std::memory_order_relaxed);
+  add(&RegionCounts::built);
+  add(&RegionCounts::compile_us, static_cast<std::uint64_t>(time.count()));
 }
 
 void RegionCounters::recompiled(std::string_view region, std::string_view guard) {
   recompiles().Increment();
-  recompiles_.fetch_add(1, std::memory_order_relaxed);
+  add(&RegionCounts::recompiles);
   spdlog::warn("region {} is compiled again: {}", std::string(region), std::string(guard));
 }
 
 void RegionCounters::variant() {
   variants().Increment();
-  variants_.fetch_add(1, std::memory_order_relaxed);
+  add(&RegionCounts::variants);
 }
 
 void RegionCounters::fell_back(std::string_view region, std::string_view reason, std::string_view message, bool first) {
@@ -78,22 +78,18 @@ void RegionCounters::fell_back(std::string_view region, std::string_view reason,
   if (first)
     spdlog::warn("region {} runs eagerly ({}): {}", std::string(region), std::string(reason), std::string(message));
   std::lock_guard lock(mutex_);
-  ++fallbacks_[std::string(reason)];
+  ++counts_.fallbacks;
+  ++counts_.fallback_reasons[std::string(reason)];
 }
 
 RegionCounts RegionCounters::counts() const {
-  RegionCounts c;
-  c.compiles = compiles_;
-  c.built = built_;
-  c.compile_us = compile_us_;
-  c.recompiles = recompiles_;
-  c.hits = hits_;
-  c.misses = misses_;
-  c.variants = variants_;
   std::lock_guard lock(mutex_);
-  c.fallback_reasons = fallbacks_;
-  for (const auto& [reason, count] : fallbacks_) c.fallbacks += count;
-  return c;
+  return counts_;
+}
+
+void RegionCounters::add(std::uint64_t RegionCounts::*count, std::uint64_t by) {
+  std::lock_guard lock(mutex_);
+  counts_.*count += by;
 }
 
 }  // namespace ditfleet::region

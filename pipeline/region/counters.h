@@ -12,7 +12,6 @@
 // An engine exports all counters from its start, so that zero differs from "not scraped".
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -42,21 +41,21 @@ class RegionCounters {
   // A program was available after `time`: `built` here, else from the kernel cache. `reason`: why it was requested.
   void program_took(std::string_view backend, std::string_view reason, bool built, std::chrono::microseconds time);
   // A region has a new program.
-  void has_program() { compiles_.fetch_add(1, std::memory_order_relaxed); }
+  void has_program() { add(&RegionCounts::compiles); }
   // Logs a warning with the region and the guard, because a warm process should not recompile.
   void recompiled(std::string_view region, std::string_view guard);
-  void hit() { hits_.fetch_add(1, std::memory_order_relaxed); }
-  void missed() { misses_.fetch_add(1, std::memory_order_relaxed); }
+  void hit() { add(&RegionCounts::hits); }
+  void missed() { add(&RegionCounts::misses); }
   void variant();
   // Logs the message if this is the first fallback of this region and reason (`first`).
   void fell_back(std::string_view region, std::string_view reason, std::string_view message, bool first);
   RegionCounts counts() const;
 
  private:
-  std::atomic<std::uint64_t> compiles_{0}, built_{0}, compile_us_{0}, recompiles_{0}, hits_{0}, misses_{0},
-      variants_{0};
+  void add(std::uint64_t RegionCounts::*count, std::uint64_t by = 1);
+
   mutable std::mutex mutex_;
-  std::map<std::string, std::uint64_t> fallbacks_;
+  RegionCounts counts_;
 };
 
 }  // namespace ditfleet::region

@@ -15,12 +15,6 @@ constexpr std::array<std::pair<Mode, std::string_view>, 5> kModes{
 
 }  // namespace
 
-std::string_view name_of(Mode mode) {
-  for (const auto& [known, name] : kModes)
-    if (known == mode) return name;
-  return "default";
-}
-
 std::optional<Mode> parse_mode(std::string_view name) {
   for (const auto& [mode, known] : kModes)
     if (known == name) return mode;

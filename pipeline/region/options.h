@@ -13,7 +13,7 @@ namespace ditfleet::region {
 // How a call runs. Graph modes replay CUDA graphs; autotune modes time attention (cuDNN against flash).
 enum class Mode { kNone, kDefault, kReduceOverhead, kMaxAutotuneNoCudagraphs, kMaxAutotune };
 
-std::string_view name_of(Mode mode);  // none | default | reduce-overhead | max-autotune-no-cudagraphs | max-autotune
+// none | default | reduce-overhead | max-autotune-no-cudagraphs | max-autotune
 std::optional<Mode> parse_mode(std::string_view name);
 constexpr bool uses_graphs(Mode mode) { return mode == Mode::kReduceOverhead || mode == Mode::kMaxAutotune; }
 constexpr bool autotunes(Mode mode) { return mode == Mode::kMaxAutotuneNoCudagraphs || mode == Mode::kMaxAutotune; }
@@ -22,7 +22,7 @@ constexpr bool autotunes(Mode mode) { return mode == Mode::kMaxAutotuneNoCudagra
 struct CompileRule {
   std::int64_t min_frames = 0, max_frames = std::numeric_limits<std::int64_t>::max();
   std::int64_t min_tokens = 0, max_tokens = std::numeric_limits<std::int64_t>::max();
-  std::string mode = "default";  // name_of(Mode)
+  std::string mode = "default";  // see parse_mode()
 };
 
 struct CompileOptions {
@@ -48,7 +48,7 @@ struct CompileOptions {
 bool runs_eagerly(const CompileOptions& options, bool cpu, bool bf16);
 
 // The mode of a call with `tokens` image tokens (without text) and `frames` frames (1 for an image): the mode of the
-// first matching rule, else options.mode. An unknown name counts as default; make_region_host() rejects it.
+// first matching rule, else options.mode. An unknown name counts as default; the configuration rejects it.
 Mode mode_for(const CompileOptions& options, std::int64_t tokens, std::int64_t frames);
 
 }  // namespace ditfleet::region

@@ -8,7 +8,8 @@
 
 namespace ditfleet::pipeline {
 
-// Like parse_json(), but numbers with a fraction or an exponent become the nearest double.
+// Like parse_json(), but numbers with a fraction or an exponent become the nearest double, unless a key occurs twice in
+// an object.
 Result<json::value> parse_exact_json(std::string_view text);
 
 }  // namespace ditfleet::pipeline

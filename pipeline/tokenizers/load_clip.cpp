@@ -17,10 +17,6 @@ struct BytePairs {
   Merges merges;
 };
 
-Error corrupt(const std::string& path, const std::string& what) {
-  return Error{Code::kDataCorrupt, "[tokenizer] " + path + ": " + what};
-}
-
 Result<Vocabulary> read_vocabulary(const json::value* value, const std::string& path) {
   const json::object* object = value == nullptr ? nullptr : value->if_object();
   if (object == nullptr) return corrupt(path, "its vocabulary must be an object (token → id)");

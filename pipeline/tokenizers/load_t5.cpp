@@ -17,20 +17,7 @@ struct Pieces {
   std::vector<TokenSetting> special;  // tokens marked in the file
 };
 
-Error corrupt(const std::string& path, const std::string& what) {
-  return Error{Code::kDataCorrupt, "[tokenizer] " + path + ": " + what};
-}
-
-std::vector<TokenSetting> extra_ids(std::int64_t count) {
-  std::vector<TokenSetting> tokens;
-  for (std::int64_t i = 0; i < count; ++i) {
-    TokenSetting token;
-    token.token.content = "<extra_id_" + std::to_string(i) + ">";
-    token.is_plain = true;
-    tokens.push_back(std::move(token));
-  }
-  return tokens;
-}
+std::string extra_id(std::int64_t number) { return "<extra_id_" + std::to_string(number) + ">"; }
 
 // The charsmap of the first Precompiled normalizer, alone or in a Sequence.
 Result<std::optional<Charsmap>> read_charsmap(const json::object& file, const std::string& path) {
@@ -91,14 +78,9 @@ Result<Pieces> from_sentencepiece(const std::string& path, std::int64_t extra_id
     using Kind = SentencePieceModel::Kind;
     pieces.vocabulary.push_back({piece.text, piece.score});
     if (piece.kind != Kind::kControl && piece.kind != Kind::kUserDefined) continue;
-    TokenSetting token;
-    token.token.content = piece.text;
-    token.token.normalized = false;
-    token.token.special = piece.kind == Kind::kControl;
-    pieces.special.push_back(std::move(token));
+    pieces.special.push_back({{.content = piece.text, .normalized = false, .special = piece.kind == Kind::kControl}});
   }
-  for (std::int64_t i = extra_id_count; i-- > 0;)
-    pieces.vocabulary.push_back({"<extra_id_" + std::to_string(i) + ">", 0.0});
+  for (std::int64_t i = extra_id_count; i-- > 0;) pieces.vocabulary.push_back({extra_id(i), 0.0});
   if (!model->charsmap.empty()) {
     auto charsmap = Charsmap::parse(model->charsmap);
     if (!charsmap) return corrupt(path, charsmap.error().message);
@@ -139,7 +121,7 @@ Result<Tokenizer> Tokenizer::load_t5(const std::string& dir) {
   for (const TokenSetting& token : special)
     listed_ids += token.token.content.find("<extra_id_") != std::string::npos ? 1 : 0;
   if (listed_ids == 0) {
-    for (TokenSetting& token : extra_ids(extra_id_count)) special.push_back(std::move(token));
+    for (std::int64_t i = 0; i < extra_id_count; ++i) special.push_back({{.content = extra_id(i)}, true});
   } else if (extra_id_count > 0 && extra_id_count != listed_ids) {
     return corrupt(config_path, "extra_ids is " + std::to_string(extra_id_count) + ", but " +
                                     std::to_string(listed_ids) +

@@ -11,7 +11,7 @@ Result<Tokenizer> Tokenizer::assemble(std::unique_ptr<TextModel> model, const To
   Tokenizer tokenizer;
   tokenizer.model_ = std::move(model);
   if (auto added = tokenizer.added_.add(folder.tokens_to_add(class_extra), *tokenizer.model_); !added) {
-    return Error{Code::kDataCorrupt, "[tokenizer] " + folder.dir + ": " + added.error().message};
+    return corrupt(folder.dir, added.error().message);
   }
   tokenizer.added_.ignore_special(folder.splits_special);
   tokenizer.truncates_left_ = folder.truncates_left;
@@ -23,9 +23,9 @@ Result<Tokenizer> Tokenizer::assemble(std::unique_ptr<TextModel> model, const To
     const auto content = folder.named_content(key);
     const auto id = content ? tokenizer.id_of(*content) : std::nullopt;
     if (id) return *id;
-    return Error{Code::kDataCorrupt,
-                 "[tokenizer] " + folder.dir + "/tokenizer_config.json: " + key +
-                     (content ? " is \"" + *content + "\", which has no id" : " is null; it must be a token")};
+    return corrupt(
+        folder.dir + "/tokenizer_config.json",
+        key + (content ? " is \"" + *content + "\", which has no id" : std::string(" is null; it must be a token")));
   };
   if (has_begin) {
     const auto begin = named_id("bos_token");

@@ -36,7 +36,7 @@ class Tokenizer {
   // Pads to `length` with the padding token, on the configured side.
   std::vector<std::int32_t> padded(std::vector<std::int32_t> ids, std::size_t length) const;
 
-  // From tokenizer_config.json. Default: 77 for CLIP, no limit (empty) for T5.
+  // From tokenizer_config.json. Default: 77 for CLIP, which always has one; no limit (empty) for T5.
   std::optional<int> model_max_length() const { return model_max_length_; }
   std::optional<std::int32_t> id_of(std::string_view token) const;
 

@@ -16,10 +16,6 @@ constexpr std::array<const char*, 7> kNames = {"bos_token", "eos_token", "unk_to
 
 bool is_standard_name(std::string_view key) { return std::find(kNames.begin(), kNames.end(), key) != kNames.end(); }
 
-Error corrupt(const std::string& path, const std::string& what) {
-  return Error{Code::kDataCorrupt, "[tokenizer] " + path + ": " + what};
-}
-
 // The object in a JSON file; empty if the file does not exist.
 Result<std::optional<json::object>> read_object(const std::string& path) {
   std::error_code ignored;
@@ -35,19 +31,14 @@ Result<std::optional<json::object>> read_object(const std::string& path) {
 // "…" or {"content": "…", "lstrip": …}. `special`: the default of the flag `special`.
 Result<TokenSetting> read_token(const json::value& value, bool special, const std::string& path,
                                 const std::string& key) {
-  TokenSetting setting;
-  if (const json::string* text = value.if_string()) {
-    setting.token.content = *text;
-    setting.is_plain = true;
-    return setting;
-  }
+  if (const json::string* text = value.if_string()) return TokenSetting{{.content = std::string(*text)}, true};
   const json::object* object = value.if_object();
   const json::value* content = object == nullptr ? nullptr : object->if_contains("content");
   if (content == nullptr || !content->is_string()) {
     return corrupt(path, key + " must be a string, or an object with a string field \"content\"");
   }
+  TokenSetting setting{{.content = std::string(content->as_string()), .special = special}};
   AddedToken& token = setting.token;
-  token.content = content->as_string();
   const auto read_flag = [&](const char* name, bool& flag) {
     const json::value* found = object->if_contains(name);
     if (found == nullptr) return true;
@@ -55,7 +46,6 @@ Result<TokenSetting> read_token(const json::value& value, bool special, const st
     flag = found->as_bool();
     return true;
   };
-  token.special = special;
   bool good = read_flag("special", token.special);
   token.normalized = !token.special;
   for (const auto& [name, flag] : {std::pair<const char*, bool*>{"single_word", &token.single_word},
@@ -212,11 +202,8 @@ class FolderReader {
     if (!added) return added.error();
     for (const auto& [content, id] : added->value_or(json::object())) {
       if (!id.is_int64() || id.as_int64() < 0) return corrupt(added_file, "\"" + std::string(content) + "\" has no id");
-      TokenSetting token;
-      token.token.content = content;
-      token.token.special = is_known_special(content);
-      token.token.normalized = !token.token.special;
-      add(id.as_int64(), std::move(token));
+      const bool special = is_known_special(content);
+      add(id.as_int64(), {{.content = std::string(content), .normalized = !special, .special = special}});
     }
     if (!folder_.tokenizer_json) return {};
     const std::string json_file = path("tokenizer.json");
@@ -296,10 +283,7 @@ class FolderReader {
   void order_named_tokens() {
     for (const auto& [name, content] : defaults_) {
       if (named_.contains(name)) continue;
-      TokenSetting token;
-      token.token.content = content;
-      token.is_plain = true;
-      named_[name] = token;
+      named_[name] = TokenSetting{{.content = content}, true};
       is_default_.insert(name);
     }
     const auto take = [&](const std::string& name) {
@@ -324,6 +308,10 @@ class FolderReader {
 };
 
 }  // namespace
+
+Error corrupt(const std::string& path, const std::string& what) {
+  return Error{Code::kDataCorrupt, "[tokenizer] " + path + ": " + what};
+}
 
 std::optional<std::string> TokenizerFolder::named_content(const std::string& key) const {
   for (const auto& [name, token] : named) {

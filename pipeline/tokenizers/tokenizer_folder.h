@@ -45,6 +45,9 @@ struct TokenizerFolder {
 Result<TokenizerFolder> read_tokenizer_folder(const std::string& dir,
                                               const std::map<std::string, std::string>& defaults);
 
+// kDataCorrupt: what is wrong in a tokenizer's file or folder.
+Error corrupt(const std::string& path, const std::string& what);
+
 // Decodes base64 (RFC 4648 §4), ignoring line breaks. Empty if it is not base64.
 std::optional<std::string> decode_base64(std::string_view text);
 

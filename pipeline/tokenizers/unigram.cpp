@@ -15,7 +15,7 @@ Result<Unigram> Unigram::create(std::vector<Piece> pieces, std::int32_t unknown_
   constexpr double kUnknownPenalty = 10.0;  // as in SentencePiece, unigram_model.cc
   Unigram model;
   model.unknown_id_ = unknown_id;
-  model.nodes_.emplace_back();
+  model.ends_.push_back(-1);
   double least = std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const auto id = static_cast<std::int32_t>(i);
@@ -24,11 +24,11 @@ Result<Unigram> Unigram::create(std::vector<Piece> pieces, std::int32_t unknown_
     std::uint32_t node = 0;
     for (const char c : pieces[i].text) {
       const std::uint64_t key = std::uint64_t{node} << 8 | static_cast<unsigned char>(c);
-      const auto [it, is_new] = model.children_.emplace(key, static_cast<std::uint32_t>(model.nodes_.size()));
-      if (is_new) model.nodes_.emplace_back();
+      const auto [it, is_new] = model.children_.emplace(key, static_cast<std::uint32_t>(model.ends_.size()));
+      if (is_new) model.ends_.push_back(-1);
       node = it->second;
     }
-    model.nodes_[node].id = id;
+    model.ends_[node] = id;
   }
   model.unknown_score_ = least - kUnknownPenalty;
   model.pieces_ = std::move(pieces);
@@ -64,7 +64,7 @@ void Unigram::encode(std::string_view word, std::vector<std::int32_t>& ids) cons
       if (child == children_.end()) break;
       node = child->second;
       ++end;
-      const std::int32_t id = nodes_[node].id;
+      const std::int32_t id = ends_[node];
       if (id < 0) continue;
       offer(at, end, pieces_[static_cast<std::size_t>(id)].score + so_far, id);
       covered = covered || end - at == character;

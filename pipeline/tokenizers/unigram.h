@@ -34,15 +34,11 @@ class Unigram {
     using is_transparent = void;
     std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
   };
-  // A byte trie: the child of node n by byte b is children_[n << 8 | b].
-  struct Node {
-    std::int32_t id = -1;  // the piece that ends here
-  };
-
   std::vector<Piece> pieces_;
   std::unordered_map<std::string, std::int32_t, TextHash, std::equal_to<>> id_of_;
+  // A byte trie: the child of node n by byte b is children_[n << 8 | b].
   std::unordered_map<std::uint64_t, std::uint32_t> children_;
-  std::vector<Node> nodes_;
+  std::vector<std::int32_t> ends_;  // of each node: the piece that ends there, or -1
   std::int32_t unknown_id_ = 0;
   double unknown_score_ = 0;
 };

@@ -301,17 +301,8 @@ TEST(RegionBackend, AMissingOneIsAClearError) {
   ::unsetenv("DITFLEET_CXX");
   EXPECT_THAT(failure_of([] { make_region_host({.backend = "nvrtc"}, kCpu, nullptr); }),
               HasSubstr("the device is cpu"));
-  EXPECT_THAT(failure_of([] { make_region_host({.backend = "tvm"}, kCpu, nullptr); }),
-              HasSubstr("it must be one of auto, nvrtc, cpu_jit, eager"));
-  EXPECT_THAT(failure_of([] { make_region_host({.mode = "fast"}, kCpu, nullptr); }),
-              HasSubstr("compile.mode is \"fast\""));
   EXPECT_THAT(failure_of([] { make_region_host({.backend = "cpu_jit", .cxx = "/elsewhere/c++"}, kCpu, nullptr); }),
               HasSubstr("/elsewhere/c++ cannot be used"));
-  EXPECT_THAT(failure_of([] {
-                make_region_host({.rules = {{.mode = "none"}, {.mode = "fast"}}}, kCpu, nullptr);
-              }),
-              HasSubstr("compile.rules.1.mode is \"fast\""));
-  EXPECT_THAT(failure_of([] { make_region_host({.recompile_limit = 0}, kCpu, nullptr); }), HasSubstr("at least 1"));
   EXPECT_THAT(
       failure_of([] { make_region_host({.backend = "cpu_jit", .fullgraph = true, .vae = true}, kCpu, nullptr); }),
       HasSubstr("on a CPU the VAE runs eagerly"));

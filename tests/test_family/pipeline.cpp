@@ -170,8 +170,6 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   ModelInfo info;
   info.name = context.name;
   info.dir = context.dir;
-  info.precision = context.placement.dtype == c10::ScalarType::Float ? "fp32" : "bf16";
-  info.device = device_text(context.placement.device);
   info.size_multiple = kPatch;
   return std::make_unique<TestModel>(
       std::move(info), context.placement, TestNetwork::load(context.dir + "/transformer", context.placement),

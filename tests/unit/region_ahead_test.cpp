@@ -19,5 +19,16 @@ TEST(RegionAhead, WarnsOfKernelsThatSpill) {
   EXPECT_THAT(spill_warnings(report), ::testing::IsEmpty());
 }
 
+TEST(RegionAhead, RefusesAnUnknownArchitecture) {
+  EXPECT_TRUE(check_architectures({"sm_80", "sm_120a", "cpu"}));
+  for (const char* arch : {"sm_70", "sm_900", "gfx90a", ""}) {
+    const auto checked = check_architectures({"sm_80", arch});
+    ASSERT_FALSE(checked) << arch;
+    EXPECT_EQ(checked.error().code, Code::kInvalidArgument);
+    EXPECT_THAT(checked.error().message,
+                ::testing::HasSubstr("it must be one of sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a, cpu"));
+  }
+}
+
 }  // namespace
 }  // namespace ditfleet::region

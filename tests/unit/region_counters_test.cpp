@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "pipeline/region/compile/cached.h"
 #include "pipeline/region/counters.h"
 #include "pipeline/region/programs/fixed_program.h"
 #include "shared/kernel_cache/cache.h"
@@ -73,7 +74,8 @@ TEST(RegionCounters, AFixedProgramIsCompiledOnceUnderASpan) {
   {
     telemetry::ContextScope scope(telemetry::SpanContext::fresh());
     for (const bool first : {true, false}) {
-      const auto made = compile_fixed(*cache, program, MadeUpCompiler(), "sm_90a");
+      const auto made = compile_cached(*cache, key_of(program, MadeUpCompiler(), "sm_90a"), program.name,
+                                       program.source, MadeUpCompiler(), "sm_90a");
       ASSERT_TRUE(made.ok());
       EXPECT_EQ(made->compiled, first);
     }

@@ -126,12 +126,16 @@ TEST_F(RegionCpuJit, NeedsNoTemporaryFileForAWarmCache) {
   const auto cache = make_memory_cache();
   const Plan plan = *fuse(*flux_single_block({.heads = 1, .head_dim = 8}));
   const Source source = generate_cpp(plan);
-  ASSERT_TRUE(compile_cached(*cache, plan, source, **open_cpu_jit("c++"), kHostArch));
+  const auto find_or_compile = [&](const Compiler& compiler) {
+    return compile_cached(*cache, key_of(identify(source, compiler, kHostArch)), "flux.single", source, compiler,
+                          kHostArch);
+  };
+  ASSERT_TRUE(find_or_compile(**open_cpu_jit("c++")));
   ASSERT_TRUE(open_cpu_jit(compiler("another", "another (x) 1"))) << "so that the first is asked anew";
   const TemporaryFiles nowhere("/nowhere");
   const auto opened = open_cpu_jit("c++");
   ASSERT_TRUE(opened) << opened.error().message;
-  const auto found = compile_cached(*cache, plan, source, **opened, kHostArch);
+  const auto found = find_or_compile(**opened);
   ASSERT_TRUE(found) << found.error().message;
   EXPECT_FALSE(found->compiled);
   const auto compiled = (*opened)->compile("flux.single", source, kHostArch);

@@ -223,15 +223,6 @@ TEST_F(RegionNvrtc, BytesAreTheSameWhereverMemoryLies) {
     ASSERT_EQ(digests_of_another_process("DISABLED_SmallDigestOfAnotherProcess"), ours);
 }
 
-TEST_F(RegionNvrtc, RefusesAnUnknownArchitecture) {
-  for (const char* arch : {"sm_70", "sm_900", "gfx90a", ""}) {
-    const auto compiled = compiler()->compile("flux.single", source_of(flux_single_block(kFlux)), arch);
-    ASSERT_FALSE(compiled) << arch;
-    EXPECT_EQ(compiled.error().code, Code::kInvalidArgument);
-    EXPECT_THAT(compiled.error().message, HasSubstr("it must be one of sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a"));
-  }
-}
-
 TEST_F(RegionNvrtc, KeepsTheSourceThatDoesNotCompile) {
   Source broken;
   broken.text = "extern \"C\" __global__ void f() { this is no program }\n";

@@ -26,9 +26,10 @@ Result<config::Settings> settings_of(const config::Sources& sources) {
   return settings;
 }
 
-int report(const std::string& command, const Error& error) {
-  std::cerr << "ditfleet-worker " << command << ": " << error.message << "\n";
-  return error.code == Code::kInvalidArgument ? kExitUsage : kExitFailure;
+int report(const std::string& command, const Result<void>& done) {
+  if (done) return kExitOk;
+  std::cerr << "ditfleet-worker " << command << ": " << done.error().message << "\n";
+  return done.error().code == Code::kInvalidArgument ? kExitUsage : kExitFailure;
 }
 
 }  // namespace ditfleet::worker

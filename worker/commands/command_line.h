@@ -1,6 +1,7 @@
-// Shared by the commands of ditfleet-worker: configuration flags and exit codes.
+// The commands of ditfleet-worker, and what they share: configuration flags and exit codes.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "shared/config/settings.h"
@@ -22,7 +23,17 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources);
 // Loads the configuration and sets up the log. kInvalidArgument: `param` is the key at fault.
 Result<config::Settings> settings_of(const config::Sources& sources);
 
-// Prints "ditfleet-worker COMMAND: message" to stderr. Returns kExitUsage for kInvalidArgument, else kExitFailure.
-int report(const std::string& command, const Error& error);
+// Returns kExitOk if the command is done. Otherwise prints "ditfleet-worker COMMAND: message" to stderr and returns
+// kExitUsage for kInvalidArgument, else kExitFailure.
+int report(const std::string& command, const Result<void>& done);
+
+// The command to run after the command line has been parsed. Returns the exit code.
+using Invocation = std::function<int()>;
+
+// Each function adds its command to `app`. The command that the user typed sets `invoked`.
+void add_run(CLI::App& app, Invocation& invoked);       // serves the queue
+void add_generate(CLI::App& app, Invocation& invoked);  // runs one request through the pipeline
+void add_compile(CLI::App& app, Invocation& invoked);   // compiles the regions of a model ahead of time, without a GPU
+void add_tokenize(CLI::App& app, Invocation& invoked);  // converts prompts, one JSON string per line, into token ids
 
 }  // namespace ditfleet::worker

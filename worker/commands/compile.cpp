@@ -1,5 +1,3 @@
-#include "worker/commands/compile.h"
-
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
@@ -7,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <sstream>
 
 #include "pipeline/engine.h"
@@ -14,11 +13,21 @@
 #include "shared/kernel_cache/archive.h"
 #include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/open.h"
+#include "worker/commands/command_line.h"
 #include "worker/commands/engine_options.h"
 #include "worker/families.h"
 
 namespace ditfleet::worker {
 namespace {
+
+struct CompileFlags {
+  config::Sources sources;
+  std::string model_dir;
+  std::string architectures;  // "sm_80,sm_90a"; empty: all GPUs
+  std::string dtype = "auto";
+  std::string out;  // export file; empty: only the cache
+  bool explain = false, json = false;
+};
 
 constexpr const char* kAllGpus = "sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_120a";
 
@@ -105,8 +114,6 @@ Result<void> run(const CompileFlags& flags) {
   auto settings = settings_of(flags.sources);
   if (!settings) return settings.error();
   const auto architectures = split(flags.architectures.empty() ? kAllGpus : flags.architectures);
-  if (architectures.empty())
-    return invalid_argument("--arch is empty; it must be a list such as " + std::string(kAllGpus));
   if (!flags.out.empty() && !std::filesystem::is_directory(std::filesystem::absolute(flags.out).parent_path()))
     return invalid_argument("--out is '" + flags.out + "' but its folder does not exist");
   const auto wanted = compile_options(*settings);
@@ -171,7 +178,10 @@ Result<void> run(const CompileFlags& flags) {
 
 }  // namespace
 
-void add_compile_flags(CLI::App& command, CompileFlags& flags) {
+void add_compile(CLI::App& app, Invocation& invoked) {
+  auto& command = *app.add_subcommand("compile", "Compile the regions of a model ahead of time");
+  const auto kept = std::make_shared<CompileFlags>();
+  CompileFlags& flags = *kept;
   command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout; the weights are not read")
       ->required()
       ->type_name("DIR");
@@ -195,11 +205,7 @@ void add_compile_flags(CLI::App& command, CompileFlags& flags) {
       "Fills the kernel cache (cache.*) under the keys that a worker on such a GPU looks up. Needs no GPU.\n"
       "Programs for GPUs need NVRTC (deploy/setup.sh installs it); programs for cpu need a C++ compiler.\n"
       "Use the compile.* settings of the workers: they select the components that have programs.");
-}
-
-int compile(const CompileFlags& flags) {
-  const auto done = run(flags);
-  return done ? kExitOk : report("compile", done.error());
+  command.callback([kept, &invoked] { invoked = [kept] { return report("compile", run(*kept)); }; });
 }
 
 }  // namespace ditfleet::worker

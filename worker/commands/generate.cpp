@@ -1,16 +1,16 @@
-#include "worker/commands/generate.h"
-
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 
 #include "pipeline/engine.h"
 #include "shared/core/output_file.h"
 #include "shared/families/served.h"
 #include "shared/job/flags.h"
 #include "shared/job/validate.h"
+#include "worker/commands/command_line.h"
 #include "worker/commands/engine_options.h"
 #include "worker/families.h"
 #include "worker/units/request.h"
@@ -18,7 +18,14 @@
 namespace ditfleet::worker {
 namespace {
 
-constexpr const char* kCommand = "generate";
+// Missing fields get the model's defaults.
+struct GenerateFlags {
+  config::Sources sources;
+  std::string model_dir, out, dump;
+  std::string device, dtype;  // empty: worker.device, worker.dtype
+  job::FieldFlags fields;
+  std::vector<std::string> loras;  // FILE[:SCALE]
+};
 
 // Reports an unusable path before the image is computed.
 Result<void> check_folder_of(const char* flag, const std::string& path) {
@@ -31,6 +38,40 @@ Result<void> check_folder_of(const char* flag, const std::string& path) {
     return invalid_argument(std::string(flag) + " is '" + path + "' but must be a file, not a folder");
   }
   return {};
+}
+
+// The complete and valid spec. kInvalidArgument: the message contains the flag.
+Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model) {
+  auto body = job::body_of(flags.fields, "--out", flags.out);
+  if (!body) return body.error();
+  auto parsed = job::parse_spec(json::value(std::move(*body)));
+  if (!parsed) return job::name_the_flag(parsed.error());
+  auto complete = job::complete_spec(std::move(*parsed), {{{model.name, model}}, model.name});
+  if (!complete) return job::name_the_flag(complete.error());
+  return complete;
+}
+
+// Parses FILE or FILE:SCALE, such as "style.safetensors:0.7". The text after the last colon is the scale if it is a
+// number and the file before it exists. Errors: kInvalidArgument (invalid scale, empty file name), kNotFound (no such
+// file). The message contains the flag.
+Result<pipeline::LoraRequest> lora_of(const std::string& text) {
+  const auto exists = [](const std::string& path) {
+    std::error_code unknown;
+    return std::filesystem::exists(path, unknown);
+  };
+  const auto use = job::parse_lora_flag(text);
+  if (use && use->name.empty()) return invalid_argument("--lora is '" + text + "' but must be FILE or FILE:SCALE");
+  if (use && exists(use->name)) return pipeline::LoraRequest{use->name, use->scale};
+  if (exists(text)) return pipeline::LoraRequest{text, 1.0};  // the file name may contain a colon
+  if (!use && exists(text.substr(0, text.rfind(':')))) {
+    return invalid_argument(
+        "--lora is '" + text +
+        "' but must be FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
+  }
+  return Error{Code::kNotFound,
+               "--lora is '" + text + "' but the file '" + (use ? use->name : text) +
+                   "' does not exist; pass FILE or FILE:SCALE",
+               {}};
 }
 
 Result<void> run(const GenerateFlags& flags) {
@@ -96,7 +137,10 @@ Result<void> run(const GenerateFlags& flags) {
 
 }  // namespace
 
-void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
+void add_generate(CLI::App& app, Invocation& invoked) {
+  auto& command = *app.add_subcommand("generate", "Generate images for one prompt and write them to files");
+  const auto kept = std::make_shared<GenerateFlags>();
+  GenerateFlags& flags = *kept;
   command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
   command
       .add_option("--out", flags.out,
@@ -120,41 +164,7 @@ void add_generate_flags(CLI::App& command, GenerateFlags& flags) {
   command.footer(
       "Missing fields get the model's defaults (ditfleet.json in its folder).\n"
       "Prints one line per image: its path and its seed.");
-}
-
-Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model) {
-  auto body = job::body_of(flags.fields, "--out", flags.out);
-  if (!body) return body.error();
-  auto parsed = job::parse_spec(json::value(std::move(*body)));
-  if (!parsed) return job::name_the_flag(parsed.error());
-  auto complete = job::complete_spec(std::move(*parsed), {{{model.name, model}}, model.name});
-  if (!complete) return job::name_the_flag(complete.error());
-  return complete;
-}
-
-Result<pipeline::LoraRequest> lora_of(const std::string& text) {
-  const auto exists = [](const std::string& path) {
-    std::error_code unknown;
-    return std::filesystem::exists(path, unknown);
-  };
-  const auto use = job::parse_lora_flag(text);
-  if (use && use->name.empty()) return invalid_argument("--lora is '" + text + "' but must be FILE or FILE:SCALE");
-  if (use && exists(use->name)) return pipeline::LoraRequest{use->name, use->scale};
-  if (exists(text)) return pipeline::LoraRequest{text, 1.0};  // the file name may contain a colon
-  if (!use && exists(text.substr(0, text.rfind(':')))) {
-    return invalid_argument(
-        "--lora is '" + text +
-        "' but must be FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
-  }
-  return Error{Code::kNotFound,
-               "--lora is '" + text + "' but the file '" + (use ? use->name : text) +
-                   "' does not exist; pass FILE or FILE:SCALE",
-               {}};
-}
-
-int generate(const GenerateFlags& flags) {
-  const auto done = run(flags);
-  return done ? kExitOk : report(kCommand, done.error());
+  command.callback([kept, &invoked] { invoked = [kept] { return report("generate", run(*kept)); }; });
 }
 
 }  // namespace ditfleet::worker

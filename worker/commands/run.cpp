@@ -1,5 +1,3 @@
-#include "worker/commands/run.h"
-
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +10,7 @@
 #include <boost/asio/signal_set.hpp>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <thread>
 
 #include "shared/core/host_name.h"
@@ -20,6 +19,7 @@
 #include "shared/loras/content.h"
 #include "shared/telemetry/metrics_server.h"
 #include "shared/telemetry/otlp.h"
+#include "worker/commands/command_line.h"
 #include "worker/commands/engine_options.h"
 #include "worker/families.h"
 #include "worker/model_timings.h"
@@ -27,6 +27,84 @@
 
 namespace ditfleet::worker {
 namespace {
+
+struct RunFlags {
+  config::Sources sources;
+  std::string redis, name, device, dtype;  // empty: as configured
+  std::vector<std::string> models;         // NAME=DIR; replace the configured models
+};
+
+// The configuration, overridden by the flags. kInvalidArgument: the message contains the flag or key.
+Result<config::Settings> settings_with(const RunFlags& flags) {
+  config::Sources sources = flags.sources;
+  // Like --set, so that the option table checks them.
+  const auto put = [&](const char* key, const std::string& value) {
+    if (!value.empty()) sources.sets.push_back(std::string(key) + "=" + value);
+  };
+  put("redis.url", flags.redis);
+  put("worker.name", flags.name);
+  put("worker.device", flags.device);
+  put("worker.dtype", flags.dtype);
+  auto settings = settings_of(sources);
+  if (!settings) return settings;
+  if (!flags.models.empty()) settings->models.clear();
+  for (const std::string& model : flags.models) {
+    const auto at = model.find('=');
+    if (at == 0 || at == std::string::npos || at + 1 == model.size()) {
+      return invalid_argument("--model is '" + model + "' but must be NAME=DIR, such as demo=models/demo");
+    }
+    settings->models[model.substr(0, at)].path = model.substr(at + 1);
+  }
+  if (settings->redis.url.empty()) {
+    return invalid_argument(
+        "no Redis is configured; pass --redis URL or set redis.url (`ditfleet up` starts a private one)");
+  }
+  if (settings->models.empty()) {
+    return invalid_argument("no model is configured; pass --model NAME=DIR or set models");
+  }
+  return settings;
+}
+
+// Loads every configured model. Errors: those of the engine. Blocks.
+Result<ModelSet> load_models(const config::Settings& settings) {
+  ModelSet set;
+  auto options = engine_options(settings);
+  if (!options) return options.error();
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  options->threads =
+      settings.worker.threads > 0 ? settings.worker.threads : std::max(1, cores / std::max(1, settings.worker.count));
+  auto engine = pipeline::Engine::create(*options, families());
+  if (!engine) return engine.error();
+  set.engine = std::move(*engine);
+  set.device = set.engine->device();
+  set.device_name = set.engine->device_name();
+  set.precision = set.engine->precision();
+  spdlog::info("blocks run on {}", set.engine->compile_backend());
+  for (const auto& [name, model] : settings.models) {
+    auto entry = families::read_model_entry(name, model.path, families::served());
+    if (!entry) return entry.error();
+    auto loaded = set.engine->load_model(name, model.path);
+    if (!loaded) return loaded.error();
+    const auto& info = (*loaded)->info();
+    record_load(info);
+    spdlog::info("loaded model '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20,
+                 text_of(info.load_times));
+    set.catalogue.models.emplace(name, std::move(*entry));
+    set.models.emplace(name, std::move(*loaded));
+  }
+  const auto counts = set.engine->region_counts();
+  if (counts.compiles > 0)
+    spdlog::info(
+        "regions: {} programs, of which {} were compiled here{} in {} ms of compiler time; the others came from the "
+        "kernel cache",
+        counts.compiles, counts.built, set.device == "cpu" ? "" : " (including the GPU's fixed programs)",
+        counts.compile_us / 1000);
+  set.catalogue.default_model = settings.default_model;
+  for (const auto& one : settings.worker.warmup_classes)
+    set.warmup_classes.push_back(
+        {one.model, one.width.value(), one.height.value(), one.max_sequence_length, one.true_cfg});
+  return set;
+}
 
 std::string default_name() { return host_name() + "-" + std::to_string(::getpid()); }
 
@@ -77,7 +155,7 @@ asio::awaitable<void> listen_for_signals(asio::signal_set& signals, Service& ser
 }
 
 Result<int> serve(const RunFlags& flags) {
-  auto settings = settings_of(flags);
+  auto settings = settings_with(flags);
   if (!settings) return settings.error();
   ::umask(077);  // images of tenants must not be readable by other users
   std::unique_ptr<telemetry::MetricsServer> metrics;
@@ -119,7 +197,10 @@ Result<int> serve(const RunFlags& flags) {
 
 }  // namespace
 
-void add_run_flags(CLI::App& command, RunFlags& flags) {
+void add_run(CLI::App& app, Invocation& invoked) {
+  auto& command = *app.add_subcommand("run", "Serve the queue");
+  const auto kept = std::make_shared<RunFlags>();
+  RunFlags& flags = *kept;
   command.add_option("--redis", flags.redis, "Redis of the queue: redis://, rediss:// or unix:///PATH")
       ->type_name("URL");
   command.add_option("--model", flags.models, "Model to load: its name in requests and its folder; repeatable")
@@ -135,84 +216,12 @@ void add_run_flags(CLI::App& command, RunFlags& flags) {
   command.footer(
       "SIGTERM, SIGINT and SIGHUP drain the worker: it hands back the units that have not started and finishes\n"
       "the others within worker.drain_ms. A second signal ends it immediately.");
-}
-
-Result<config::Settings> settings_of(const RunFlags& flags) {
-  config::Sources sources = flags.sources;
-  // Like --set, so that the option table checks them.
-  const auto put = [&](const char* key, const std::string& value) {
-    if (!value.empty()) sources.sets.push_back(std::string(key) + "=" + value);
-  };
-  put("redis.url", flags.redis);
-  put("worker.name", flags.name);
-  put("worker.device", flags.device);
-  put("worker.dtype", flags.dtype);
-  auto settings = settings_of(sources);
-  if (!settings) return settings;
-  if (!flags.models.empty()) settings->models.clear();
-  for (const std::string& model : flags.models) {
-    const auto at = model.find('=');
-    if (at == 0 || at == std::string::npos || at + 1 == model.size()) {
-      return invalid_argument("--model is '" + model + "' but must be NAME=DIR, such as demo=models/demo");
-    }
-    settings->models[model.substr(0, at)].path = model.substr(at + 1);
-  }
-  if (settings->redis.url.empty()) {
-    return invalid_argument(
-        "no Redis is configured; pass --redis URL or set redis.url (`ditfleet up` starts a private one)");
-  }
-  if (settings->models.empty()) {
-    return invalid_argument("no model is configured; pass --model NAME=DIR or set models");
-  }
-  return settings;
-}
-
-Result<ModelSet> load_models(const config::Settings& settings) {
-  ModelSet set;
-  auto configured = engine_options(settings);
-  if (!configured) return configured.error();
-  pipeline::EngineOptions options = std::move(*configured);
-  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  options.threads =
-      settings.worker.threads > 0 ? settings.worker.threads : std::max(1, cores / std::max(1, settings.worker.count));
-  auto engine = pipeline::Engine::create(options, families());
-  if (!engine) return engine.error();
-  set.engine = std::move(*engine);
-  set.device = set.engine->device();
-  set.device_name = set.engine->device_name();
-  set.precision = set.engine->precision();
-  spdlog::info("blocks run on {}", set.engine->compile_backend());
-  for (const auto& [name, model] : settings.models) {
-    auto entry = families::read_model_entry(name, model.path, families::served());
-    if (!entry) return entry.error();
-    auto loaded = set.engine->load_model(name, model.path);
-    if (!loaded) return loaded.error();
-    const auto& info = (*loaded)->info();
-    record_load(info);
-    PartTimes parts;
-    for (const auto& [part, us] : info.load_us) parts.emplace_back(part, us);
-    spdlog::info("loaded model '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20,
-                 text_of(parts));
-    set.catalogue.models.emplace(name, std::move(*entry));
-    set.models.emplace(name, std::move(*loaded));
-  }
-  const auto counts = set.engine->region_counts();
-  if (counts.compiles > 0)
-    spdlog::info(
-        "regions: {} programs, of which {} were compiled here{} in {} ms of compiler time; the others came from the "
-        "kernel cache",
-        counts.compiles, counts.built, set.device == "cpu" ? "" : " (including the GPU's fixed programs)",
-        counts.compile_us / 1000);
-  set.catalogue.default_model = settings.default_model;
-  for (const auto& one : settings.worker.warmup_classes)
-    set.warmup_classes.push_back(
-        {one.model, one.width.value(), one.height.value(), one.max_sequence_length, one.true_cfg});
-  return set;
-}
-
-int run(const RunFlags& flags) {
-  const auto exit_code = serve(flags);
-  return exit_code ? *exit_code : report("run", exit_code.error());
+  command.callback([kept, &invoked] {
+    invoked = [kept] {
+      const auto exit_code = serve(*kept);
+      return exit_code ? *exit_code : report("run", exit_code.error());
+    };
+  });
 }
 
 }  // namespace ditfleet::worker

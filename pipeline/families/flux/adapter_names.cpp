@@ -14,44 +14,35 @@ struct Alias {
   std::string_view name;
   std::vector<std::string_view> linears;
 };
-const std::vector<Alias>& double_aliases() {
-  static const std::vector<Alias> aliases = {
-      {"img_attn.qkv", {"attn.to_q", "attn.to_k", "attn.to_v"}},
-      {"img_attn.proj", {"attn.to_out.0"}},
-      {"img_mlp.0", {"ff.net.0.proj"}},
-      {"img_mlp.2", {"ff.net.2"}},
-      {"img_mod.lin", {"norm1.linear"}},
-      {"txt_attn.qkv", {"attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"}},
-      {"txt_attn.proj", {"attn.to_add_out"}},
-      {"txt_mlp.0", {"ff_context.net.0.proj"}},
-      {"txt_mlp.2", {"ff_context.net.2"}},
-      {"txt_mod.lin", {"norm1_context.linear"}},
-      {"processor.qkv_lora1", {"attn.to_q", "attn.to_k", "attn.to_v"}},
-      {"processor.proj_lora1", {"attn.to_out.0"}},
-      {"processor.qkv_lora2", {"attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"}},
-      {"processor.proj_lora2", {"attn.to_add_out"}}};
-  return aliases;
-}
-const std::vector<Alias>& single_aliases() {
-  static const std::vector<Alias> aliases = {{"linear1", {"attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"}},
-                                             {"linear2", {"proj_out"}},
-                                             {"modulation.lin", {"norm.linear"}},
-                                             {"processor.qkv_lora", {"attn.to_q", "attn.to_k", "attn.to_v"}},
-                                             {"processor.proj_lora", {"proj_out"}}};
-  return aliases;
-}
-const std::vector<Alias>& outer_aliases() {
-  static const std::vector<Alias> aliases = {{"img_in", {"x_embedder"}},
-                                             {"txt_in", {"context_embedder"}},
-                                             {"time_in.in_layer", {"time_text_embed.timestep_embedder.linear_1"}},
-                                             {"time_in.out_layer", {"time_text_embed.timestep_embedder.linear_2"}},
-                                             {"vector_in.in_layer", {"time_text_embed.text_embedder.linear_1"}},
-                                             {"vector_in.out_layer", {"time_text_embed.text_embedder.linear_2"}},
-                                             {"guidance_in.in_layer", {"time_text_embed.guidance_embedder.linear_1"}},
-                                             {"guidance_in.out_layer", {"time_text_embed.guidance_embedder.linear_2"}},
-                                             {"final_layer.linear", {"proj_out"}}};
-  return aliases;
-}
+const std::vector<Alias> kDoubleAliases = {
+    {"img_attn.qkv", {"attn.to_q", "attn.to_k", "attn.to_v"}},
+    {"img_attn.proj", {"attn.to_out.0"}},
+    {"img_mlp.0", {"ff.net.0.proj"}},
+    {"img_mlp.2", {"ff.net.2"}},
+    {"img_mod.lin", {"norm1.linear"}},
+    {"txt_attn.qkv", {"attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"}},
+    {"txt_attn.proj", {"attn.to_add_out"}},
+    {"txt_mlp.0", {"ff_context.net.0.proj"}},
+    {"txt_mlp.2", {"ff_context.net.2"}},
+    {"txt_mod.lin", {"norm1_context.linear"}},
+    {"processor.qkv_lora1", {"attn.to_q", "attn.to_k", "attn.to_v"}},
+    {"processor.proj_lora1", {"attn.to_out.0"}},
+    {"processor.qkv_lora2", {"attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"}},
+    {"processor.proj_lora2", {"attn.to_add_out"}}};
+const std::vector<Alias> kSingleAliases = {{"linear1", {"attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"}},
+                                           {"linear2", {"proj_out"}},
+                                           {"modulation.lin", {"norm.linear"}},
+                                           {"processor.qkv_lora", {"attn.to_q", "attn.to_k", "attn.to_v"}},
+                                           {"processor.proj_lora", {"proj_out"}}};
+const std::vector<Alias> kOuterAliases = {{"img_in", {"x_embedder"}},
+                                          {"txt_in", {"context_embedder"}},
+                                          {"time_in.in_layer", {"time_text_embed.timestep_embedder.linear_1"}},
+                                          {"time_in.out_layer", {"time_text_embed.timestep_embedder.linear_2"}},
+                                          {"vector_in.in_layer", {"time_text_embed.text_embedder.linear_1"}},
+                                          {"vector_in.out_layer", {"time_text_embed.text_embedder.linear_2"}},
+                                          {"guidance_in.in_layer", {"time_text_embed.guidance_embedder.linear_1"}},
+                                          {"guidance_in.out_layer", {"time_text_embed.guidance_embedder.linear_2"}},
+                                          {"final_layer.linear", {"proj_out"}}};
 
 // Merges adjacent rows of one matrix into one piece.
 void append(std::vector<LoraPiece>& pieces, const LoraPiece& next) {
@@ -93,10 +84,10 @@ std::vector<LoraTarget> aliases_of(const std::vector<BaseLinear>& transformer) {
     }
   };
   for (const auto& block : double_blocks)
-    add(double_aliases(), "double_blocks." + block + ".", "transformer_blocks." + block + ".");
+    add(kDoubleAliases, "double_blocks." + block + ".", "transformer_blocks." + block + ".");
   for (const auto& block : single_blocks)
-    add(single_aliases(), "single_blocks." + block + ".", "single_transformer_blocks." + block + ".");
-  add(outer_aliases(), "", "");
+    add(kSingleAliases, "single_blocks." + block + ".", "single_transformer_blocks." + block + ".");
+  add(kOuterAliases, "", "");
   // The last modulation is shift, scale in BFL's code and scale, shift in diffusers'.
   if (const auto last = by_name.find("norm_out.linear"); last != by_name.end()) {
     const BaseLinear& l = *last->second;
@@ -118,9 +109,9 @@ std::vector<std::string> linears_elsewhere() {
       for (const std::string_view linear : alias.linears) names.push_back(diffusers + std::string(linear));
     }
   };
-  add(double_aliases(), "double_blocks.0.", "transformer_blocks.0.");
-  add(single_aliases(), "single_blocks.0.", "single_transformer_blocks.0.");
-  add(outer_aliases(), "", "");
+  add(kDoubleAliases, "double_blocks.0.", "transformer_blocks.0.");
+  add(kSingleAliases, "single_blocks.0.", "single_transformer_blocks.0.");
+  add(kOuterAliases, "", "");
   return names;
 }
 

@@ -7,7 +7,6 @@
 #include "pipeline/engine/family.h"
 #include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/flux/model.h"
-#include "pipeline/families/flux/tokenizer_classes.h"
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
 
@@ -18,8 +17,8 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   const std::string& dir = context.dir;
   const auto begun = std::chrono::steady_clock::now();
   auto prompts = Prompts::load(dir);
-  const auto tokenizers_us =
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
+  const auto tokenizers =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
   auto folder = load_flux_folder(dir, context.placement, context.regions, context.adapter_columns);
   if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
     fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
@@ -28,12 +27,10 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   ModelInfo info;
   info.name = context.name;
   info.dir = dir;
-  info.precision = context.placement.dtype == c10::ScalarType::Float ? "fp32" : "bf16";
-  info.device = device_text(context.placement.device);
   info.size_multiple = folder.size_multiple();
   info.weight_bytes = folder.weight_bytes();
-  info.load_us = folder.load_us;
-  info.load_us.insert(info.load_us.begin(), {"tokenizers", tokenizers_us});
+  info.load_times = folder.load_times;
+  info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
   return std::make_unique<FluxModel>(std::move(info), context.placement, std::move(folder), std::move(prompts),
                                      context.adapters);
 }
@@ -56,26 +53,8 @@ region::AheadPrograms programs(const std::string& dir, region::ElementType type,
   return made;
 }
 
-class FluxTokenizers final : public Tokenizers {
- public:
-  FluxTokenizers(Tokenizer clip, Tokenizer t5) : clip_(std::move(clip)), t5_(std::move(t5)) {}
-
-  Result<TokenIds> tokenize(const std::string& prompt, int max_sequence_length) const override {
-    auto clip = clip_.encode(prompt, *clip_.model_max_length());
-    if (!clip) return clip.error();
-    auto t5 = t5_.encode(prompt, max_sequence_length);
-    if (!t5) return t5.error();
-    return TokenIds{{"clip", std::move(clip->ids)}, {"t5", std::move(t5->ids)}};
-  }
-
- private:
-  Tokenizer clip_, t5_;
-};
-
 std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
-  unwrap(check_tokenizer_classes(dir));
-  return std::make_unique<FluxTokenizers>(unwrap(Tokenizer::load_clip(dir + "/tokenizer")),
-                                          unwrap(Tokenizer::load_t5(dir + "/tokenizer_2")));
+  return std::make_unique<Prompts>(Prompts::load(dir));
 }
 
 }  // namespace

@@ -57,24 +57,24 @@ FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::sh
   auto last = std::chrono::steady_clock::now();
   const auto lap = [&] {
     const auto now = std::chrono::steady_clock::now();
-    return std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(last, now)).count();
+    return std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(last, now));
   };
   auto text_encoder = ClipEncoder::load(dir + "/text_encoder", placement, regions);
   auto text_encoder_2 = T5Encoder::load(dir + "/text_encoder_2", placement, regions);
-  const auto text_us = lap();
+  const auto text_time = lap();
   auto transformer = FluxTransformer::load(dir + "/transformer", placement, regions, adapter_rank);
-  const auto transformer_us = lap(), compile_us = transformer.compile_us();
+  const auto transformer_time = lap(), compile_time = transformer.compile_time();
   auto decoder = VaeDecoder::load(dir + "/vae", placement, std::move(regions));
-  const auto vae_us = lap();
+  const auto vae_time = lap();
   return {scheduler,
           std::move(text_encoder),
           std::move(text_encoder_2),
           std::move(transformer),
           std::move(decoder),
-          {{"text_encoders", text_us},
-           {"transformer", transformer_us - compile_us},
-           {"compile", compile_us},
-           {"vae", vae_us}}};
+          {{"text_encoders", text_time},
+           {"transformer", transformer_time - compile_time},
+           {"compile", compile_time},
+           {"vae", vae_time}}};
 }
 
 }  // namespace ditfleet::pipeline

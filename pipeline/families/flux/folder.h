@@ -2,9 +2,8 @@
 #pragma once
 
 #include <string>
-#include <utility>
-#include <vector>
 
+#include "pipeline/api/model.h"
 #include "pipeline/families/flux/transformer.h"
 #include "pipeline/nn/text/clip_encoder.h"
 #include "pipeline/nn/text/t5_encoder.h"
@@ -19,7 +18,7 @@ struct FluxFolder {
   T5Encoder t5;
   FluxTransformer transformer;
   VaeDecoder vae;
-  std::vector<std::pair<std::string, std::int64_t>> load_us;  // as ModelInfo::load_us, without tokenizers
+  PartTimes load_times;  // as ModelInfo::load_times, without tokenizers
 
   std::int64_t weight_bytes() const { return clip.bytes() + t5.bytes() + transformer.bytes() + vae.bytes(); }
   // Width and height of an image must be multiples of this.

@@ -6,8 +6,6 @@
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr int kClipLength = 77;  // where a folder sets none
-
 std::string cut(const std::string& encoder, int length, std::size_t dropped) {
   return "prompt: " + encoder + " accepts " + std::to_string(length) + " tokens; the last " + std::to_string(dropped) +
          " were removed";
@@ -20,7 +18,15 @@ Prompts Prompts::load(const std::string& dir) {
   return Prompts(unwrap(Tokenizer::load_clip(dir + "/tokenizer")), unwrap(Tokenizer::load_t5(dir + "/tokenizer_2")));
 }
 
-int Prompts::clip_length() const { return clip_.model_max_length().value_or(kClipLength); }
+int Prompts::clip_length() const { return *clip_.model_max_length(); }
+
+Result<TokenIds> Prompts::tokenize(const std::string& prompt, int max_sequence_length) const {
+  auto clip = clip_.encode(prompt, clip_length());
+  if (!clip) return clip.error();
+  auto t5 = t5_.encode(prompt, max_sequence_length);
+  if (!t5) return t5.error();
+  return TokenIds{{"clip", std::move(clip->ids)}, {"t5", std::move(t5->ids)}};
+}
 
 PromptIds Prompts::ids(const std::string& prompt, int max_sequence_length) const {
   Tokenized clip = unwrap(clip_.encode(prompt, clip_length()));

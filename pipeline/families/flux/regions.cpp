@@ -15,55 +15,13 @@
 namespace ditfleet::pipeline {
 namespace {
 
-using Slots = std::map<std::string, at::Tensor>;
-
-void add(Slots& slots, const std::string& name, const LinearSlot& linear) {
-  slots[name + ".weight"] = linear.weight;
-  slots[name + ".bias"] = linear.bias;
-}
-
-void add(Slots& slots, const std::string& prefix, const StreamSlots& stream) {
-  add(slots, prefix + "qkv", stream.qkv);
-  slots[prefix + "norm_q"] = stream.norm_q;
-  slots[prefix + "norm_k"] = stream.norm_k;
-  add(slots, prefix + "out", stream.out);
-  add(slots, prefix + "mlp_in", stream.mlp_in);
-  add(slots, prefix + "mlp_out", stream.mlp_out);
-}
-
-Slots slots_of(const DoubleBlockSlots& block) {
-  Slots slots;
-  add(slots, "image.", block.image);
-  add(slots, "text.", block.text);
-  return slots;
-}
-
-Slots slots_of(const SingleBlockSlots& block) {
-  Slots slots;
-  add(slots, "qkv", block.qkv);
-  slots["norm_q"] = block.norm_q;
-  slots["norm_k"] = block.norm_k;
-  add(slots, "mlp_in", block.mlp_in);
-  add(slots, "out", block.out);
-  return slots;
-}
-
 // What each call gives, in this order.
-const std::vector<std::string> kDoubleCall = {"image",
-                                              "text",
-                                              "rope",
-                                              "image.attention_shift",
-                                              "image.attention_scale",
-                                              "image.attention_gate",
-                                              "image.mlp_shift",
-                                              "image.mlp_scale",
-                                              "image.mlp_gate",
-                                              "text.attention_shift",
-                                              "text.attention_scale",
-                                              "text.attention_gate",
-                                              "text.mlp_shift",
-                                              "text.mlp_scale",
-                                              "text.mlp_gate"};
+std::vector<std::string> double_call() {
+  std::vector<std::string> names = {"image", "text", "rope"};
+  for (const char* rows : {"image.attention_", "image.mlp_", "text.attention_", "text.mlp_"})
+    for (const char* row : {"shift", "scale", "gate"}) names.push_back(std::string(rows) + row);
+  return names;
+}
 const std::vector<std::string> kSingleCall = {"tokens", "rope", "shift", "scale", "gate"};
 
 // The linears that adapters change, by their names in the programs.
@@ -77,6 +35,32 @@ std::vector<std::pair<std::string, const LinearSlot*>> linears_of(const DoubleBl
 }
 std::vector<std::pair<std::string, const LinearSlot*>> linears_of(const SingleBlockSlots& block) {
   return {{"qkv", &block.qkv}, {"mlp_in", &block.mlp_in}, {"out", &block.out}};
+}
+
+template <class Block>
+Weights weights_of_linears(const Block& block) {
+  Weights weights;
+  for (const auto& [name, linear] : linears_of(block)) {
+    weights[name + ".weight"] = linear->weight;
+    weights[name + ".bias"] = linear->bias;
+  }
+  return weights;
+}
+
+Weights weights_of(const DoubleBlockSlots& block) {
+  Weights weights = weights_of_linears(block);
+  weights["image.norm_q"] = block.image.norm_q;
+  weights["image.norm_k"] = block.image.norm_k;
+  weights["text.norm_q"] = block.text.norm_q;
+  weights["text.norm_k"] = block.text.norm_k;
+  return weights;
+}
+
+Weights weights_of(const SingleBlockSlots& block) {
+  Weights weights = weights_of_linears(block);
+  weights["norm_q"] = block.norm_q;
+  weights["norm_k"] = block.norm_k;
+  return weights;
 }
 
 // Of all blocks, in one order.
@@ -117,13 +101,9 @@ void FluxRegions::fill(Table& table, const std::vector<Block>& blocks, const std
   const auto is_given = [&](const std::string& name) {
     return std::find(call.begin(), call.end(), name) != call.end() || (adapted && name.ends_with(".adapter"));
   };
-  std::vector<Slots> weights;
-  for (const Block& block : blocks) {
-    weights.push_back(slots_of(block));
-    for (const auto& name : names)
-      if (!weights.back().contains(name) && !is_given(name)) fail(Code::kInternal, "no parameter has the name " + name);
-  }
-  table.weights = BlockWeights(names, weights);
+  std::vector<Weights> weights;
+  for (const Block& block : blocks) weights.push_back(weights_of(block));
+  table.weights = weight_rows(names, weights, is_given);
 }
 
 FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
@@ -148,10 +128,10 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
     fill(table, blocks, call, adapted);
     if (!blocks.empty()) wanted.push_back(&table);
   };
-  add(double_, "flux.double", region::flux_double_block, slots.double_blocks, kDoubleCall, false);
+  add(double_, "flux.double", region::flux_double_block, slots.double_blocks, double_call(), false);
   add(single_, "flux.single", region::flux_single_block, slots.single_blocks, kSingleCall, false);
   if (room) {
-    add(adapted_double_, "flux.double.adapted", region::flux_double_block, slots.double_blocks, kDoubleCall, true);
+    add(adapted_double_, "flux.double.adapted", region::flux_double_block, slots.double_blocks, double_call(), true);
     add(adapted_single_, "flux.single.adapted", region::flux_single_block, slots.single_blocks, kSingleCall, true);
     adapted_single_.first_linear = adapted_double_.weights.size() * adapted_double_.linears.size();
   }
@@ -217,7 +197,7 @@ void FluxRegions::run(const Table& plain, const Table& adapted, std::size_t inde
   const bool changed = operands && std::any_of(operands, operands + adapted.linears.size(),
                                                [](const auto& linear) { return linear.adapter.size(1) > 0; });
   const Table& table = changed ? adapted : plain;
-  std::vector<at::Tensor> inputs = table.weights.acquire(index);
+  std::vector<at::Tensor> inputs = table.weights[index];
   for (const auto& [weight, adapter] : table.linears) {
     inputs[static_cast<std::size_t>(weight)] = operands->weight;
     inputs[static_cast<std::size_t>(adapter)] = operands++->adapter;

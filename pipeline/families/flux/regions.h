@@ -65,10 +65,10 @@ class FluxRegions {
   // A region and the blocks that run it.
   struct Table {
     std::unique_ptr<region::Region> region;
-    BlockWeights weights;
-    std::vector<int> activations;              // positions among the inputs, in the order in which they are given
-    std::vector<std::pair<int, int>> linears;  // of programs with adapters: positions of each linear's weight and A
-    std::size_t first_linear = 0;              // in AdapterColumns, of the first block
+    std::vector<std::vector<at::Tensor>> weights;  // of each block, see weight_rows()
+    std::vector<int> activations;                  // positions among the inputs, in the order in which they are given
+    std::vector<std::pair<int, int>> linears;      // of programs with adapters: positions of each linear's weight and A
+    std::size_t first_linear = 0;                  // in AdapterColumns, of the first block
   };
   template <class Block>
   static void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted);

@@ -60,7 +60,7 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
   regions_ = std::make_shared<FluxRegions>(config_, slots_, placement, std::move(regions));
   if (libraries.valid()) libraries.get();
   if (!placement.device.is_cpu()) graphs_ = region::make_graphs(placement.device, kMostGraphs);
-  compile_us_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count();
+  compile_time_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
 }
 
 FluxTransformer FluxTransformer::adapted(FluxSlots slots) const {

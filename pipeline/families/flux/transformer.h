@@ -1,6 +1,7 @@
 // The FLUX transformer: packed latents and text in, velocity out.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -40,7 +41,8 @@ class FluxTransformer {
   const FluxConfig& config() const { return config_; }
   const FluxSlots& slots() const { return slots_; }
   std::int64_t bytes() const { return bytes_; }
-  std::int64_t compile_us() const { return compile_us_; }  // time in load() until the programs were available
+  // Time in load() until the programs were available.
+  std::chrono::microseconds compile_time() const { return compile_time_; }
 
   // Prepares velocity() for a new size in the background (the plan of attention). Does not block. Thread-safe.
   void prewarm(std::int64_t text_tokens, std::int64_t image_tokens) const;
@@ -63,7 +65,8 @@ class FluxTransformer {
   FluxSlots slots_;
   std::shared_ptr<FluxRegions> regions_;    // null: blocks run eagerly (blocks.h)
   std::shared_ptr<region::Graphs> graphs_;  // null: not available on this device or in this build
-  std::int64_t bytes_ = 0, compile_us_ = 0;
+  std::int64_t bytes_ = 0;
+  std::chrono::microseconds compile_time_{0};
   std::shared_ptr<const FluxAdapters> adapters_;  // null: no adapters, or they are added eagerly
 };
 

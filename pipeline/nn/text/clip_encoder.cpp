@@ -69,7 +69,7 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement,
   m.bytes_ = p.bytes();
   const auto activation = activation_op(regions, "clip.layer", m.config_.activation_name);
   if (!activation || m.layers_.empty()) return m;
-  std::vector<LayerRegion::Slots> slots;
+  std::vector<Weights> slots;
   for (const Layer& l : m.layers_) {
     auto& one = slots.emplace_back();
     for (const auto& [name, norm] : {std::pair("norm1", &l.norm1), std::pair("norm2", &l.norm2)}) {
@@ -88,12 +88,8 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement,
                                      .inner = inner,
                                      .eps = m.config_.layer_norm_eps,
                                      .activation = *activation};
-  const auto recipe = [shape](region::ElementType type) {
-    region::TextLayerShape typed = shape;
-    typed.type = type;
-    return region::clip_layer(typed);
-  };
-  m.region_ = std::make_shared<const LayerRegion>("clip.layer", recipe, slots, placement, std::move(regions));
+  m.region_ = std::make_shared<const LayerRegion>("clip.layer", region::clip_layer, shape, slots, placement,
+                                                  std::move(regions));
   return m;
 }
 

@@ -1,7 +1,5 @@
 #include "pipeline/nn/text/layer_region.h"
 
-#include "pipeline/device/failure.h"
-
 namespace ditfleet::pipeline {
 
 std::optional<region::OpCode> activation_op(const std::shared_ptr<region::RegionHost>& host, const std::string& block,
@@ -15,23 +13,21 @@ std::optional<region::OpCode> activation_op(const std::shared_ptr<region::Region
   return {};
 }
 
-LayerRegion::LayerRegion(const std::string& name, region::Region::Recipe recipe, const std::vector<Slots>& layers,
-                         Placement placement, std::shared_ptr<region::RegionHost> host)
-    : region_(std::make_unique<region::Region>(name, std::move(recipe), std::move(host))) {
+LayerRegion::LayerRegion(const std::string& name, Make make, const region::TextLayerShape& shape,
+                         const std::vector<Weights>& layers, Placement placement,
+                         std::shared_ptr<region::RegionHost> host) {
+  const auto recipe = [make, shape](region::ElementType type) {
+    region::TextLayerShape typed = shape;
+    typed.type = type;
+    return make(typed);
+  };
+  region_ = std::make_unique<region::Region>(name, recipe, std::move(host));
   const auto names = region_->input_names();
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (names[i] == "hidden") hidden_ = i;
     if (names[i] == "position_bias") bias_ = i;
   }
-  for (const Slots& slots : layers) {
-    auto& row = rows_.emplace_back();
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      const auto at = slots.find(names[i]);
-      const bool given = i == hidden_ || i == bias_;
-      if (at == slots.end() && !given) fail(Code::kInternal, "[" + name + "] no parameter has the name " + names[i]);
-      row.push_back(given ? at::Tensor() : at->second);
-    }
-  }
+  rows_ = weight_rows(names, layers, [](const std::string& one) { return one == "hidden" || one == "position_bias"; });
   region_->prepare(placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16,
                    placement.device);
 }

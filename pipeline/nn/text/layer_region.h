@@ -1,13 +1,13 @@
 // A text encoder's layers as one compiled region: one program, and one pointer table per layer.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "pipeline/device/device.h"
+#include "pipeline/nn/block_weights.h"
 #include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/region/run/region.h"
 
@@ -21,11 +21,12 @@ std::optional<region::OpCode> activation_op(const std::shared_ptr<region::Region
 
 class LayerRegion {
  public:
-  using Slots = std::map<std::string, at::Tensor>;
-  // `layers`: the parameters of each layer by name. Compiles (unless the host's options have dynamic off). Throws what
-  // Region::prepare throws.
-  LayerRegion(const std::string& name, region::Region::Recipe recipe, const std::vector<Slots>& layers,
-              Placement placement, std::shared_ptr<region::RegionHost> host);
+  // The program of a layer, such as clip_layer().
+  using Make = Result<region::Program> (*)(const region::TextLayerShape& shape);
+  // `layers`: the parameters of each layer by name. `shape` of any type. Compiles (unless the host's options have
+  // dynamic off). Throws what Region::prepare throws.
+  LayerRegion(const std::string& name, Make make, const region::TextLayerShape& shape,
+              const std::vector<Weights>& layers, Placement placement, std::shared_ptr<region::RegionHost> host);
 
   // Replaces `hidden` by the layer's output. `mine`: no other code reads hidden's memory, so the output may overwrite
   // it. `bias`: the table position_bias; undefined if the layer has none. Thread-safe.

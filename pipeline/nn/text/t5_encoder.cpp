@@ -113,7 +113,7 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   m.bytes_ = p.bytes();
   const auto activation = activation_op(regions, "t5.layer", c.activation_name);
   if (!activation) return m;
-  std::vector<LayerRegion::Slots> slots;
+  std::vector<Weights> slots;
   for (const Layer& l : m.layers_) {
     slots.push_back({{"norm1", l.norm1},
                      {"norm2", l.norm2},
@@ -132,12 +132,8 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
                                      .eps = c.layer_norm_epsilon,
                                      .activation = *activation,
                                      .gated = c.gated};
-  const auto recipe = [shape](region::ElementType type) {
-    region::TextLayerShape typed = shape;
-    typed.type = type;
-    return region::t5_layer(typed);
-  };
-  m.region_ = std::make_shared<const LayerRegion>("t5.layer", recipe, slots, placement, std::move(regions));
+  m.region_ =
+      std::make_shared<const LayerRegion>("t5.layer", region::t5_layer, shape, slots, placement, std::move(regions));
   return m;
 }
 

@@ -59,8 +59,6 @@ static inline float silu(float x) { return x / (1.0f + exp_of(-x)); }
 static inline float quick_gelu(float x) { return x / (1.0f + exp_of(-1.702f * x)); }
 )";
 
-constexpr const char* type_name(ElementType type) { return type == ElementType::kF32 ? "float" : "bf16"; }
-
 // A loop iteration computes two elements if it can, each in its own expression. Sums then have two independent
 // accumulators. bf16 elements are neighbors, read and written as one 32-bit word, so that vectors need no packing
 // between two widths. Ropes also take neighbors. Other elements are half a row apart.
@@ -77,15 +75,15 @@ class Function {
     out("extern \"C\" void " + k_.name + "(const i64* a, i64 first, i64 end) {");
     out("i64 i3 = first % a[3], i2 = first / a[3] % a[2], i1 = first / a[3] / a[2] % a[1], i0 = first / a[3] / a[2] / "
         "a[1];");
-    for (std::size_t o = 0; o < k_.operands(); ++o) out(pointer_type(o) + pointer(o) + ";");
+    for (std::size_t o = 0; o < k_.operands(); ++o) out(pointer_type(k_, o) + " " + pointer_name(k_, o) + ";");
     out("bool moved = true;");
     out("for (i64 row = first; row < end; ++row) {");
     out("if (moved) {");
     for (std::size_t o = 0; o < k_.operands(); ++o) {
       const std::size_t at = kOuterAxes + o * (kOuterAxes + 1);
       const auto stride = [&](std::size_t axis) { return "a[" + std::to_string(at + 1 + axis) + "]"; };
-      out(pointer(o) + " = (" + pointer_type(o) + ")a[" + std::to_string(at) + "] + i0 * " + stride(0) + " + i1 * " +
-          stride(1) + " + i2 * " + stride(2) + " + i3 * " + stride(3) + ";");
+      out(pointer_name(k_, o) + " = (" + pointer_type(k_, o) + " )a[" + std::to_string(at) + "] + i0 * " + stride(0) +
+          " + i1 * " + stride(1) + " + i2 * " + stride(2) + " + i3 * " + stride(3) + ";");
     }
     out("}");
     for (std::size_t n = 0; n < k_.nodes.size(); ++n)
@@ -100,29 +98,17 @@ class Function {
     out("if (++i2 == a[2]) { i2 = 0; if (++i1 == a[1]) { i1 = 0; ++i0; } }");
     out("} else {");
     for (std::size_t o = 0; o < k_.operands(); ++o)
-      out(pointer(o) + " += a[" + std::to_string(kOuterAxes + o * (kOuterAxes + 1) + 1 + 3) + "];");
+      out(pointer_name(k_, o) + " += a[" + std::to_string(kOuterAxes + o * (kOuterAxes + 1) + 1 + 3) + "];");
     out("}");
     out("}");
     out("}");
   }
 
  private:
-  static bool has_bf16(const RowKernel& kernel) {
-    return std::count(kernel.inputs.begin(), kernel.inputs.end(), ElementType::kBF16) > 0 ||
-           std::any_of(kernel.outputs.begin(), kernel.outputs.end(),
-                       [](const RowOutput& o) { return o.type == ElementType::kBF16; });
-  }
   static std::string name(const std::string& prefix, int n, int lane) {
     return prefix + std::to_string(n) + "_" + std::to_string(lane);
   }
   std::string steps() const { return std::to_string(k_.width / lanes_); }
-  std::string pointer(std::size_t o) const {
-    return (o < k_.inputs.size() ? "x" : "y") + std::to_string(o < k_.inputs.size() ? o : o - k_.inputs.size());
-  }
-  std::string pointer_type(std::size_t o) const {
-    return o < k_.inputs.size() ? std::string("const ") + type_name(k_.inputs[o]) + "* "
-                                : std::string(type_name(k_.outputs[o - k_.inputs.size()].type)) + "* ";
-  }
   const RowNode& node(int n) const { return k_.nodes[static_cast<std::size_t>(n)]; }
   bool in_words(const RowNode& load) const {
     return lanes_ == 2 && neighbours_ && k_.inputs[static_cast<std::size_t>(load.input)] == ElementType::kBF16;

@@ -79,8 +79,6 @@ __device__ __forceinline__ float row_sum(float v) {
 }
 )";
 
-constexpr const char* type_name(ElementType type) { return type == ElementType::kF32 ? "float" : "bf16"; }
-
 std::string all_registers_macro(const std::string& kernel) { return "ROOM_" + kernel; }
 
 // How a row is distributed over threads.
@@ -89,10 +87,7 @@ struct Layout {
 };
 
 Layout layout_of(const RowKernel& k) {
-  bool half = false;
-  for (ElementType type : k.inputs) half = half || type == ElementType::kBF16;
-  for (const RowOutput& out : k.outputs) half = half || out.type == ElementType::kBF16;
-  Layout l{half ? 8 : 4, kWarp, 1, 1};
+  Layout l{has_bf16(k) ? 8 : 4, kWarp, 1, 1};
   while (k.width % l.vector != 0) l.vector /= 2;
   // Short rows share a warp: a head of 128 in bf16 takes 16 threads.
   while (l.threads_per_row > kLeastThreads && l.vector * l.threads_per_row / 2 >= k.width) l.threads_per_row /= 2;
@@ -188,18 +183,12 @@ class Kernel {
     out("const I i3 = (I)r3, i2 = (I)r2, i1 = (I)r1, i0 = (I)r0;");
     out("const int lane = threadIdx.x % " + std::to_string(l_.threads_per_row) + ";");
     for (std::size_t o = 0; o < k_.operands(); ++o) {
-      const bool input = o < k_.inputs.size();
-      const ElementType type = input ? k_.inputs[o] : k_.outputs[o - k_.inputs.size()].type;
-      const std::string at = "a.at[k].operand[" + std::to_string(o) + "]";
-      const std::string pointer = std::string(input ? "const " : "") + type_name(type) + "*";
-      out(pointer + " " + name(o) + " = (" + pointer + ")" + at + ".data + (i0 * (I)" + at + ".stride[0] + i1 * (I)" +
-          at + ".stride[1] + i2 * (I)" + at + ".stride[2] + i3 * (I)" + at + ".stride[3]);");
+      const std::string at = "a.at[k].operand[" + std::to_string(o) + "]", pointer = pointer_type(k_, o);
+      out(pointer + " " + pointer_name(k_, o) + " = (" + pointer + ")" + at + ".data + (i0 * (I)" + at +
+          ".stride[0] + i1 * (I)" + at + ".stride[1] + i2 * (I)" + at + ".stride[2] + i3 * (I)" + at + ".stride[3]);");
     }
   }
 
-  std::string name(std::size_t o) const {
-    return o < k_.inputs.size() ? "x" + std::to_string(o) : "y" + std::to_string(o - k_.inputs.size());
-  }
   // Values that a later phase needs stay in registers.
   bool saved(int n) const {
     const auto i = static_cast<std::size_t>(n);
@@ -227,9 +216,23 @@ class Kernel {
   }
   bool ragged() const { return k_.width != static_cast<std::int64_t>(l_.chunks) * l_.threads_per_row * l_.vector; }
   void open_active(Text& out) const { out(ragged() ? "if (at < " + std::to_string(k_.width) + ") {" : "{"); }
-  void each(Text& out, const std::string& line) const {
+  const RowNode& node(int n) const { return k_.nodes[static_cast<std::size_t>(n)]; }
+  static void each(Text& out, const std::string& width, const std::string& line) {
     out("#pragma unroll");
-    out("for (int e = 0; e < " + std::to_string(l_.vector) + "; ++e) " + line);
+    out("for (int e = 0; e < " + width + "; ++e) " + line);
+  }
+  // Computes a node from its operands; `element(node, e)` names an element.
+  template <class Element>
+  void compute(Text& out, int n, const std::string& width, const Element& element) const {
+    if (node(n).code != OpCode::kRope)
+      return each(out, width,
+                  element(n, "e") + " = " + expression(k_, n, [&](int o) { return element(o, "e"); }) + ";");
+    const auto of = [&](int o, bool second) { return element(o, second ? "e + 1" : "e"); };
+    out("#pragma unroll");
+    out("for (int e = 0; e < " + width + "; e += 2) {");
+    out(element(n, "e") + " = " + rope_expression(node(n), false, of) + ";");
+    out(element(n, "e + 1") + " = " + rope_expression(node(n), true, of) + ";");
+    out("}");
   }
 
   void write_phase(Text& out, int p) const {
@@ -247,24 +250,10 @@ class Kernel {
           (saved(index) ? "s" + std::to_string(n) + "[c]" : "v" + std::to_string(n)) + ");");
     }
     for (int n : nodes) {
-      const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
       if (!saved(n)) out("float v" + std::to_string(n) + "[" + vector + "];");
-      if (node.code == OpCode::kRope) {
-        const auto of = [&](int o, bool second) { return element(o, second ? "e + 1" : "e"); };
-        out("#pragma unroll");
-        out("for (int e = 0; e < " + vector + "; e += 2) {");
-        out(element(n, "e") + " = " + rope_expression(node, false, of) + ";");
-        out(element(n, "e + 1") + " = " + rope_expression(node, true, of) + ";");
-        out("}");
-      } else {
-        each(out, element(n, "e") + " = " + expression(k_, n, [&](int o) { return element(o, "e"); }) + ";");
-      }
+      compute(out, n, vector, [&](int of, const std::string& e) { return element(of, e); });
     }
-    for (int n : sums) {
-      const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
-      const std::string x = element(node.operands[0], "e");
-      each(out, "sum" + std::to_string(n) + " += " + (node.code == OpCode::kRmsNorm ? x + " * " + x : x) + ";");
-    }
+    for (int n : sums) each(out, vector, sum_line(n, element(node(n).operands[0], "e")));
     if (p + 1 == phases_.count)  // loads precede stores, because a result may share an operand's memory
       for (std::size_t o = 0; o < k_.outputs.size(); ++o) {
         const int n = k_.outputs[o].node;
@@ -277,7 +266,7 @@ class Kernel {
       write_norm(out, n, [&] {
         open_chunks(out);
         open_active(out);
-        each(out, square_line(n, element(k_.nodes[static_cast<std::size_t>(n)].operands[0], "e")));
+        each(out, vector, square_line(n, element(node(n).operands[0], "e")));
         out("}");
         out("}");
       });
@@ -301,26 +290,14 @@ class Kernel {
     out("const int at = (c / " + vector + " * " + threads + " + lane) * " + vector + " + c % " + vector + ";");
     open_active(out);
     const auto in = needed(targets);
-    const auto element = [](int n, const std::string& e) { return "v" + std::to_string(n) + "[" + e + "]"; };
     for (std::size_t n = 0; n < k_.nodes.size(); ++n) {
       if (!in[n]) continue;
-      const RowNode& node = k_.nodes[n];
-      const int index = static_cast<int>(n);
       out("float v" + std::to_string(n) + "[kWidth];");
-      if (node.load) {
-        out("get<kAligned, kWidth>(x" + std::to_string(node.input) + " + at, v" + std::to_string(n) + ");");
-      } else if (node.code == OpCode::kRope) {
-        const auto of = [&](int o, bool second) { return element(o, second ? "e + 1" : "e"); };
-        out("#pragma unroll");
-        out("for (int e = 0; e < kWidth; e += 2) {");
-        out(element(index, "e") + " = " + rope_expression(node, false, of) + ";");
-        out(element(index, "e + 1") + " = " + rope_expression(node, true, of) + ";");
-        out("}");
-      } else {
-        out("#pragma unroll");
-        out("for (int e = 0; e < kWidth; ++e) " + element(index, "e") + " = " +
-            expression(k_, index, [&](int o) { return element(o, "e"); }) + ";");
-      }
+      if (k_.nodes[n].load)
+        out("get<kAligned, kWidth>(x" + std::to_string(k_.nodes[n].input) + " + at, v" + std::to_string(n) + ");");
+      else
+        compute(out, static_cast<int>(n), "kWidth",
+                [](int of, const std::string& e) { return "v" + std::to_string(of) + "[" + e + "]"; });
     }
     body();
     out("}");
@@ -328,10 +305,6 @@ class Kernel {
   }
   void write_small_phase(Text& out, int p) const {
     const auto sums = phases_.summed_after(k_, p);
-    const auto each_of = [&](const std::string& line) {
-      out("#pragma unroll");
-      out("for (int e = 0; e < kWidth; ++e) " + line);
-    };
     if (p + 1 == phases_.count) {
       std::vector<int> targets;
       for (const RowOutput& o : k_.outputs) targets.push_back(o.node);
@@ -342,24 +315,23 @@ class Kernel {
     }
     std::vector<int> operands;
     for (int n : sums) {
-      operands.push_back(k_.nodes[static_cast<std::size_t>(n)].operands[0]);
+      operands.push_back(node(n).operands[0]);
       out("float sum" + std::to_string(n) + " = 0.0f;");
     }
     if (!sums.empty())
       small_pass(out, operands, [&] {
-        for (int n : sums) {
-          const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
-          const std::string x = "v" + std::to_string(node.operands[0]) + "[e]";
-          each_of("sum" + std::to_string(n) + " += " + (node.code == OpCode::kRmsNorm ? x + " * " + x : x) + ";");
-        }
+        for (int n : sums) each(out, "kWidth", sum_line(n, "v" + std::to_string(node(n).operands[0]) + "[e]"));
       });
     for (int n : sums)
       write_norm(out, n, [&] {
-        const int operand = k_.nodes[static_cast<std::size_t>(n)].operands[0];
-        small_pass(out, {operand}, [&] { each_of(square_line(n, "v" + std::to_string(operand) + "[e]")); });
+        const int operand = node(n).operands[0];
+        small_pass(out, {operand}, [&] { each(out, "kWidth", square_line(n, "v" + std::to_string(operand) + "[e]")); });
       });
   }
 
+  std::string sum_line(int n, const std::string& x) const {
+    return "sum" + std::to_string(n) + " += " + (node(n).code == OpCode::kRmsNorm ? x + " * " + x : x) + ";";
+  }
   std::string square_line(int n, const std::string& x) const {
     const std::string id = std::to_string(n);
     return "squares" + id + " += (" + x + " - mean" + id + ") * (" + x + " - mean" + id + ");";
@@ -367,11 +339,10 @@ class Kernel {
   // Turns a norm's sum over the thread's elements into the values that its expression uses; `add_squares` writes the
   // pass over them.
   void write_norm(Text& out, int n, const std::function<void()>& add_squares) const {
-    const RowNode& node = k_.nodes[static_cast<std::size_t>(n)];
-    const std::string id = std::to_string(n), eps = float_literal(node.eps),
+    const std::string id = std::to_string(n), eps = float_literal(node(n).eps),
                       threads = std::to_string(l_.threads_per_row);
     const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width));
-    if (node.code == OpCode::kRmsNorm) {
+    if (node(n).code == OpCode::kRmsNorm) {
       out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(sum" + id + ") * " + inverse + " + " + eps +
           ");");
       return;

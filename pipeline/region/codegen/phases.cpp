@@ -48,6 +48,21 @@ std::string float_literal(double value) {
   return s + "f";
 }
 
+bool has_bf16(const RowKernel& kernel) {
+  bool found = false;
+  for (std::size_t o = 0; o < kernel.operands(); ++o) found = found || kernel.type_of(o) == ElementType::kBF16;
+  return found;
+}
+
+std::string pointer_name(const RowKernel& kernel, std::size_t o) {
+  return o < kernel.inputs.size() ? "x" + std::to_string(o) : "y" + std::to_string(o - kernel.inputs.size());
+}
+
+std::string pointer_type(const RowKernel& kernel, std::size_t o) {
+  return std::string(o < kernel.inputs.size() ? "const " : "") +
+         (kernel.type_of(o) == ElementType::kF32 ? "float*" : "bf16*");
+}
+
 std::string expression(const RowKernel& kernel, int index, const std::function<std::string(int)>& of) {
   const RowNode& node = kernel.nodes[static_cast<std::size_t>(index)];
   const auto arg = [&](std::size_t i) { return of(node.operands[i]); };

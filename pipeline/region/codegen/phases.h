@@ -34,4 +34,10 @@ std::string rope_expression(const RowNode& node, bool second, const std::functio
 
 std::string float_literal(double value);
 
+bool has_bf16(const RowKernel& kernel);  // among its operands
+
+// An operand's pointer: x0, x1, … for inputs, y0, y1, … for outputs; its type is "const bf16*".
+std::string pointer_name(const RowKernel& kernel, std::size_t operand);
+std::string pointer_type(const RowKernel& kernel, std::size_t operand);
+
 }  // namespace ditfleet::region

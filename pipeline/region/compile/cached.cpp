@@ -1,6 +1,5 @@
 #include "pipeline/region/compile/cached.h"
 
-#include "pipeline/region/key.h"
 #include "shared/kernel_cache/cache.h"
 #include "shared/telemetry/spans.h"
 
@@ -8,12 +7,6 @@ namespace ditfleet::region {
 
 std::shared_ptr<kernel_cache::KernelCache> make_memory_cache() {
   return kernel_cache::KernelCache::create({.memory_bytes = 64u << 20});
-}
-
-Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source,
-                                     const Compiler& compiler, const std::string& arch, const Validator& usable) {
-  return compile_cached(cache, key_of(identify(source, compiler, arch)), plan.program.block, source, compiler, arch,
-                        usable);
 }
 
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const kernel_cache::Key& key,

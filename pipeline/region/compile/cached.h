@@ -27,11 +27,8 @@ struct CachedProgram {
 // Whether this process can use a program (see KernelCache::get_or_compile); empty: accepts any program.
 using Validator = std::function<Result<void>(const Entry&)>;
 
-// Returns the program for `plan` and `source` from the cache, or compiles it. Errors: the compiler's, and those of
-// `usable` for a program that was just compiled. Thread-safe; blocks as KernelCache::get_or_compile does.
-Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const Plan& plan, const Source& source,
-                                     const Compiler& compiler, const std::string& arch, const Validator& usable = {});
-// The same for any source, with the caller's key and name.
+// Returns the program with this key from the cache, or compiles `source` under this name. Errors: the compiler's, and
+// those of `usable` for a program that was just compiled. Thread-safe; blocks as KernelCache::get_or_compile does.
 Result<CachedProgram> compile_cached(kernel_cache::KernelCache& cache, const kernel_cache::Key& key,
                                      const std::string& name, const Source& source, const Compiler& compiler,
                                      const std::string& arch, const Validator& usable = {});

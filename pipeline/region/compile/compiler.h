@@ -28,8 +28,8 @@ class Compiler {
   virtual std::string identity() const = 0;
   virtual std::string target(const std::string& arch) const = 0;
   virtual std::vector<std::string> options(const std::string& arch) const = 0;
-  // Blocks for 20 ms to a few seconds. kInvalidArgument: an unknown arch. kInternal: the compiler rejects the source;
-  // the message contains the path of a copy of the source. Thread-safe.
+  // Blocks for 20 ms to a few seconds. kInternal: the compiler rejects the source; the message contains the path of a
+  // copy of the source. Thread-safe.
   virtual Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const = 0;
 };
 

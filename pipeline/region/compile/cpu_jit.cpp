@@ -9,8 +9,6 @@
 #include <mutex>
 #include <utility>
 
-#include "pipeline/region/compile/processor.h"
-#include "pipeline/region/compile/scratch_folder.h"
 #include "shared/core/bytes.h"
 #include "shared/core/child_process.h"
 
@@ -40,6 +38,43 @@ Result<ProgramRun> run_compiler(std::vector<std::string> arguments, std::chrono:
   return run_program(spec, Deadline::after(limit));
 }
 
+// A folder below TMPDIR that is removed with its object.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    const char* parent = std::getenv("TMPDIR");
+    std::string path = std::string(parent && *parent ? parent : "/tmp") + "/ditfleet-region-XXXXXX";
+    if (mkdtemp(path.data()))
+      path_ = path;
+    else
+      why_ = "cannot create a folder in " + path.substr(0, path.rfind('/')) + ": " + std::strerror(errno);
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    if (ok()) std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  bool ok() const { return !path_.empty(); }
+  const std::string& path() const { return path_; }
+  const std::string& why() const { return why_; }  // why it could not be created, unless ok()
+
+ private:
+  std::string path_, why_;
+};
+
+// The processor's model and features from /proc/cpuinfo, one line each; empty if it has none.
+std::string processor_features() {
+  const auto told = read_file("/proc/cpuinfo");
+  std::string features;
+  if (!told) return features;
+  for (const char* field : {"model name", "flags", "CPU part", "Features"}) {  // x86's, then Arm's
+    const auto at = told->find(field);
+    if (at != std::string::npos) features += told->substr(at, told->find('\n', at) - at) + "\n";
+  }
+  return features;
+}
+
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 class CpuJit : public Compiler {
@@ -61,8 +96,6 @@ class CpuJit : public Compiler {
   }
 
   Result<Entry> compile(const std::string& region, const Source& source, const std::string& arch) const override {
-    if (arch != kHostArch)
-      return invalid_argument("[cpu_jit] '" + arch + "' is not supported; the architecture must be cpu", "arch");
     ScratchFolder folder;
     if (!folder.ok()) return unavailable("[cpu_jit] region " + region + ": " + folder.why());
     const std::string input = folder.path() + "/region.cpp", object = folder.path() + "/region.so";

@@ -11,9 +11,6 @@ namespace ditfleet::region {
 // The architectures that regions can be compiled for.
 const std::vector<std::string>& gpu_architectures();  // sm_80 sm_86 sm_89 sm_90a sm_100a sm_120a
 
-// kInvalidArgument if `arch` is not in `known`; the message lists them.
-Result<void> check_architecture(const std::string& arch, const std::vector<std::string>& known);
-
 // Opens libnvrtc.so.13 once per process. Searches the file `given` (compile.nvrtc), DITFLEET_NVRTC, the wheel
 // nvidia-cuda-nvrtc next to LibTorch, the linker's path and a CUDA toolkit. kUnavailable: the message lists these
 // places and how to install the library. The compiler must be destroyed before main() returns. Thread-safe.

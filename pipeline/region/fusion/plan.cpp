@@ -33,7 +33,7 @@ class Planner {
   }
 
  private:
-  const Value& value(int i) const { return plan_.program.values[static_cast<std::size_t>(i)]; }
+  const Value& value(int i) const { return plan_.program.value(i); }
 
   void add_gemm(const Op& op, int group, const Unit& unit) {
     GemmStep step{.weight = op.inputs[1],
@@ -145,7 +145,7 @@ class Planner {
     for (std::size_t o = 0; o < plan_.program.outputs.size(); ++o) {
       const int v = plan_.program.outputs[o];
       const View at = storage_.view_of(v);
-      const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(at.buffer)];
+      const Buffer& buffer = plan_.buffer(at.buffer);
       if (buffer.kind == BufferKind::kOutput && buffer.value == static_cast<int>(o)) continue;
       plan_.buffers.push_back({BufferKind::kOutput, value(v).type, value(v).shape, static_cast<int>(o)});
       plan_.steps.push_back(
@@ -158,10 +158,9 @@ class Planner {
       const auto* copy = std::get_if<CopyStep>(&step);
       if (!copy) continue;
       const View from = copy->from, to = copy->to;
-      const ElementType type = plan_.buffers[static_cast<std::size_t>(to.buffer)].type;
+      const ElementType type = plan_.buffer(to.buffer).type;
       if (!to.shape.back().is_static() || to.shape.size() > kOuterAxes + 1 || to.shape.back().value() > kMaxRowWidth ||
-          !(from.strides.back() == Dim(1)) || !(to.strides.back() == Dim(1)) ||
-          plan_.buffers[static_cast<std::size_t>(from.buffer)].type != type)
+          !(from.strides.back() == Dim(1)) || !(to.strides.back() == Dim(1)) || plan_.buffer(from.buffer).type != type)
         continue;
       RowKernel kernel{.name = "copy_" + to.shape.back().text(),
                        .width = to.shape.back().value(),
@@ -175,32 +174,28 @@ class Planner {
     }
   }
 
-  template <class F>
-  static void each_view(const Step& step, F visit) {  // visit(view, written)
+  static std::vector<const View*> views_of(const Step& step) {
+    if (const auto* attention = std::get_if<AttentionStep>(&step))
+      return {&attention->q, &attention->k, &attention->v, &attention->out};
+    if (const auto* copy = std::get_if<CopyStep>(&step)) return {&copy->from, &copy->to};
+    std::vector<const View*> views;
     if (const auto* gemm = std::get_if<GemmStep>(&step)) {
-      for (const auto& part : gemm->parts) visit(part.x, false);
-      visit(gemm->out, true);
-    } else if (const auto* attention = std::get_if<AttentionStep>(&step)) {
-      for (const View* view : {&attention->q, &attention->k, &attention->v}) visit(*view, false);
-      visit(attention->out, true);
-    } else if (const auto* copy = std::get_if<CopyStep>(&step)) {
-      visit(copy->from, false);
-      visit(copy->to, true);
+      for (const auto& part : gemm->parts) views.push_back(&part.x);
+      views.push_back(&gemm->out);
+    } else if (const auto* rows = std::get_if<RowStep>(&step)) {
+      for (const auto& instance : rows->instances)
+        for (const auto& operand : instance.operands) views.push_back(&operand.view);
     }
+    return views;
   }
 
   void find_lifetimes() {
-    const auto touch = [&](const View& view, int at) {
-      Buffer& buffer = plan_.buffers[static_cast<std::size_t>(view.buffer)];
-      if (buffer.first < 0) buffer.first = at;
-      buffer.last = at;
-    };
-    for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
-      each_view(plan_.steps[s], [&](const View& view, bool) { touch(view, static_cast<int>(s)); });
-      if (const auto* rows = std::get_if<RowStep>(&plan_.steps[s]))
-        for (const auto& instance : rows->instances)
-          for (const auto& operand : instance.operands) touch(operand.view, static_cast<int>(s));
-    }
+    for (std::size_t s = 0; s < plan_.steps.size(); ++s)
+      for (const View* view : views_of(plan_.steps[s])) {
+        Buffer& buffer = plan_.buffers[static_cast<std::size_t>(view->buffer)];
+        if (buffer.first < 0) buffer.first = static_cast<int>(s);
+        buffer.last = static_cast<int>(s);
+      }
   }
 
   // An output may take an activation's memory if the chain that first writes the output reads the activation at the
@@ -255,16 +250,15 @@ Result<Plan> fuse(const Program& program, const FuseOptions& options) {
 std::string print(const Plan& plan) {
   static constexpr const char* kKinds[] = {"in", "out", "ws", "lib"};
   const auto place = [&](const View& view) {
-    return std::string(kKinds[static_cast<int>(plan.buffers[static_cast<std::size_t>(view.buffer)].kind)]) +
-           std::to_string(view.buffer) + (view.offset == Dim(0) ? "" : "+" + view.offset.text());
+    return std::string(kKinds[static_cast<int>(plan.buffer(view.buffer).kind)]) + std::to_string(view.buffer) +
+           (view.offset == Dim(0) ? "" : "+" + view.offset.text());
   };
   std::string out;
   for (const Step& step : plan.steps) {
     if (const auto* gemm = std::get_if<GemmStep>(&step)) {
       out += "  gemm       " + gemm->name + ": " + place(gemm->out) + (gemm->gelu ? " = gelu of" : " =");
       for (std::size_t i = 0; i < gemm->parts.size(); ++i)
-        out += (i ? " + " : " ") + place(gemm->parts[i].x) + "·" +
-               plan.program.values[static_cast<std::size_t>(gemm->weight)].name;
+        out += (i ? " + " : " ") + place(gemm->parts[i].x) + "·" + plan.program.value(gemm->weight).name;
     } else if (const auto* attention = std::get_if<AttentionStep>(&step)) {
       out += "  attention  " + attention->name + ": " + place(attention->out) + " = " + place(attention->q) + ", " +
              place(attention->k) + ", " + place(attention->v);

@@ -79,6 +79,8 @@ struct Plan {
   std::vector<Step> steps;
   // For each output, the activation (a value of the program) whose memory it may overwrite; -1: none.
   std::vector<int> may_replace;
+
+  const Buffer& buffer(int index) const { return buffers[static_cast<std::size_t>(index)]; }
 };
 
 // How fusion adapts a program to the devices of a compiler.

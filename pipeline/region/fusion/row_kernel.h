@@ -38,6 +38,9 @@ struct RowKernel {
 
   std::string structure() const;  // equal for kernels that can be shared
   std::size_t operands() const { return inputs.size() + outputs.size(); }
+  ElementType type_of(std::size_t operand) const {
+    return operand < inputs.size() ? inputs[operand] : outputs[operand - inputs.size()].type;
+  }
 };
 
 }  // namespace ditfleet::region

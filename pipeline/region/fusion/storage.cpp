@@ -117,7 +117,7 @@ std::optional<View> Storage::in_place(int v, int group, const Unit& unit) const 
   for (int candidate : unit.reads) {
     const auto view = settled(candidate);
     if (!view || value(candidate).shape != value(v).shape || value(candidate).type != value(v).type) continue;
-    const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(view->buffer)];
+    const Buffer& buffer = plan_.buffer(view->buffer);
     if (buffer.kind != BufferKind::kWorkspace) continue;
     const auto held = contents_.find(view->buffer);
     bool free = held != contents_.end();

@@ -25,7 +25,7 @@ class Storage {
   const Op* split_join(const Op& linear) const;
 
  private:
-  const Value& value(int i) const { return plan_.program.values[static_cast<std::size_t>(i)]; }
+  const Value& value(int i) const { return plan_.program.value(i); }
   const Op* producer(int value) const;
   int add_buffer(BufferKind kind, const Value& like, int of = -1);
   std::optional<View> settled(int value) const;  // view_of() without copies

@@ -8,7 +8,6 @@ namespace ditfleet::region {
 namespace {
 
 const Op& op_at(const Program& p, int i) { return p.ops[static_cast<std::size_t>(i)]; }
-const Value& value_at(const Program& p, int i) { return p.values[static_cast<std::size_t>(i)]; }
 
 // The dependencies between units, which are indices here.
 class Order {
@@ -73,13 +72,13 @@ class OpNodes {
 
 // The weight and bias that layer_norm's operator applies before it rounds.
 bool is_affine(const Program& p, const Op& op) {
-  return op.code == OpCode::kModulate && value_at(p, op.inputs[1]).kind == ValueKind::kParameter;
+  return op.code == OpCode::kModulate && p.value(op.inputs[1]).kind == ValueKind::kParameter;
 }
 
 // The row width of a chain's kernel: whole rows, or equal tiles of long rows if the chain is elementwise.
 Result<std::int64_t> row_width(const Program& p, const std::vector<int>& ops) {
   const Op& last = op_at(p, ops.back());
-  const Value& made = value_at(p, last.output);
+  const Value& made = p.value(last.output);
   const std::int64_t width = made.shape.back().value();
   const bool elementwise = std::none_of(ops.begin(), ops.end(), [&](int op) {
     const OpCode code = op_at(p, op).code;
@@ -113,12 +112,12 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool ro
   };
   for (int index : unit.ops) {
     const Op& op = op_at(p, index);
-    RowNode node{.code = op.code, .eps = op.eps, .type = value_at(p, op.output).type};
+    RowNode node{.code = op.code, .eps = op.eps, .type = p.value(op.output).type};
     for (int input : op.inputs) {
       int n = find(input);
       if (n < 0) {
         k.nodes.push_back({.load = true, .input = static_cast<int>(k.inputs.size())});
-        k.inputs.push_back(value_at(p, input).type);
+        k.inputs.push_back(p.value(input).type);
         unit.reads.push_back(input);
         n = static_cast<int>(k.nodes.size()) - 1;
         node_of.emplace_back(input, n);
@@ -132,7 +131,7 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool ro
     node_of.emplace_back(op.output, made);
     k.name += (k.name.empty() ? "" : "_") + std::string(name_of(op.code));
     if (read_elsewhere.contains(op.output)) {
-      k.outputs.push_back({made, value_at(p, op.output).type});
+      k.outputs.push_back({made, p.value(op.output).type});
       unit.writes.push_back(op.output);
     }
   }
@@ -151,7 +150,7 @@ void fold_gelu_epilogue(const Program& p, const std::vector<int>& producer, std:
     for (const Op& op : p.ops)
       readers += static_cast<int>(std::count(op.inputs.begin(), op.inputs.end(), gelu.inputs.front()));
     if (from < 0 || op_at(p, from).code != OpCode::kLinear || readers != 1 ||
-        value_at(p, gelu.output).type != ElementType::kBF16) {
+        p.value(gelu.output).type != ElementType::kBF16) {
       ++u;
       continue;
     }
@@ -241,12 +240,12 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
     const Op& op = p.ops[i];
     const int index = static_cast<int>(i);
     if (is_view(op.code) || op.code == OpCode::kJoin) continue;
-    if (op.code == OpCode::kAttention && op.inputs.size() > 3 && value_at(p, op.inputs[3]).kind == ValueKind::kResult)
-      return invalid_argument("[" + p.block + "] " + value_at(p, op.output).name + " = attention: the bias %" +
-                              value_at(p, op.inputs[3]).name +
+    if (op.code == OpCode::kAttention && op.inputs.size() > 3 && p.value(op.inputs[3]).kind == ValueKind::kResult)
+      return invalid_argument("[" + p.block + "] " + p.value(op.output).name + " = attention: the bias %" +
+                              p.value(op.inputs[3]).name +
                               " is computed in the block; it must be an input of the block");
     if (is_row_op(op.code)) {
-      const Value& made = value_at(p, op.output);
+      const Value& made = p.value(op.output);
       if (!has_kernel(op.code))
         return invalid_argument("[" + p.block + "] " + made.name + " = " + std::string(name_of(op.code)) +
                                 ": no generated kernel has this op; the backend eager computes it");
@@ -254,7 +253,7 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
       int home = -1;
       for (int input : op.inputs) {
         const int from = producer[static_cast<std::size_t>(input)];
-        if (from < 0 || !is_row_op(op_at(p, from).code) || value_at(p, input).shape != made.shape) continue;
+        if (from < 0 || !is_row_op(op_at(p, from).code) || p.value(input).shape != made.shape) continue;
         const int unit = order.unit_of(from);
         const bool free = std::all_of(op.inputs.begin(), op.inputs.end(), [&](int other) {
           return order.unit_of(producer[static_cast<std::size_t>(other)]) == unit || !order.depends(other, unit);

@@ -19,12 +19,8 @@ Builder::Linear Builder::adapted_slots(const std::string& name, const Dim& batch
   return {weight, parameter(name + ".bias", {out}), adapter, rank};
 }
 
-Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape) {
-  return add_op(name, std::move(op), operands, shape, type_);
-}
-
 Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape,
-                             ElementType type) {
+                             ElementType cast_to) {
   if (error_) return {};
   std::vector<Value> values;
   for (const Ref& operand : operands) {
@@ -34,9 +30,9 @@ Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<R
                                 ": an operand is not a value of this block");
       return {};
     }
-    values.push_back(program_.values[static_cast<std::size_t>(operand.value)]);
+    values.push_back(program_.value(operand.value));
   }
-  auto made = infer(program_.block, name, op, values, shape, type);
+  auto made = infer(program_.block, name, op, values, shape, cast_to);
   if (!made) {
     error_ = made.error();
     return {};
@@ -57,7 +53,7 @@ Builder::Ref Builder::low_rank(const std::string& name, Ref x, Linear slots) {
 }
 Builder::Ref Builder::adapted_linear(const std::string& name, Ref x, Linear slots) {
   if (slots.adapter.value < 0 || error_) return linear(name, x, slots);
-  const int last = static_cast<int>(program_.values[static_cast<std::size_t>(x.value)].shape.size()) - 1;
+  const int last = static_cast<int>(program_.value(x.value).shape.size()) - 1;
   return linear(name, join(name + ".wide", last, {x, low_rank(name + ".low", x, slots)}), slots);
 }
 Builder::Ref Builder::layer_norm(const std::string& name, Ref x, double eps) {

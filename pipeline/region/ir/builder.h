@@ -78,8 +78,9 @@ class Builder {
 
  private:
   Ref input(const std::string& name, ValueKind kind, ElementType type, Shape shape);
-  Ref add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape = {});
-  Ref add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape, ElementType type);
+  // `shape`: of a reshape; `cast_to`: of a cast.
+  Ref add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape = {},
+             ElementType cast_to = ElementType::kF32);
 
   const ElementType type_;
   Program program_;

@@ -102,6 +102,12 @@ Dim elements_of(const Shape& shape) {
   return product;
 }
 
+std::vector<std::int64_t> evaluate(const std::vector<Dim>& dims, const Sizes& sizes) {
+  std::vector<std::int64_t> numbers;
+  for (const Dim& d : dims) numbers.push_back(d.evaluate(sizes));
+  return numbers;
+}
+
 std::string text_of(const Shape& shape) {
   std::string out = "[";
   for (const Dim& d : shape) out += (out.size() == 1 ? "" : ", ") + d.text();

@@ -41,6 +41,7 @@ class Dim {
 using Shape = std::vector<Dim>;
 
 Dim elements_of(const Shape& shape);
+std::vector<std::int64_t> evaluate(const std::vector<Dim>& dims, const Sizes& sizes);
 std::string text_of(const Shape& shape);  // "[batch, image, 192]"
 
 }  // namespace ditfleet::region

@@ -1,6 +1,8 @@
 #include "pipeline/region/ir/program.h"
 
 #include <cstdio>
+#include <iterator>
+#include <utility>
 
 namespace ditfleet::region {
 
@@ -8,40 +10,24 @@ std::string_view name_of(ElementType type) { return type == ElementType::kF32 ? 
 std::int64_t bytes_of(ElementType type) { return type == ElementType::kF32 ? 4 : 2; }
 
 std::string_view name_of(ValueKind kind) {
-  switch (kind) {
-    case ValueKind::kActivation: return "activation";
-    case ValueKind::kParameter: return "parameter";
-    case ValueKind::kTable: return "table";
-    case ValueKind::kScalar: return "scalar";
-    case ValueKind::kAdapter: return "adapter";
-    case ValueKind::kResult: return "result";
-  }
-  return "?";
+  static constexpr std::string_view kNames[] = {"activation", "parameter", "table", "scalar", "adapter", "result"};
+  static_assert(std::size(kNames) == static_cast<std::size_t>(ValueKind::kResult) + 1);
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
-std::string_view name_of(OpCode code) {
-  switch (code) {
-    case OpCode::kLinear: return "linear";
-    case OpCode::kLayerNorm: return "layer_norm";
-    case OpCode::kRmsNorm: return "rms_norm";
-    case OpCode::kModulate: return "modulate";
-    case OpCode::kGateResidual: return "gate_residual";
-    case OpCode::kGeluTanh: return "gelu_tanh";
-    case OpCode::kGeluErf: return "gelu_erf";
-    case OpCode::kSilu: return "silu";
-    case OpCode::kQuickGelu: return "quick_gelu";
-    case OpCode::kRope: return "rope";
-    case OpCode::kAttention: return "attention";
-    case OpCode::kMul: return "mul";
-    case OpCode::kAdd: return "add";
-    case OpCode::kCast: return "cast";
-    case OpCode::kReshape: return "reshape";
-    case OpCode::kSlice: return "slice";
-    case OpCode::kPermute: return "permute";
-    case OpCode::kJoin: return "join";
-  }
-  return "?";
-}
+namespace {
+
+// Name and number of operands of each op.
+constexpr std::pair<std::string_view, std::size_t> kOps[] = {
+    {"linear", 2},   {"layer_norm", 1}, {"rms_norm", 2},   {"modulate", 3}, {"gate_residual", 3}, {"gelu_tanh", 1},
+    {"gelu_erf", 1}, {"silu", 1},       {"quick_gelu", 1}, {"rope", 2},     {"attention", 3},     {"mul", 2},
+    {"add", 2},      {"cast", 1},       {"reshape", 1},    {"slice", 1},    {"permute", 1},       {"join", 2}};
+static_assert(std::size(kOps) == static_cast<std::size_t>(OpCode::kJoin) + 1);
+
+}  // namespace
+
+std::string_view name_of(OpCode code) { return kOps[static_cast<std::size_t>(code)].first; }
+std::size_t operands_of(OpCode code) { return kOps[static_cast<std::size_t>(code)].second; }
 
 bool is_view(OpCode code) { return code == OpCode::kReshape || code == OpCode::kSlice || code == OpCode::kPermute; }
 
@@ -76,15 +62,14 @@ Program Program::bind(const Sizes& sizes) const {
 }
 
 std::string print(const Program& program) {
-  const auto shown = [&](int index) { return "%" + program.values[static_cast<std::size_t>(index)].name; };
+  const auto shown = [&](int index) { return "%" + program.value(index).name; };
   const auto typed = [&](int index) {
-    const Value& v = program.values[static_cast<std::size_t>(index)];
+    const Value& v = program.value(index);
     return "%" + v.name + ": " + std::string(name_of(v.type)) + " " + text_of(v.shape);
   };
   std::string out = "region " + program.block + "\n";
   for (int index : program.inputs())
-    out +=
-        "  " + std::string(name_of(program.values[static_cast<std::size_t>(index)].kind)) + " " + typed(index) + "\n";
+    out += "  " + std::string(name_of(program.value(index).kind)) + " " + typed(index) + "\n";
   for (const Op& op : program.ops) {
     out += "  " + typed(op.output) + " = " + std::string(name_of(op.code)) + "(";
     for (std::size_t i = 0; i < op.inputs.size(); ++i) out += (i ? ", " : "") + shown(op.inputs[i]);

@@ -53,8 +53,9 @@ enum class OpCode : std::uint8_t {
   kJoin,  // puts values one after another along an axis
 };
 std::string_view name_of(OpCode code);
-bool is_view(OpCode code);    // reshape, slice, permute
-bool is_row_op(OpCode code);  // each row (last axis) of the result depends on the same row of its operands
+std::size_t operands_of(OpCode code);  // without an optional bias; of a join: at least
+bool is_view(OpCode code);             // reshape, slice, permute
+bool is_row_op(OpCode code);           // each row (last axis) of the result depends on the same row of its operands
 
 struct Value {
   std::string name;
@@ -85,6 +86,7 @@ struct Program {
   std::vector<Op> ops;  // operands before their users
   std::vector<int> outputs;
 
+  const Value& value(int index) const { return values[static_cast<std::size_t>(index)]; }
   std::vector<int> inputs() const;           // values that no op makes, in order
   std::vector<std::string> symbols() const;  // in order of first use in the inputs
   // Replaces symbols by numbers (compile.dynamic off).

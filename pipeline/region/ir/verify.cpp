@@ -16,18 +16,19 @@ class Rules {
         operands_(operands) {}
 
   Result<Value> run(const Shape& wanted, ElementType type) {
-    const std::size_t count = operands_.size(), least = op_.code == OpCode::kJoin ? 2 : arity();
+    const std::size_t count = operands_.size(), least = operands_of(op_.code);
     const bool one_more = op_.code == OpCode::kLinear || op_.code == OpCode::kAttention;  // a bias
     if (op_.code == OpCode::kJoin ? count < least : count != least && !(one_more && count == least + 1))
       return wrong("has " + std::to_string(count) + " operands; it must have " + std::to_string(least) +
                    (one_more ? " or " + std::to_string(least + 1) : ""));
     for (const Value& v : operands_)
       if (v.shape.empty()) return wrong("operand %" + v.name + " has no axes");
+    for (std::size_t i = 1; i < count && op_.code != OpCode::kRope; ++i)
+      if (auto e = same_type(i)) return *e;
     Value made{.type = operands_[0].type, .shape = operands_[0].shape};
     switch (op_.code) {
       case OpCode::kLinear: return linear(made);
       case OpCode::kRmsNorm:
-        if (auto e = same_type(1)) return *e;
         if (operands_[1].shape != Shape{made.shape.back()})
           return wrong("the weight is " + text_of(operands_[1].shape) + "; it must be " + text_of({made.shape.back()}));
         return row(made);
@@ -35,14 +36,10 @@ class Rules {
       case OpCode::kModulate:
       case OpCode::kMul:
       case OpCode::kAdd:
-        for (std::size_t i = 1; i < count; ++i) {
-          if (auto e = same_type(i)) return *e;
+        for (std::size_t i = 1; i < count; ++i)
           if (auto e = broadcasts(i)) return *e;
-        }
         return row(made);
       case OpCode::kGateResidual:
-        for (std::size_t i = 1; i < count; ++i)
-          if (auto e = same_type(i)) return *e;
         if (auto e = broadcasts(1)) return *e;
         if (operands_[2].shape != made.shape)
           return wrong("the branch is " + text_of(operands_[2].shape) + "; it must be " + text_of(made.shape));
@@ -70,19 +67,6 @@ class Rules {
   Error wrong(const std::string& what) const { return invalid_argument(prefix_ + what); }
 
  private:
-  std::size_t arity() const {
-    switch (op_.code) {
-      case OpCode::kModulate:
-      case OpCode::kGateResidual:
-      case OpCode::kAttention: return 3;
-      case OpCode::kLinear:
-      case OpCode::kRmsNorm:
-      case OpCode::kRope:
-      case OpCode::kMul:
-      case OpCode::kAdd: return 2;
-      default: return 1;
-    }
-  }
   std::optional<Error> same_type(std::size_t i) const {
     if (operands_[i].type == operands_[0].type) return {};
     return wrong("%" + operands_[i].name + " is " + std::string(name_of(operands_[i].type)) + " and %" +
@@ -107,8 +91,6 @@ class Rules {
     return made;
   }
   Result<Value> linear(Value made) const {
-    for (std::size_t i = 1; i < operands_.size(); ++i)
-      if (auto e = same_type(i)) return *e;
     const Shape &x = made.shape, &weight = operands_[1].shape;
     if (weight.size() != 2 && weight.size() != 3)
       return wrong("the weight is " + text_of(weight) + "; it must be [out, in] or [batch, out, in]");
@@ -135,7 +117,6 @@ class Rules {
     if (made.shape.size() < 3)
       return wrong("q is " + text_of(made.shape) + "; it must be [.., tokens, heads, head size]");
     for (std::size_t i = 1; i < 3; ++i) {
-      if (auto e = same_type(i)) return *e;
       Shape expected = made.shape;
       // Cross attention: keys and values have the same number of tokens, which may differ from that of the queries.
       expected[expected.size() - 3] =
@@ -155,7 +136,6 @@ class Rules {
       return wrong("is causal; keys must have the tokens of the queries");
     if (op_.causal && operands_.size() > 3) return wrong("is causal and has a bias; write the mask into the bias");
     if (operands_.size() > 3) {
-      if (auto e = same_type(3)) return *e;
       const Shape& bias = operands_[3].shape;
       const Dim &queries = made.shape[axes - 3], &heads = made.shape[axes - 2], &keys = operands_[1].shape[axes - 3];
       const bool fits = bias.size() == 4 && (bias[0] == Dim(1) || (axes == 4 && bias[0] == made.shape[0])) &&
@@ -194,7 +174,6 @@ class Rules {
       return wrong("axis " + std::to_string(op_.axis) + " of " + text_of(made.shape) + " does not exist");
     const auto axis = static_cast<std::size_t>(op_.axis);
     for (std::size_t i = 1; i < operands_.size(); ++i) {
-      if (auto e = same_type(i)) return *e;
       Shape expected = made.shape;
       if (operands_[i].shape.size() == expected.size()) expected[axis] = operands_[i].shape[axis];
       if (operands_[i].shape != expected)
@@ -236,12 +215,12 @@ Result<void> verify(const Program& program) {
   for (const Op& op : program.ops) {
     if (op.output < 0 || op.output >= static_cast<int>(program.values.size()) || known.contains(op.output))
       return wrong(std::string(name_of(op.code)) + " has no result");
-    const Value& made = program.values[static_cast<std::size_t>(op.output)];
+    const Value& made = program.value(op.output);
     std::vector<Value> operands;
     for (int input : op.inputs) {
       if (!known.contains(input))
         return wrong(made.name + " = " + std::string(name_of(op.code)) + ": an operand is computed later or never");
-      operands.push_back(program.values[static_cast<std::size_t>(input)]);
+      operands.push_back(program.value(input));
     }
     auto inferred = infer(program.block, made.name, op, operands, made.shape, made.type);
     if (!inferred) return inferred.error();
@@ -253,7 +232,7 @@ Result<void> verify(const Program& program) {
   }
   if (program.outputs.empty()) return wrong("has no outputs");
   for (int output : program.outputs)
-    if (!known.contains(output) || program.values[static_cast<std::size_t>(output)].kind != ValueKind::kResult)
+    if (!known.contains(output) || program.value(output).kind != ValueKind::kResult)
       return wrong("an output is not the result of an op");
   return {};
 }

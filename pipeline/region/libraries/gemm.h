@@ -2,7 +2,12 @@
 // belongs to the right stream and to a graph that is being captured.
 #pragma once
 
+#include <c10/core/Device.h>
+
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 
 #include "pipeline/region/libraries/cublaslt.h"
 
@@ -10,16 +15,20 @@ namespace ditfleet::region {
 
 class Gemm {
  public:
-  virtual ~Gemm() = default;
-  // Runs the library's first suggestion for these arguments, on the calling thread's current device and stream. Returns
-  // false, and does nothing, if the library has no algorithm for them (odd alignments). Throws pipeline::Failure.
-  // Thread-safe.
-  virtual bool run(GemmEpilogue epilogue, ElementType type, std::int64_t rows, std::int64_t in, std::int64_t out,
-                   std::int64_t x_stride, std::int64_t weight_stride, std::int64_t out_stride,
-                   const GemmOperands& operands) const = 0;
-};
+  // `device` must be LibTorch's current GPU. Throws pipeline::Failure if cuBLASLt is not available.
+  explicit Gemm(int device);
+  // Runs the library's first suggestion for these arguments, on the calling thread's current device and stream. Sets
+  // the shape's alignment itself. Returns false, and does nothing, if the library has no algorithm for them (odd
+  // alignments). Throws pipeline::Failure. Thread-safe.
+  bool run(GemmShape shape, const GemmOperands& operands) const;
 
-// `device` must be LibTorch's current GPU. Throws pipeline::Failure if cuBLASLt is not available.
-std::shared_ptr<const Gemm> make_gemm(int device);
+ private:
+  std::optional<GemmAlgorithm> algorithm_for(const GemmShape& shape) const;
+
+  const c10::Device device_;
+  const std::shared_ptr<const CublasLt> library_;
+  mutable std::mutex mutex_;
+  mutable std::map<GemmShape, std::optional<GemmAlgorithm>> algorithms_;
+};
 
 }  // namespace ditfleet::region

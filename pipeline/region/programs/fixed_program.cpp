@@ -25,9 +25,4 @@ kernel_cache::Key key_of(const FixedProgram& program, const Compiler& compiler, 
   return key.finish();
 }
 
-Result<CachedProgram> compile_fixed(kernel_cache::KernelCache& cache, const FixedProgram& program,
-                                    const Compiler& compiler, const std::string& arch, const Validator& usable) {
-  return compile_cached(cache, key_of(program, compiler, arch), program.name, program.source, compiler, arch, usable);
-}
-
 }  // namespace ditfleet::region

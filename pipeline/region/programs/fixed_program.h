@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "pipeline/region/compile/cached.h"
+#include "pipeline/region/compile/compiler.h"
 #include "shared/kernel_cache/key.h"
 
 namespace ditfleet::region {
@@ -17,9 +17,5 @@ struct FixedProgram {
 };
 
 kernel_cache::Key key_of(const FixedProgram& program, const Compiler& compiler, const std::string& arch);
-
-// As compile_cached() for a block.
-Result<CachedProgram> compile_fixed(kernel_cache::KernelCache& cache, const FixedProgram& program,
-                                    const Compiler& compiler, const std::string& arch, const Validator& usable = {});
 
 }  // namespace ditfleet::region

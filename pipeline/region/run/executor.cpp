@@ -8,12 +8,10 @@
 
 #include <algorithm>
 
+#include "pipeline/region/run/sizes.h"
+
 namespace ditfleet::region {
 namespace {
-
-c10::ScalarType scalar_type(ElementType type) {
-  return type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
-}
 
 // A large image must not keep its memory forever; allocating is cheap compared with computing it.
 constexpr std::int64_t kMostKeptBytes = std::int64_t{256} << 20;
@@ -55,7 +53,7 @@ class Call {
   }
 
   at::Tensor tensor(int buffer, std::int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) const {
-    const ElementType type = plan_.buffers[static_cast<std::size_t>(buffer)].type;
+    const ElementType type = plan_.buffer(buffer).type;
     const auto options = at::TensorOptions(scalar_type(type)).device(device_);
     if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end())
       return at::empty(sizes, options);  // its address may be outside the buffer
@@ -99,15 +97,21 @@ class Call {
                           : !first         ? GemmEpilogue::kAdd
                           : bias.defined() ? GemmEpilogue::kBias
                                            : GemmEpilogue::kPlain;
-    return libraries_.gemm->run(epilogue, plan_.buffers[static_cast<std::size_t>(step.out.buffer)].type, x.size(0),
-                                x.size(1), out.size(1), x.stride(0), columns.stride(1), out.stride(0),
+    return libraries_.gemm->run({.type = plan_.buffer(step.out.buffer).type,
+                                 .epilogue = epilogue,
+                                 .rows = x.size(0),
+                                 .in = x.size(1),
+                                 .out = out.size(1),
+                                 .x_stride = x.stride(0),
+                                 .weight_stride = columns.stride(1),
+                                 .out_stride = out.stride(0)},
                                 {x.const_data_ptr(), columns.const_data_ptr(),
                                  bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()});
   }
 
   void run(const ResolvedAttention& step) {
     const at::Tensor q = tensor(step.q), k = tensor(step.k), v = tensor(step.v);
-    const bool own_memory = plan_.buffers[static_cast<std::size_t>(step.out.buffer)].kind == BufferKind::kLibrary;
+    const bool own_memory = plan_.buffer(step.out.buffer).kind == BufferKind::kLibrary;
     const at::Tensor out = own_memory ? at::Tensor() : tensor(step.out);
     // Computes the result in its place, or copies it there.
     const auto by = [&](AttentionBackend backend) {
@@ -197,9 +201,7 @@ void prewarm_attention(const DirectAttention& direct, const Plan& plan, const Re
   for (const ResolvedStep& one : resolved.steps) {
     const auto* step = std::get_if<ResolvedAttention>(&one);
     // The strides of a result in memory of its own are not known ahead.
-    if (!step || !is_direct(*step) ||
-        plan.buffers[static_cast<std::size_t>(step->out.buffer)].kind == BufferKind::kLibrary)
-      continue;
+    if (!step || !is_direct(*step) || plan.buffer(step->out.buffer).kind == BufferKind::kLibrary) continue;
     direct.prewarm({step->q.sizes[0], step->q.sizes[1], step->k.sizes[1], step->q.sizes[2], step->q.sizes[3],
                     strides(step->q), strides(step->k), strides(step->v), strides(step->out)});
   }
@@ -218,7 +220,7 @@ void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& laun
   outputs.resize(plan.program.outputs.size());
   for (std::size_t o = 0; o < outputs.size(); ++o)
     if (!outputs[o].defined()) {
-      const ElementType type = plan.program.values[static_cast<std::size_t>(plan.program.outputs[o])].type;
+      const ElementType type = plan.program.value(plan.program.outputs[o]).type;
       outputs[o] =
           at::empty(resolved.output_sizes[o], at::TensorOptions(scalar_type(type)).device(inputs.front().device()));
     }

@@ -51,14 +51,13 @@ class GpuLauncher : public RowLauncher {
   static void inspect(const RowKernel& kernel, const KernelLaunch& launch, const std::vector<long long>& words,
                       bool& vectors, bool& narrow) {
     for (std::size_t o = 0; o < kernel.operands(); ++o) {
-      const ElementType type =
-          o < kernel.inputs.size() ? kernel.inputs[o] : kernel.outputs[o - kernel.inputs.size()].type;
-      const std::int64_t vector_bytes = std::min<std::int64_t>(16, launch.vector * bytes_of(type));
+      const std::int64_t bytes = bytes_of(kernel.type_of(o)),
+                         vector_bytes = std::min<std::int64_t>(16, launch.vector * bytes);
       const long long* operand = words.data() + kOuterAxes + o * (kOuterAxes + 1);
       vectors = vectors && operand[0] % vector_bytes == 0;
       std::int64_t furthest = kernel.width;
       for (std::size_t a = 0; a < kOuterAxes; ++a) {
-        vectors = vectors && operand[1 + a] * bytes_of(type) % vector_bytes == 0;
+        vectors = vectors && operand[1 + a] * bytes % vector_bytes == 0;
         furthest += (words[a] - 1) * std::abs(operand[1 + a]);
       }
       narrow = narrow && furthest < kMost;

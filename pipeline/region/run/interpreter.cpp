@@ -37,10 +37,6 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return out.reshape(q.sizes());
 }
 
-c10::ScalarType scalar_type(ElementType type) {
-  return type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
-}
-
 }  // namespace
 
 std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::Tensor>& inputs) {
@@ -50,9 +46,8 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
   for (std::size_t i = 0; i < order.size(); ++i) values[static_cast<std::size_t>(order[i])] = inputs[i];
   for (const Op& op : program.ops) {
     const auto in = [&](std::size_t i) -> const at::Tensor& { return values[static_cast<std::size_t>(op.inputs[i])]; };
-    const Value& made = program.values[static_cast<std::size_t>(op.output)];
-    std::vector<std::int64_t> shape;
-    for (const Dim& d : made.shape) shape.push_back(d.evaluate(sizes));
+    const Value& made = program.value(op.output);
+    const std::vector<std::int64_t> shape = evaluate(made.shape, sizes);
     at::Tensor out;
     switch (op.code) {
       case OpCode::kLinear:

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/region/key.h"
 #include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/sizes.h"
 
@@ -44,27 +45,16 @@ Region::Region(std::string block, Recipe recipe, std::shared_ptr<const RegionHos
 std::vector<std::string> Region::input_names() const {
   const Program program = pipeline::unwrap(recipe_(ElementType::kF32));
   std::vector<std::string> names;
-  for (int input : program.inputs()) names.push_back(program.values[static_cast<std::size_t>(input)].name);
+  for (int input : program.inputs()) names.push_back(program.value(input).name);
   return names;
-}
-
-// An eager program: its plan has no steps.
-std::shared_ptr<const Region::Compiled> Region::eager(Plan plan, ElementType type, c10::DeviceType device,
-                                                      const Sizes& bound) {
-  return std::make_shared<Compiled>(Compiled{type, device, bound, std::move(plan), nullptr});
 }
 
 Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan, const std::string& reason) const {
   const bool cubin = host_->compiler->output_kind() == kernel_cache::Kind::kCubin;
   const Source source = cubin ? generate_cuda(plan) : generate_cpp(plan);
   const auto compile = [&](const Validator& usable) {
-    const auto begun = std::chrono::steady_clock::now();
-    auto made = compile_cached(*host_->cache, plan, source, *host_->compiler, host_->arch, usable);
-    if (made)
-      host_->counters->program_took(
-          host_->compiler->name(), reason, made->compiled,
-          std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun));
-    return made;
+    const auto key = key_of(identify(source, *host_->compiler, host_->arch));
+    return host_->compile(key, plan.program.block, source, reason, usable);
   };
   return load_cached(compile, [&](const Entry& entry) { return load(plan, source, entry); });
 }
@@ -86,9 +76,10 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
                                                         const std::string& guard, const std::string& reason) {
   Program program = pipeline::unwrap(recipe_(type));
   if (!bound.empty()) program = program.bind(bound);
-  Plan uncompiled;
-  uncompiled.program = program;
-  if (!host_->compiler) return eager(std::move(uncompiled), type, device, bound);
+  const auto eager = [&](bool failed = false) {
+    return std::make_shared<Compiled>(Compiled{type, device, bound, Plan{.program = program}, nullptr, failed});
+  };
+  if (!host_->compiler) return eager();
   if (programs_ > 0) {
     if (host_->options.error_on_recompile)
       fail(Code::kInvalidArgument,
@@ -98,18 +89,17 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
       host_->fall_back(block_, "recompile_limit",
                        "it has " + std::to_string(programs_) + " programs, compile.recompile_limit is " +
                            std::to_string(host_->options.recompile_limit) + ", and " + guard);
-      return eager(std::move(uncompiled), type, device, bound);
+      return eager();
     }
   }
   auto plan = fuse(program, host_->compiler->fuse_options());
   if (!plan) {
     host_->fall_back(block_, "unsupported_op", plan.error().message);
-    return eager(std::move(uncompiled), type, device, bound);
+    return eager();
   }
   const auto failed = [&](const std::string& message) {
     host_->fall_back(block_, "compile_error", message);
-    return std::make_shared<Compiled>(
-        Compiled{.type = type, .device = device, .bound = bound, .plan = std::move(uncompiled), .failed = true});
+    return eager(true);
   };
   const auto begun = host_->now();
   if (ask_again_ && begun < *ask_again_) return failed("its compiler failed recently");
@@ -189,11 +179,8 @@ std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int6
   const Program shape_of = pipeline::unwrap(recipe_(ElementType::kF32));
   const auto order = shape_of.inputs();
   std::size_t first = 0;
-  while (first + 1 < order.size() &&
-         shape_of.values[static_cast<std::size_t>(order[first])].kind != ValueKind::kActivation)
-    ++first;
-  if (inputs.size() != order.size()) sizes_of(shape_of, inputs);  // throws
-  if (!inputs[first].defined()) sizes_of(shape_of, inputs);
+  while (first + 1 < order.size() && shape_of.value(order[first]).kind != ValueKind::kActivation) ++first;
+  if (inputs.size() != order.size() || !inputs[first].defined()) sizes_of(shape_of, inputs);  // throws
   const ElementType type = element_type(inputs[first].scalar_type(), block_);
   const auto device = inputs[first].device().type();
   const Program program = pipeline::unwrap(recipe_(type));

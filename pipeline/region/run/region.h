@@ -54,8 +54,8 @@ class Region {
   struct Compiled {
     ElementType type;
     c10::DeviceType device;
-    Sizes bound;  // with dynamic off
-    Plan plan;
+    Sizes bound;                            // with dynamic off
+    Plan plan;                              // without steps if it runs eagerly
     std::unique_ptr<RowLauncher> launcher;  // null: this program runs eagerly
     bool failed = false;                    // its compiler failed; a later attempt may succeed
   };
@@ -75,7 +75,6 @@ class Region {
   Result<std::unique_ptr<RowLauncher>> make_launcher(const Plan& plan, const std::string& reason) const;
   Result<std::unique_ptr<RowLauncher>> load(const Plan& plan, const Source& source, const Entry& entry) const;
   void forget_failed();  // after the pause
-  std::shared_ptr<const Compiled> eager(Plan plan, ElementType type, c10::DeviceType device, const Sizes& bound);
 
   const std::string block_;
   const Recipe recipe_;

@@ -8,19 +8,8 @@
 namespace ditfleet::region {
 namespace {
 
-void check(const std::string& field, const std::string& value, std::initializer_list<const char*> known) {
-  std::string list;
-  for (const char* one : known) {
-    if (value == one) return;
-    list += (list.empty() ? "" : ", ") + std::string(one);
-  }
-  pipeline::fail(Code::kInvalidArgument, "compile." + field + " is \"" + value + "\"; it must be one of " + list,
-                 "compile." + field);
-}
-
 AttentionBackend attention_for(const std::string& name, c10::Device device) {
-  check("attention", name, {"auto", "cudnn", "flash", "efficient", "math"});
-  const AttentionBackend backend = *parse_attention(name);
+  const AttentionBackend backend = parse_attention(name).value_or(AttentionBackend::kAuto);
   if (device.is_cpu() && (backend == AttentionBackend::kCudnn || backend == AttentionBackend::kEfficient))
     pipeline::fail(
         Code::kInvalidArgument,
@@ -36,7 +25,7 @@ Result<void> open_gpu(RegionHost& host, const CompileOptions& options, c10::Devi
   auto compiler = open_nvrtc(options.nvrtc);
   if (!compiler) return compiler.error();
   host.arch = *arch;
-  host.gemm = make_gemm(host.device);
+  host.gemm = std::make_shared<const Gemm>(host.device);
   host.direct_attention = make_direct_attention(host.device, host.arch, host.attention, host.cache);
   if (host.attention == AttentionBackend::kAuto)
     host.timed_attention = make_timed_attention(host.device, host.arch, host.direct_attention != nullptr, host.cache);
@@ -67,17 +56,19 @@ void RegionHost::fall_back(const std::string& region, const std::string& reason,
   counters->fell_back(region, reason, message, first);
 }
 
+Result<CachedProgram> RegionHost::compile(const kernel_cache::Key& key, const std::string& name, const Source& source,
+                                          const std::string& reason, const Validator& usable) const {
+  const auto begun = std::chrono::steady_clock::now();
+  auto made = compile_cached(*cache, key, name, source, *compiler, arch, usable);
+  const auto took = std::chrono::steady_clock::now() - begun;
+  if (made)
+    counters->program_took(compiler->name(), reason, made->compiled,
+                           std::chrono::duration_cast<std::chrono::microseconds>(took));
+  return made;
+}
+
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device,
                                              std::shared_ptr<kernel_cache::KernelCache> cache) {
-  check("backend", options.backend, {"auto", "nvrtc", "cpu_jit", "eager"});
-  check("mode", options.mode, {"default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"});
-  for (std::size_t i = 0; i < options.rules.size(); ++i)
-    check("rules." + std::to_string(i) + ".mode", options.rules[i].mode,
-          {"none", "default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"});
-  if (options.recompile_limit < 1)
-    pipeline::fail(Code::kInvalidArgument,
-                   "compile.recompile_limit is " + std::to_string(options.recompile_limit) + "; it must be at least 1",
-                   "compile.recompile_limit");
   auto host = std::make_shared<RegionHost>();
   host->cache = std::move(cache);
   if (!host->cache) host->cache = make_memory_cache();

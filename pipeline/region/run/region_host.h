@@ -38,6 +38,9 @@ struct RegionHost {
   // Counts a region that cannot run compiled, and logs the first one of this region and reason. With fullgraph it
   // throws a Failure instead: kInvalidArgument, param "compile.fullgraph".
   void fall_back(const std::string& region, const std::string& reason, const std::string& message) const;
+  // compile_cached() for this host. Counts how long it took; `reason`: see RegionCounters.
+  Result<CachedProgram> compile(const kernel_cache::Key& key, const std::string& name, const Source& source,
+                                const std::string& reason, const Validator& usable) const;
 
  private:
   mutable std::mutex mutex_;
@@ -46,8 +49,8 @@ struct RegionHost {
 
 // Opens the compiler for this backend and device; creates a cache in memory if `cache` is null. If backend auto falls
 // back to eager, this is counted.
-// Throws pipeline::Failure: kInvalidArgument for an unknown backend, mode or limit; kUnavailable if an explicit backend
-// is not available.
+// Throws pipeline::Failure: kInvalidArgument for a backend or attention that the device cannot have; kUnavailable if an
+// explicit backend is not available. The configuration has checked names and limits.
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device,
                                              std::shared_ptr<kernel_cache::KernelCache> cache);
 

@@ -14,37 +14,27 @@ class Resolver {
   }
 
   Resolved run() {
-    for (int input : plan_.program.inputs()) {
-      made_.input_sizes.emplace_back();
-      for (const Dim& d : plan_.program.values[static_cast<std::size_t>(input)].shape)
-        made_.input_sizes.back().push_back(number(d));
-    }
+    for (int input : plan_.program.inputs()) made_.input_sizes.push_back(numbers(plan_.program.value(input).shape));
     for (const Step& step : plan_.steps) std::visit([&](const auto& one) { add(one); }, step);
     place_buffers();
-    for (int output : plan_.program.outputs) {
-      made_.output_sizes.emplace_back();
-      for (const Dim& d : plan_.program.values[static_cast<std::size_t>(output)].shape)
-        made_.output_sizes.back().push_back(number(d));
-    }
+    for (int output : plan_.program.outputs) made_.output_sizes.push_back(numbers(plan_.program.value(output).shape));
     return std::move(made_);
   }
 
  private:
   std::int64_t number(const Dim& d) const { return d.evaluate(sizes_); }
+  std::vector<std::int64_t> numbers(const std::vector<Dim>& dims) const { return evaluate(dims, sizes_); }
 
   int input_position(const View& view) const {
-    const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(view.buffer)];
+    const Buffer& buffer = plan_.buffer(view.buffer);
     if (buffer.kind != BufferKind::kInput) return -1;
     const auto order = plan_.program.inputs();
     return static_cast<int>(std::find(order.begin(), order.end(), buffer.value) - order.begin());
   }
 
   ResolvedView view(const View& v) {
-    ResolvedView r{.buffer = v.buffer, .offset = number(v.offset)};
-    for (const Dim& d : v.shape) r.sizes.push_back(number(d));
-    for (const Dim& d : v.strides) r.strides.push_back(number(d));
     if (const int input = input_position(v); input >= 0) made_.contiguous_input[static_cast<std::size_t>(input)] = true;
-    return r;
+    return {v.buffer, number(v.offset), numbers(v.shape), numbers(v.strides)};
   }
 
   // Groups the rows of x and out into evenly spaced runs, axis by axis.
@@ -122,7 +112,7 @@ class Resolver {
         made.rows *= made.words.back();
       }
       for (const auto& operand : instance.operands) {
-        const Buffer& buffer = plan_.buffers[static_cast<std::size_t>(operand.view.buffer)];
+        const Buffer& buffer = plan_.buffer(operand.view.buffer);
         ResolvedRows::Operand o{.buffer = operand.view.buffer,
                                 .offset_bytes = number(operand.view.offset) * bytes_of(buffer.type),
                                 .word = made.words.size()};

@@ -24,13 +24,12 @@ Sizes sizes_of(const Program& program, const std::vector<at::Tensor>& inputs, bo
   // Takes single symbols from activations first, then from adapters, whose batch may be 1. Then compares everything.
   for (const ValueKind source : {ValueKind::kActivation, ValueKind::kAdapter, ValueKind::kResult})
     for (std::size_t i = 0; i < order.size(); ++i) {
-      const Value& value = program.values[static_cast<std::size_t>(order[i])];
+      const Value& value = program.value(order[i]);
       const at::Tensor& t = inputs[i];
       if (!t.defined() || t.dim() != static_cast<std::int64_t>(value.shape.size()))
         refuse("%" + value.name + " is " + (t.defined() ? shape_text(t) : "missing") + "; it must be " +
                text_of(value.shape));
-      if (!any_type &&
-          t.scalar_type() != (value.type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16))
+      if (!any_type && t.scalar_type() != scalar_type(value.type))
         refuse("%" + value.name + " is " + c10::toString(t.scalar_type()) + "; it must be " +
                std::string(name_of(value.type)));
       for (std::size_t a = 0; a < value.shape.size(); ++a) {

@@ -9,6 +9,10 @@
 
 namespace ditfleet::region {
 
+constexpr c10::ScalarType scalar_type(ElementType type) {
+  return type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
+}
+
 // Throws pipeline::Failure (kInvalidArgument) for a wrong number of inputs, a wrong rank, contradicting sizes and,
 // unless any_type, a wrong element type. The message names region, input and the right shape. A table's axis of length
 // 1 broadcasts.

@@ -1,4 +1,8 @@
 #include "pipeline/region/compile/compiler.h"
+
+#include <cstdlib>
+
+#include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 
 namespace ditfleet::region {
@@ -15,6 +19,13 @@ std::string first_error(std::string_view output) {
     output = end == std::string_view::npos ? std::string_view() : output.substr(end + 1);
   }
   return excerpt(first, kMostOfALine);
+}
+
+std::string keep_source(const std::string& region, const std::string& extension, const std::string& text) {
+  const char* folder = std::getenv("TMPDIR");
+  const std::string path = std::string(folder && *folder ? folder : "/tmp") + "/ditfleet-" + region + "-" +
+                           sha256_hex(text).substr(0, 12) + extension;
+  return write_file_atomically(path, text) ? path : "";
 }
 
 }  // namespace ditfleet::region
