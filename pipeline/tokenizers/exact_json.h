@@ -8,8 +8,7 @@
 
 namespace ditfleet::pipeline {
 
-// Like parse_json(), but numbers with a fraction or an exponent become the nearest double, unless a key occurs twice in
-// an object.
+// Like parse_json(), but numbers with a fraction or an exponent become the nearest double.
 Result<json::value> parse_exact_json(std::string_view text);
 
 }  // namespace ditfleet::pipeline
