@@ -162,7 +162,7 @@ class FakeModel final : public pipeline::Model {
 
  private:
   std::shared_ptr<Script> script_;
-  pipeline::ModelInfo info_{"demo", "", "fp32", "cpu"};
+  pipeline::ModelInfo info_{.name = "demo"};
 };
 
 // Its first put() ends by an exception.
