@@ -51,6 +51,7 @@ finish() {
   trap - EXIT INT TERM HUP
   # shellcheck disable=SC2046
   [ -z "$setup" ] || kill -TERM "$setup" $(descendants "$setup") 2>/dev/null || true
+  up=${up:-${!:-}}  # a signal may come between the start of the service and the assignment
   if [ -n "$up" ]; then
     kill -TERM "$up" 2>/dev/null || true
     wait "$up" 2>/dev/null || true
