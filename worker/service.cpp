@@ -232,7 +232,6 @@ asio::awaitable<void> Service::heartbeats() {
         logged_duplicate = true;
         spdlog::error(
             "another worker has the name '{}' too (run id {}), so both lose units to each other; give every worker "
-            "worker "
             "a unique worker.name",
             options_.name, *before);
       }
