@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <map>
 
 #include "coordinator/scheduling/service/fleet_log.h"
 
@@ -11,17 +11,16 @@ constexpr std::int64_t kSecond = 1'000'000;
 
 class FleetLogTest : public ::testing::Test {
  protected:
-  // These are registered, all in one state but for those that are not heard since second 0.
+  // These are registered, all in one state; `mute` has the second of the last heartbeat of those that fell silent.
   std::vector<std::string> look(int second, const std::vector<std::string>& names, const std::string& state = "ready",
-                                const std::vector<std::string>& mute = {}) {
+                                const std::map<std::string, int>& mute = {}) {
     std::vector<queue::WorkerInfo> infos;
     for (const auto& name : names) {
       queue::WorkerInfo info;
       info.name = name;
       info.boot = "1";
       info.state = state;
-      const bool is_mute = std::find(mute.begin(), mute.end(), name) != mute.end();
-      info.heartbeat_ms = is_mute ? 0 : second * 1000;
+      info.heartbeat_ms = (mute.contains(name) ? mute.at(name) : second) * 1000;
       infos.push_back(info);
     }
     fleet.update(infos, second * kSecond, [](const std::string&) { return 0; });
@@ -41,8 +40,8 @@ TEST_F(FleetLogTest, a_workers_life) {
   EXPECT_EQ(look(1, {"old", "w"}, "starting"), (Lines{"2 workers registered and are starting: 'old', 'w'"}));
   EXPECT_EQ(look(2, {"w"}), (Lines{"worker 'w' is ready", "worker 'old' is gone"}));
   fleet.hold(fleet.intern_owner("w:1"), {.ref = {"j", 0}});
-  EXPECT_EQ(look(4, {"w"}, "ready", {"w"}), (Lines{"! worker 'w' is silent: no heartbeat for 4 s, with 1 unit"}));
-  EXPECT_EQ(look(5, {"w"}, "ready", {"w"}), Lines{});
+  EXPECT_EQ(look(4, {"w"}, "ready", {{"w", 0}}), (Lines{"! worker 'w' is silent: no heartbeat for 4 s, with 1 unit"}));
+  EXPECT_EQ(look(5, {"w"}, "ready", {{"w", 0}}), Lines{});
   EXPECT_EQ(look(6, {"w"}), (Lines{"worker 'w' sends heartbeats again"}));
   fleet.hold(fleet.intern_owner("w:1"), {.ref = {"j", 1}});
   EXPECT_EQ(look(7, {"w"}, "draining"), (Lines{"worker 'w' is draining, with 2 units"}));
@@ -72,11 +71,20 @@ TEST_F(FleetLogTest, a_worker_that_gets_no_ordinary_work) {
   EXPECT_EQ(look(71, {"w"}, "stuck"), (Lines{"! worker 'w' is stuck"}));
 }
 
+TEST_F(FleetLogTest, a_silent_worker_has_its_own_time) {
+  look(0, {"a", "b"});
+  EXPECT_EQ(look(5, {"a", "b"}, "ready", {{"b", 0}}), (Lines{"! worker 'b' is silent: no heartbeat for 5 s"}));
+  EXPECT_EQ(look(9, {"a", "b"}, "ready", {{"a", 5}, {"b", 0}}),
+            (Lines{"! worker 'a' is silent: no heartbeat for 4 s"}));
+}
+
 TEST_F(FleetLogTest, a_fleet_that_changes_at_once_is_one_line) {
   std::vector<std::string> names;
+  std::map<std::string, int> mute;
   for (int i = 0; i < 500; ++i) names.push_back("w" + std::to_string(1000 + i));
+  for (const auto& name : names) mute[name] = 0;
   look(0, names);
-  EXPECT_EQ(look(9, names, "ready", names),
+  EXPECT_EQ(look(9, names, "ready", mute),
             (Lines{"! 500 workers are silent: 'w1000', 'w1001', 'w1002', 'w1003', 'w1004', …"}));
 }
 

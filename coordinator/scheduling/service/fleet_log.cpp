@@ -76,15 +76,13 @@ std::vector<FleetLine> FleetLog::look(const Fleet& fleet, std::int64_t now_us) {
     if (worker.owner.empty()) continue;
     held[worker.owner] = worker.held.size();
     if (worker.state == WorkerState::kGone) continue;
-    now[worker.owner] = {worker.name, worker.state};
-    if (worker.state == WorkerState::kSilent) {
-      changes[static_cast<std::size_t>(WorkerState::kSilent)].detail =
-          ": no heartbeat for " + std::to_string((now_us - worker.heartbeat_us) / 1'000'000) + " s";
-    }
+    now[worker.owner] = {worker.name, worker.state, worker.heartbeat_us};
   }
   const auto add = [&](std::size_t kind, const std::string& owner, const Seen& worker) {
     changes[kind].names.push_back(worker.name);
     changes[kind].held += held[owner];
+    if (kind == static_cast<std::size_t>(WorkerState::kSilent))
+      changes[kind].detail = ": no heartbeat for " + std::to_string((now_us - worker.heartbeat_us) / 1'000'000) + " s";
   };
   for (const auto& [owner, worker] : now) {
     const auto before = seen_.find(owner);

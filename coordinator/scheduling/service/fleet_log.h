@@ -28,6 +28,7 @@ class FleetLog {
   struct Seen {
     std::string name;
     WorkerState state = WorkerState::kGone;
+    std::int64_t heartbeat_us = 0;
   };
   std::map<std::string, Seen> seen_;  // by owner
   bool looked_ = false;
