@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <string_view>
 
@@ -12,7 +11,7 @@
 #include "coordinator/simulation/range.h"
 #include "shared/core/bytes.h"
 #include "shared/core/output_file.h"
-#include "shared/queue/types.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::simulation {
 namespace {
@@ -35,11 +34,6 @@ constexpr double kBurstCycleUs = 60e6, kBurstPart = 0.2;
 
 constexpr std::size_t kMaxNameBytes = 128;              // as in shared/job/validate.h
 constexpr double kLongestUs = 10.0 * 365 * 24 * 3.6e9;  // between the first and the last generated arrival
-
-bool number(std::string_view text, std::int64_t& out) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
-  return error == std::errc() && end == text.data() + text.size();
-}
 
 bool is_name(std::string_view text) { return text.size() <= kMaxNameBytes && is_valid_utf8(text); }
 
@@ -95,12 +89,11 @@ Result<Trace> read_trace(const std::string& path) {
       if (trace.about.empty()) trace.about = line.substr(std::min<std::size_t>(2, line.size()));
       const auto at = line.find("workers=");
       if (at != std::string_view::npos) {
-        std::int64_t workers = 0;
         const auto digits = line.substr(at + 8);
         const auto given = digits.substr(0, digits.find(' '));
-        if (!number(given, workers) || !kWorkers.has(static_cast<double>(workers)))
-          return wrong(kWorkers.error("workers=", std::string(given)).message);
-        trace.workers = static_cast<int>(workers);
+        const auto workers = number_of<int>(given);
+        if (!workers || !kWorkers.has(*workers)) return wrong(kWorkers.error("workers=", std::string(given)).message);
+        trace.workers = *workers;
       }
       continue;
     }
@@ -109,14 +102,15 @@ Result<Trace> read_trace(const std::string& path) {
       header = true;
       continue;
     }
-    const auto field = queue::split_list(line);
+    const auto field = split(line, ',');
     if (field.size() != 7) return wrong("a job has the fields " + std::string(kHeader));
     std::array<std::int64_t, 5> n{};
     for (std::size_t i = 0; i < kColumns.size(); ++i) {
       const auto& column = kColumns[i];
-      if (!number(field[column.at], n[i]) || !column.range.has(static_cast<double>(n[i]))) {
-        return wrong(column.range.error(column.name, "'" + field[column.at] + "'").message);
-      }
+      const auto number = number_of<std::int64_t>(field[column.at]);
+      if (!number || !column.range.has(static_cast<double>(*number)))
+        return wrong(column.range.error(column.name, "'" + std::string(field[column.at]) + "'").message);
+      n[i] = *number;
     }
     if (n[1] % 16 != 0 || n[2] % 16 != 0) return wrong("width and height must be multiples of 16");
     if (field[1].empty() || !is_name(field[1]))
@@ -126,11 +120,11 @@ Result<Trace> read_trace(const std::string& path) {
     if (!trace.jobs.empty() && n[0] * 1000 < trace.jobs.back().at_us)
       return wrong("jobs must be in the order of arrival");
     trace.jobs.push_back({.at_us = n[0] * 1000,
-                          .tenant = field[1],
+                          .tenant = std::string(field[1]),
                           .width = static_cast<int>(n[1]),
                           .height = static_cast<int>(n[2]),
                           .steps = static_cast<int>(n[3]),
-                          .adapter = field[5],
+                          .adapter = std::string(field[5]),
                           .slo_us = n[4] * 1000,
                           .line = line_number});
   }

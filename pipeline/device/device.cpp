@@ -7,13 +7,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
-#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
 
 #include "pipeline/device/failure.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -93,11 +93,7 @@ c10::Device cuda_device(int index) { return c10::Device(c10::DeviceType::CUDA, s
 std::optional<int> cuda_index(const std::string& wanted) {
   if (wanted == "cuda") return 0;
   if (wanted.rfind("cuda:", 0) != 0) return {};
-  int index = -1;
-  const char* end = wanted.data() + wanted.size();
-  auto [rest, error] = std::from_chars(wanted.data() + 5, end, index);
-  if (error != std::errc{} || rest != end || index < 0) return {};
-  return index;
+  return number_of(std::string_view(wanted).substr(5), 0);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -37,6 +38,23 @@ std::string base64(std::string_view bytes) {
                     sodium_base64_VARIANT_ORIGINAL);
   text.pop_back();
   return text;
+}
+
+std::optional<std::string> percent_decoded(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      out += text[i];
+      continue;
+    }
+    unsigned byte = 0;
+    const char* first = text.data() + i + 1;
+    if (i + 2 >= text.size() || std::from_chars(first, first + 2, byte, 16).ptr != first + 2) return std::nullopt;
+    out += static_cast<char>(byte);
+    i += 2;
+  }
+  return out;
 }
 
 bool is_valid_utf8(std::string_view text) {

@@ -1,6 +1,7 @@
 // Encodes bytes, and reads and writes whole files. All functions are thread-safe.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,7 +13,9 @@ namespace ditfleet {
 std::string sha256_hex(std::string_view bytes);            // 64 lower-case digits
 std::string to_hex(std::span<const unsigned char> bytes);  // lower-case digits
 std::string base64(std::string_view bytes);                // RFC 4648 §4, padded
-bool is_valid_utf8(std::string_view text);                 // rejects overlong forms and surrogates
+// The bytes of a URL's part. Nothing if a % has no two hexadecimal digits after it.
+std::optional<std::string> percent_decoded(std::string_view text);
+bool is_valid_utf8(std::string_view text);  // rejects overlong forms and surrogates
 
 // Reads a whole file. Errors: kNotFound, kUnavailable (unreadable). Blocks.
 Result<std::string> read_file(const std::string& path);

@@ -1,31 +1,20 @@
 #include "shared/redis/endpoint.h"
 
 #include <algorithm>
-#include <charconv>
+#include <utility>
 
+#include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/text.h"
 
 namespace ditfleet::redis {
 namespace {
 
-Result<std::string> percent_decoded(std::string_view text, const char* part) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      out += text[i];
-      continue;
-    }
-    unsigned value = 0;
-    const char* first = text.data() + i + 1;
-    if (i + 2 >= text.size() || std::from_chars(first, first + 2, value, 16).ptr != first + 2) {
-      return invalid_argument(std::string("[redis] the URL's ") + part +
-                              " has a % without two hexadecimal digits after it");
-    }
-    out += static_cast<char>(value);
-    i += 2;
-  }
-  return out;
+Result<std::string> decoded_part(std::string_view text, const char* part) {
+  auto out = percent_decoded(text);
+  if (out) return std::move(*out);
+  return invalid_argument(std::string("[redis] the URL's ") + part +
+                          " has a % without two hexadecimal digits after it");
 }
 
 std::string percent_encoded(std::string_view text, std::string_view kept) {
@@ -92,11 +81,11 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     const std::string_view login = rest.substr(0, at);
     rest = rest.substr(at + 1);
     const auto colon = login.find(':');
-    auto user = percent_decoded(login.substr(0, colon), "user");
+    auto user = decoded_part(login.substr(0, colon), "user");
     if (!user) return user.error();
     endpoint.user = *user;
     if (colon != std::string_view::npos) {
-      auto password = percent_decoded(login.substr(colon + 1), "password");
+      auto password = decoded_part(login.substr(colon + 1), "password");
       if (!password) return password.error();
       endpoint.password = *password;
     }
@@ -105,7 +94,7 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     }
   }
   if (local) {
-    auto path = percent_decoded(rest, "path");
+    auto path = decoded_part(rest, "path");
     if (!path) return path.error();
     if (!path->starts_with('/')) {
       return invalid_argument("[redis] the URL's socket path is '" + excerpt(*path, 128) +

@@ -1,10 +1,10 @@
 #include "coordinator/gateway/events/event_stream.h"
 
-#include <charconv>
 #include <cstdint>
 
 #include "shared/core/excerpt.h"
 #include "shared/core/json.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -45,10 +45,9 @@ std::string event_json(const queue::Event& event, std::string_view preview_url) 
   for (const auto& [name, value] : event.fields) {
     // Internal: the nonce authorizes actions, keys and manifests describe storage.
     if (name == "nonce" || name == "key" || name == "manifest" || object.contains(name)) continue;
-    std::int64_t number = 0;
-    const auto [end, ec] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (is_numeric_field(name) && ec == std::errc() && end == value.data() + value.size()) {
-      object[name] = number;
+    const auto number = number_of<std::int64_t>(value);
+    if (is_numeric_field(name) && number) {
+      object[name] = *number;
     } else {
       object[name] = value;
     }

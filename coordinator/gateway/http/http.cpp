@@ -1,35 +1,25 @@
 #include "coordinator/gateway/http/http.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "shared/core/bytes.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::gateway {
 namespace {
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-Result<std::string> percent_decode(std::string_view text, bool plus_is_space) {
-  std::string out;
-  out.reserve(text.size());
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%') {
-      unsigned byte = 0;
-      const char* digits = text.data() + i + 1;
-      if (i + 2 >= text.size() || std::from_chars(digits, digits + 2, byte, 16).ptr != digits + 2) {
-        return invalid_argument("the URL has a '%' without two hexadecimal digits after it; write a literal % as %25");
-      }
-      out.push_back(static_cast<char>(byte));
-      i += 2;
-    } else {
-      out.push_back(plus_is_space && text[i] == '+' ? ' ' : text[i]);
-    }
-  }
-  if (out.find('\0') != std::string::npos || !is_valid_utf8(out)) {
+Result<std::string> percent_decode(std::string_view part, bool plus_is_space) {
+  std::string text(part);
+  if (plus_is_space) std::replace(text.begin(), text.end(), '+', ' ');
+  const auto decoded = percent_decoded(text);
+  if (!decoded)
+    return invalid_argument("the URL has a '%' without two hexadecimal digits after it; write a literal % as %25");
+  if (decoded->find('\0') != std::string::npos || !is_valid_utf8(*decoded)) {
     return invalid_argument("the URL does not decode to valid UTF-8");
   }
-  return out;
+  return *decoded;
 }
 
 }  // namespace
@@ -121,18 +111,10 @@ Result<void> parse_target(std::string_view target, Request& request) {
   return {};
 }
 
-std::optional<std::int64_t> parse_number(std::string_view text) {
-  std::int64_t number = 0;
-  const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (ec != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
 Result<int> parse_limit(std::string_view text, int most, const std::string& note) {
-  const auto number = parse_number(text);
-  if (!number || *number < 1 || *number > most)
-    return invalid_argument("'limit' must be an integer from 1 to " + std::to_string(most) + note, "limit");
-  return static_cast<int>(*number);
+  const auto number = number_of(text, 1, most);
+  if (!number) return invalid_argument("'limit' must be an integer from 1 to " + std::to_string(most) + note, "limit");
+  return *number;
 }
 
 bool names_etag(std::string_view field, std::string_view etag, bool strongly) {

@@ -54,9 +54,6 @@ struct Request {
 // kInvalidArgument: not an absolute path, a broken percent escape, invalid UTF-8 or a NUL.
 Result<void> parse_target(std::string_view target, Request& request);
 
-// The whole text as a decimal integer.
-std::optional<std::int64_t> parse_number(std::string_view text);
-
 // For ASCII letters.
 std::string lower_case(std::string_view text);
 bool same_name(std::string_view a, std::string_view b);  // ignores case

@@ -6,6 +6,7 @@
 #include "coordinator/gateway/routes/errors.h"
 #include "coordinator/gateway/routes/openai_images.h"
 #include "shared/core/ids.h"
+#include "shared/core/text.h"
 #include "shared/core/wall_clock.h"
 #include "shared/job/validate.h"
 
@@ -114,15 +115,15 @@ asio::awaitable<Result<Response>> get_result(const ApiContext& context, CallPtr 
   auto record = co_await context.find_job(call);
   if (!record) co_return record.error();
   const std::string& id = call->param(0);
-  const auto index = parse_number(call->param(1));
-  if (!index || *index < 0 || *index >= record->units) {
+  const auto index = number_of(call->param(1), 0, record->units - 1);
+  if (!index) {
     co_return Error{Code::kNotFound,
                     "job '" + id + "' has no result '" + call->param(1) + "'; its results are 0 to " +
                         std::to_string(record->units - 1),
                     {}};
   }
   const std::string name = "result " + call->param(1) + " of job '" + id + "'";
-  const queue::UnitRecord* unit = find_unit(*record, static_cast<int>(*index));
+  const queue::UnitRecord* unit = find_unit(*record, *index);
   const job::State state = unit ? unit->state : record->state;
   if (state != job::State::kSucceeded || !unit) {
     co_return Error{Code::kConflict,

@@ -2,7 +2,8 @@
 
 #include <sodium.h>
 
-#include "coordinator/gateway/http/http.h"
+#include "shared/core/bytes.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -13,8 +14,7 @@ std::string mac(const std::string& secret, std::string_view path, std::string_vi
   unsigned char digest[crypto_auth_hmacsha256_BYTES];
   crypto_auth_hmacsha256(digest, reinterpret_cast<const unsigned char*>(text.data()), text.size(),
                          reinterpret_cast<const unsigned char*>(secret.data()));
-  char hex[sizeof digest * 2 + 1];
-  return sodium_bin2hex(hex, sizeof hex, digest, sizeof digest);
+  return to_hex(digest);
 }
 
 }  // namespace
@@ -28,7 +28,7 @@ std::string LinkSigner::sign(std::string_view path, std::int64_t expires_s) cons
 
 bool LinkSigner::verify(std::string_view path, std::string_view expires, std::string_view id,
                         std::string_view signature, std::int64_t now_s) const {
-  const auto until = parse_number(expires);
+  const auto until = number_of<std::int64_t>(expires);
   if (!until || *until < now_s) return false;
   for (const auto& [known, secret] : secrets_) {
     if (std::to_string(known) != id) continue;
