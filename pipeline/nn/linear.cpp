@@ -16,11 +16,13 @@ LinearSlot slot_with_lora_columns(std::int64_t out, std::int64_t in, LoraColumns
 }
 
 at::Tensor lora_columns_of(const LinearSlot& slot) {
+  if (slot.quantized) return slot.wide;
   return slot.wide.narrow(1, slot.lora_columns.before ? 0 : slot.weight.size(1), slot.lora_columns.count);
 }
 
 at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x) {
-  at::Tensor out = at::linear(x, slot.weight, slot.bias);
+  at::Tensor out =
+      slot.quantized ? quantized_linear(*slot.quantized, slot.bias, x) : at::linear(x, slot.weight, slot.bias);
   // Not mul_(): on a CPU that rounds the factor itself to the tensor's type before it multiplies, which Python's
   // operators do not.
   for (const LowRank& term : slot.low_rank)
@@ -29,8 +31,8 @@ at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x) {
 }
 
 void add_stacked(std::vector<NamedLinear>& linears, LinearSlot& slot, const std::vector<std::string>& names) {
-  if (!slot.weight.defined()) return;  // a part that this model does without
-  const std::int64_t rows = slot.weight.size(0) / static_cast<std::int64_t>(names.size());
+  if (!slot.defined()) return;  // a part that this model does without
+  const std::int64_t rows = slot.out() / static_cast<std::int64_t>(names.size());
   for (std::size_t i = 0; i < names.size(); ++i)
     linears.push_back({names[i], &slot, static_cast<std::int64_t>(i) * rows, rows});
 }

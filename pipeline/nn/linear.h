@@ -4,8 +4,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "pipeline/nn/quantized.h"
 
 namespace ditfleet::pipeline {
 
@@ -24,11 +27,17 @@ struct LoraColumns {
 };
 
 struct LinearSlot {
-  at::Tensor weight;     // [out, in]; part of `wide` if columns are reserved
-  at::Tensor bias;       // [out], or undefined
-  at::Tensor wide = {};  // [out, in + lora_columns.count], or undefined; all finite
+  at::Tensor weight;  // [out, in]; part of `wide` if columns are reserved; undefined if `quantized`
+  at::Tensor bias;    // [out], or undefined
+  // [out, in + lora_columns.count], or undefined; all finite. With `quantized` [out, lora_columns.count].
+  at::Tensor wide = {};
   LoraColumns lora_columns = {};
   std::vector<LowRank> low_rank = {};  // set only in a request's copy; empty in the model itself
+  std::shared_ptr<const QuantizedWeight> quantized = nullptr;
+
+  bool defined() const { return quantized || weight.defined(); }  // false: the model does without this linear
+  std::int64_t in() const { return quantized ? quantized->in : weight.size(1); }
+  std::int64_t out() const { return quantized ? quantized->out : weight.size(0); }
 };
 
 // Allocates a linear without a bias. Its weight is not initialized; its LoRA columns are zeros.

@@ -24,7 +24,7 @@ std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears) {
   for (std::size_t i = 0; i < linears.size(); ++i) {
     const NamedLinear& l = linears[i];
     const bool next_rows = i > 0 && linears[i - 1].slot == l.slot;
-    base.push_back({l.name, next_rows ? base.back().slot : i, l.first_row, l.slot->weight.size(1), l.rows});
+    base.push_back({l.name, next_rows ? base.back().slot : i, l.first_row, l.slot->in(), l.rows});
   }
   return base;
 }

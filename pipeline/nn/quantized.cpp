@@ -1,0 +1,112 @@
+#include "pipeline/nn/quantized.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bucketize.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+
+#include "pipeline/region/libraries/fp8.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::int64_t kBlock = 64;
+constexpr float kLeastMagnitude = 1e-38F;  // of a block of zeros
+
+at::Tensor on_device(const float* values, std::int64_t count, c10::Device device) {
+  return at::from_blob(const_cast<float*>(values), {count}, at::TensorOptions(c10::ScalarType::Float)).to(device);
+}
+
+at::Tensor nf4_codes(const QuantizedRows& part, std::int64_t values) {
+  const at::Tensor low = part.codes.bitwise_and(15), high = part.codes.__rshift__(4);
+  return at::stack({high, low}, 1).flatten().narrow(0, 0, values);
+}
+
+at::Tensor values_of(const QuantizedRows& part, std::int64_t in, c10::ScalarType type) {
+  if (!part.scales.defined()) return part.codes.to(type);
+  if (part.codes.scalar_type() != c10::ScalarType::Byte)
+    return (part.codes.to(c10::ScalarType::Float) * part.scales.unsqueeze(1)).to(type);
+  const std::int64_t values = part.rows * in, blocks = part.scales.size(0);
+  const at::Tensor book = on_device(kNf4Book.data(), static_cast<std::int64_t>(kNf4Book.size()), part.codes.device());
+  at::Tensor unscaled = at::index_select(book, 0, nf4_codes(part, values).to(c10::ScalarType::Int));
+  unscaled = at::constant_pad_nd(unscaled, {0, blocks * kBlock - values}).view({blocks, kBlock});
+  return (unscaled * part.scales.unsqueeze(1)).flatten().narrow(0, 0, values).view({part.rows, in}).to(type);
+}
+
+}  // namespace
+
+std::int64_t QuantizedWeight::bytes() const {
+  std::int64_t total = 0;
+  for (const QuantizedRows& part : parts)
+    total += static_cast<std::int64_t>(part.codes.nbytes() + (part.scales.defined() ? part.scales.nbytes() : 0));
+  return total;
+}
+
+std::string_view QuantizedWeight::format() const {
+  if (dynamic) return "fp8 with dynamic activations";
+  for (const QuantizedRows& part : parts)
+    if (part.scales.defined()) return part.codes.scalar_type() == c10::ScalarType::Byte ? "nf4" : "fp8";
+  return "plain";
+}
+
+QuantizedRows quantize_nf4(const at::Tensor& weight) {
+  const std::int64_t values = weight.numel(), blocks = (values + kBlock - 1) / kBlock, ragged = values % kBlock;
+  const at::Tensor flat =
+      at::constant_pad_nd(weight.to(c10::ScalarType::Float).flatten(), {0, blocks * kBlock - values})
+          .view({blocks, kBlock});
+  const at::Tensor largest = at::amax(at::abs(flat), {1}, /*keepdim=*/true);
+  const at::Tensor safe = at::where(largest == 0, at::full_like(largest, kLeastMagnitude), largest);
+  at::Tensor unit = flat * (1 / safe);
+  // bitsandbytes divides in a shorter last block, and stores the magnitude of an all-zero one as 1e-38.
+  at::Tensor scales = largest.flatten();
+  if (ragged != 0) {
+    unit.select(0, blocks - 1).copy_(flat.select(0, blocks - 1) / safe.select(0, blocks - 1));
+    scales = at::cat({scales.narrow(0, 0, blocks - 1), safe.flatten().narrow(0, blocks - 1, 1)});
+  }
+  std::array<float, 15> midpoints;
+  for (std::size_t i = 0; i < midpoints.size(); ++i) midpoints[i] = (kNf4Book[i] + kNf4Book[i + 1]) / 2;
+  // The number of midpoints below each value.
+  const at::Tensor codes = at::bucketize(at::clamp(unit, -1, 1).flatten().narrow(0, 0, values),
+                                         on_device(midpoints.data(), 15, weight.device()), /*out_int32=*/true)
+                               .to(c10::ScalarType::Byte);
+  const at::Tensor pairs = at::constant_pad_nd(codes, {0, values % 2}, 7).view({(values + 1) / 2, 2});
+  return {pairs.select(1, 0).__lshift__(4).bitwise_or(pairs.select(1, 1)), scales, weight.size(0)};
+}
+
+QuantizedRows quantize_fp8(const at::Tensor& weight) {
+  const at::Tensor scales = region::fp8_row_scales(weight);
+  return {region::fp8_codes(weight, scales), scales.flatten(), weight.size(0)};
+}
+
+at::Tensor dequantized(const QuantizedWeight& weight, c10::ScalarType type) {
+  std::vector<at::Tensor> rows;
+  for (const QuantizedRows& part : weight.parts) rows.push_back(values_of(part, weight.in, type));
+  return rows.size() == 1 ? rows.front() : at::cat(rows, 0);
+}
+
+at::Tensor quantized_linear(const QuantizedWeight& weight, const at::Tensor& bias, const at::Tensor& x) {
+  if (weight.dynamic) {
+    const QuantizedRows& all = weight.parts.front();
+    const at::Tensor scales = region::fp8_row_scales(x);
+    return region::fp8_linear({.x = region::fp8_codes(x, scales),
+                               .x_scales = scales,
+                               .weight = all.codes,
+                               .weight_scales = all.scales,
+                               .bias = bias},
+                              x.scalar_type());
+  }
+  const auto converted = [&](const at::Tensor& t) { return t.defined() ? t.to(weight.compute) : t; };
+  return at::linear(converted(x), dequantized(weight, weight.compute), converted(bias)).to(x.scalar_type());
+}
+
+}  // namespace ditfleet::pipeline

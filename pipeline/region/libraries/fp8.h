@@ -1,0 +1,28 @@
+// Products of fp8 matrices (E4M3, largest value 448) with one fp32 scale per row, computed with LibTorch. Generated
+// kernels and cuBLASLt compute the same; this code is their reference and runs where they are not available. Numerics
+// as torchao's Float8DynamicActivationFloat8WeightConfig(PerRow()), except that scales are not rounded to bf16.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace ditfleet::region {
+
+inline constexpr float kFp8Largest = 448;
+// The smallest scale: rows of zeros must not divide by zero.
+inline constexpr float kFp8SmallestScale = 1e-30F;
+
+// The scale of each row (last axis) of x [.., n]: max |x| / 448, at least kFp8SmallestScale. Returns [.., 1] fp32.
+at::Tensor fp8_row_scales(const at::Tensor& x);
+// x / scales, rounded to the nearest E4M3 value, ties to even. `scales` broadcasts to x. Returns x's shape.
+at::Tensor fp8_codes(const at::Tensor& x, const at::Tensor& scales);
+
+// The operands of a product. x: codes [.., in] and their scales [.., 1]; weight: codes [out, in] and scales [out].
+struct Fp8Product {
+  at::Tensor x, x_scales, weight, weight_scales;
+  at::Tensor bias = {};    // [out], or undefined
+  at::Tensor addend = {};  // [.., out], or undefined
+};
+// x · weightᵀ · scales + bias + addend, summed in fp32 and rounded once. Returns [.., out] of this type.
+at::Tensor fp8_linear(const Fp8Product& product, c10::ScalarType type);
+
+}  // namespace ditfleet::region
