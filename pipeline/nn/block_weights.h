@@ -3,31 +3,61 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "pipeline/device/failure.h"
+#include "pipeline/nn/linear.h"
 
 namespace ditfleet::pipeline {
 
-using Weights = std::map<std::string, at::Tensor>;  // of a block, by input name
+// A weight as it is stored: a tensor, or values that are computed before each use.
+struct StoredWeight {
+  at::Tensor tensor;
+  std::shared_ptr<const QuantizedWeight> quantized = nullptr;
 
-// One row per block. Inputs that each call gives, according to `is_given`, are undefined. Keeps the tensors. Throws
-// Failure (kInternal) if another input has no weight.
-template <class IsGiven>
-std::vector<std::vector<at::Tensor>> weight_rows(const std::vector<std::string>& inputs,
-                                                 const std::vector<Weights>& blocks, const IsGiven& is_given) {
-  std::vector<std::vector<at::Tensor>> rows;
-  for (const Weights& weights : blocks) {
-    auto& row = rows.emplace_back();
-    for (const std::string& name : inputs) {
-      const auto at = weights.find(name);
-      if (at == weights.end() && !is_given(name)) fail(Code::kInternal, "no parameter has the name " + name);
-      row.push_back(is_given(name) ? at::Tensor() : at->second);
-    }
-  }
-  return rows;
-}
+  StoredWeight(at::Tensor weight) : tensor(std::move(weight)) {}  // implicit, so that tables stay readable
+  StoredWeight(std::shared_ptr<const QuantizedWeight> weight) : quantized(std::move(weight)) {}
+};
+using Weights = std::map<std::string, StoredWeight>;  // of a block, by input name
+
+// Adds what a block computes a linear from: NAME.weight, NAME.bias, and NAME.scale if the product is in fp8.
+void add_linear(Weights& weights, const std::string& name, const LinearSlot& slot);
+
+// Memory for the values of one block's quantized weights. Blocks that never run at the same time share it.
+class WeightMemory {
+ public:
+  // Tensors of these sizes and types, one after the other, valid until the next call.
+  std::vector<at::Tensor> take(const std::vector<const QuantizedWeight*>& weights, c10::Device device);
+
+ private:
+  at::Tensor memory_;
+};
+
+// Not thread-safe if blocks have quantized weights: their values are in `memory` until the next take().
+class BlockWeights {
+ public:
+  BlockWeights() = default;
+  // `inputs`: of the compiled block. Inputs that each call gives, according to `is_given`, are undefined. Keeps the
+  // tensors. Throws Failure (kInternal) if another input has no weight.
+  BlockWeights(const std::vector<std::string>& inputs, const std::vector<Weights>& blocks,
+               const std::function<bool(const std::string&)>& is_given, std::shared_ptr<WeightMemory> memory);
+
+  std::size_t size() const { return rows_.size(); }
+  // The inputs of a call. Computes the values of quantized weights on the calling thread's current stream.
+  std::vector<at::Tensor> take(std::size_t block) const;
+
+ private:
+  struct Quantized {
+    std::size_t input;
+    std::shared_ptr<const QuantizedWeight> weight;
+  };
+  std::vector<std::vector<at::Tensor>> rows_;
+  std::vector<std::vector<Quantized>> quantized_;  // of each block
+  std::shared_ptr<WeightMemory> memory_;
+};
 
 }  // namespace ditfleet::pipeline

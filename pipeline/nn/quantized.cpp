@@ -1,5 +1,6 @@
 #include "pipeline/nn/quantized.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
@@ -8,6 +9,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/index_select.h>
@@ -15,7 +17,10 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 
+#include <algorithm>
+
 #include "pipeline/region/libraries/fp8.h"
+#include "pipeline/region/programs/dequantize_source.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -27,20 +32,43 @@ at::Tensor on_device(const float* values, std::int64_t count, c10::Device device
   return at::from_blob(const_cast<float*>(values), {count}, at::TensorOptions(c10::ScalarType::Float)).to(device);
 }
 
-at::Tensor nf4_codes(const QuantizedRows& part, std::int64_t values) {
-  const at::Tensor low = part.codes.bitwise_and(15), high = part.codes.__rshift__(4);
-  return at::stack({high, low}, 1).flatten().narrow(0, 0, values);
+template <class T>
+void nf4_values(const QuantizedRows& part, const at::Tensor& to) {
+  const auto* codes = part.codes.const_data_ptr<std::uint8_t>();
+  const auto* scales = part.scales.const_data_ptr<float>();
+  T* values = to.mutable_data_ptr<T>();
+  at::parallel_for(0, part.scales.size(0), 256, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t i = first * kBlock, end = std::min(last * kBlock, to.numel()); i < end; ++i) {
+      const unsigned byte = codes[i / 2];
+      values[i] = static_cast<T>(region::kNf4Values[i % 2 == 0 ? byte >> 4 : byte & 15] * scales[i / kBlock]);
+    }
+  });
 }
 
-at::Tensor values_of(const QuantizedRows& part, std::int64_t in, c10::ScalarType type) {
-  if (!part.scales.defined()) return part.codes.to(type);
-  if (part.codes.scalar_type() != c10::ScalarType::Byte)
-    return (part.codes.to(c10::ScalarType::Float) * part.scales.unsqueeze(1)).to(type);
-  const std::int64_t values = part.rows * in, blocks = part.scales.size(0);
-  const at::Tensor book = on_device(kNf4Book.data(), static_cast<std::int64_t>(kNf4Book.size()), part.codes.device());
-  at::Tensor unscaled = at::index_select(book, 0, nf4_codes(part, values).to(c10::ScalarType::Int));
-  unscaled = at::constant_pad_nd(unscaled, {0, blocks * kBlock - values}).view({blocks, kBlock});
-  return (unscaled * part.scales.unsqueeze(1)).flatten().narrow(0, 0, values).view({part.rows, in}).to(type);
+// For a GPU without the program.
+void nf4_values_by_operators(const QuantizedRows& part, const at::Tensor& to) {
+  const std::int64_t values = to.numel(), blocks = part.scales.size(0);
+  const at::Tensor book =
+      on_device(region::kNf4Values.data(), static_cast<std::int64_t>(region::kNf4Values.size()), to.device());
+  const at::Tensor codes = at::stack({part.codes.__rshift__(4), part.codes.bitwise_and(15)}, 1).flatten();
+  const at::Tensor unscaled = at::constant_pad_nd(at::index_select(book, 0, codes.to(c10::ScalarType::Int)),
+                                                  {0, blocks * kBlock - codes.numel()});
+  to.view({values}).copy_((unscaled.view({blocks, kBlock}) * part.scales.unsqueeze(1)).flatten().narrow(0, 0, values));
+}
+
+void dequantize_rows(const QuantizedRows& part, const region::Dequantizer* program, const at::Tensor& to) {
+  if (!part.scales.defined())
+    to.copy_(part.codes);
+  else if (program)
+    program->run({part.codes, part.scales, to});
+  else if (part.codes.scalar_type() != c10::ScalarType::Byte)
+    to.copy_(part.codes.to(c10::ScalarType::Float) * part.scales.unsqueeze(1));
+  else if (!to.is_cpu())
+    nf4_values_by_operators(part, to);
+  else if (to.scalar_type() == c10::ScalarType::BFloat16)
+    nf4_values<c10::BFloat16>(part, to);
+  else
+    nf4_values<float>(part, to);
 }
 
 }  // namespace
@@ -74,7 +102,8 @@ QuantizedRows quantize_nf4(const at::Tensor& weight) {
     scales = at::cat({scales.narrow(0, 0, blocks - 1), safe.flatten().narrow(0, blocks - 1, 1)});
   }
   std::array<float, 15> midpoints;
-  for (std::size_t i = 0; i < midpoints.size(); ++i) midpoints[i] = (kNf4Book[i] + kNf4Book[i + 1]) / 2;
+  for (std::size_t i = 0; i < midpoints.size(); ++i)
+    midpoints[i] = (region::kNf4Values[i] + region::kNf4Values[i + 1]) / 2;
   // The number of midpoints below each value.
   const at::Tensor codes = at::bucketize(at::clamp(unit, -1, 1).flatten().narrow(0, 0, values),
                                          on_device(midpoints.data(), 15, weight.device()), /*out_int32=*/true)
@@ -88,10 +117,18 @@ QuantizedRows quantize_fp8(const at::Tensor& weight) {
   return {region::fp8_codes(weight, scales), scales.flatten(), weight.size(0)};
 }
 
+void dequantize(const QuantizedWeight& weight, const at::Tensor& to) {
+  std::int64_t first = 0;
+  for (const QuantizedRows& part : weight.parts) {
+    dequantize_rows(part, weight.program.get(), to.narrow(0, first, part.rows));
+    first += part.rows;
+  }
+}
+
 at::Tensor dequantized(const QuantizedWeight& weight, c10::ScalarType type) {
-  std::vector<at::Tensor> rows;
-  for (const QuantizedRows& part : weight.parts) rows.push_back(values_of(part, weight.in, type));
-  return rows.size() == 1 ? rows.front() : at::cat(rows, 0);
+  const at::Tensor to = at::empty({weight.out, weight.in}, weight.parts.front().codes.options().dtype(type));
+  dequantize(weight, to);
+  return to;
 }
 
 at::Tensor quantized_linear(const QuantizedWeight& weight, const at::Tensor& bias, const at::Tensor& x) {

@@ -3,30 +3,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <vector>
 
-namespace ditfleet::pipeline {
+#include "pipeline/region/programs/dequantize.h"
 
-// The values of NF4's codes, as in bitsandbytes.
-inline constexpr std::array<float, 16> kNf4Book = {-1.0F,
-                                                   -0.6961928009986877F,
-                                                   -0.5250730514526367F,
-                                                   -0.39491748809814453F,
-                                                   -0.28444138169288635F,
-                                                   -0.18477343022823334F,
-                                                   -0.09105003625154495F,
-                                                   0.0F,
-                                                   0.07958029955625534F,
-                                                   0.16093020141124725F,
-                                                   0.24611230194568634F,
-                                                   0.33791524171829224F,
-                                                   0.44070982933044434F,
-                                                   0.5626170039176941F,
-                                                   0.7229568362236023F,
-                                                   1.0F};
+namespace ditfleet::pipeline {
 
 // Consecutive rows of a weight, in one of these formats, which the element type of `codes` identifies:
 //   NF4    codes uint8 [⌈rows · in / 2⌉]: two 4-bit codes per byte, the first one in the high nibble; scales fp32
@@ -47,6 +31,7 @@ struct QuantizedWeight {
   c10::ScalarType compute = c10::ScalarType::Float;
   // Products are computed in fp8: each call quantizes its input by row. There is one part then, in float8_e4m3fn.
   bool dynamic = false;
+  std::shared_ptr<const region::Dequantizer> program = nullptr;  // for a GPU; null: LibTorch's operators
 
   std::int64_t bytes() const;
   // "nf4", "fp8 with dynamic activations", "fp8"; for logs and signatures.
@@ -58,7 +43,8 @@ QuantizedRows quantize_nf4(const at::Tensor& weight);
 // One scale per row: max / 448 in fp32. float8_e4m3fn.
 QuantizedRows quantize_fp8(const at::Tensor& weight);
 
-// The weight's values [out, in], computed in fp32 and rounded once to `type`.
+// Computes the weight's values in fp32 and rounds them once to the type of `to` [out, in], fp32 or bf16, contiguous.
+void dequantize(const QuantizedWeight& weight, const at::Tensor& to);
 at::Tensor dequantized(const QuantizedWeight& weight, c10::ScalarType type);
 
 // x [.., in] · weightᵀ + bias → [.., out] of x's type. `bias`: [out], or undefined.

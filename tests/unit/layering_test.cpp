@@ -68,7 +68,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"pipeline/weights", {"shared/safetensors"}},
     {"pipeline/tokenizers", {}},
     {"pipeline/media", {"pipeline/api"}},
-    {"pipeline/nn", {"pipeline/device", "pipeline/region/libraries", "pipeline/weights"}},
+    {"pipeline/nn", {"pipeline/device", "pipeline/region/libraries", "pipeline/region/programs", "pipeline/weights"}},
     {"pipeline/nn/text", {"pipeline/device", "pipeline/nn", "pipeline/region/ir", "pipeline/region/run"}},
     {"pipeline/nn/vae", {"pipeline/nn", "pipeline/nn/text", "pipeline/region/programs", "pipeline/region/run"}},
     {"pipeline/lora", {"pipeline/api", "pipeline/device", "pipeline/nn", "pipeline/weights", "shared/safetensors"}},

@@ -23,9 +23,9 @@ std::int64_t rank_of(const std::vector<LowRank>& terms) {
 
 AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::size_t first,
                                std::shared_ptr<const region::MatrixCopies> copies)
-    : copies_(std::move(copies)), first_(first), side_stream_(linears.front().weight.device()) {
+    : copies_(std::move(copies)), first_(first), side_stream_(linears.front().wide.device()) {
   for (LinearSlot& slot : linears) {
-    const at::Tensor a = at::zeros({slot.lora_columns.count, slot.weight.size(1)}, slot.weight.options());
+    const at::Tensor a = at::zeros({slot.lora_columns.count, slot.in()}, slot.wide.options());
     linears_.push_back({std::move(slot), a});
   }
 }
@@ -43,17 +43,16 @@ std::string AdapterColumns::problem(const Terms& terms) const {
 AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const std::vector<LowRank>& terms,
                                                Copies& copies) const {
   const LinearSlot& slot = linear.slot;
-  const std::int64_t total = rank_of(terms), room = slot.lora_columns.count, in = slot.weight.size(1),
-                     out = slot.weight.size(0);
+  const std::int64_t total = rank_of(terms), room = slot.lora_columns.count, in = slot.in(), out = slot.out();
   if (total > room)
     fail(Code::kInternal, "adapters of rank " + std::to_string(total) + " (combined) do not fit the columns");
-  const std::int64_t step = column_step(slot.weight.device());
+  const std::int64_t step = column_step(slot.wide.device());
   const std::int64_t rank = std::min(room, (total + step - 1) / step * step);
   // B lies next to the weight, on the side where the room is. As far as the rank was rounded up A is zeros, and beside
   // them anything finite does for B: what was there before, which is zeros or another adapter's B, and those are finite
   // (PackedAdapter).
   const at::Tensor beside = lora_columns_of(slot);
-  const std::int64_t begin = slot.lora_columns.before ? room - rank : 0;
+  const std::int64_t begin = slot.lora_columns.before && !slot.quantized ? room - rank : 0;
   const auto zeros = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t n) {
     if (rows > 0 && n > 0) copies.terms.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
   };
@@ -67,7 +66,8 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const std::
     first += n;
   }
   if (rank > total) copies.rounding.push_back({linear.a.narrow(0, total, rank - total), {}});
-  return {slot.wide.narrow(1, begin, in + rank), linear.a.narrow(0, 0, rank).unsqueeze(0), total};
+  return {slot.wide.narrow(1, begin, slot.quantized ? rank : in + rank), linear.a.narrow(0, 0, rank).unsqueeze(0),
+          total};
 }
 
 // Of rank 16 three rows of A in four are there for the rounding alone: they are overwritten only where an adapter of a

@@ -15,8 +15,9 @@ namespace ditfleet::pipeline {
 
 class AdapterColumns {
  public:
-  // The operands of a linear: weight and B [out, rank + in] or [out, in + rank], and A [1, rank, in]. `rank` is the
-  // combined rank of all adapters, rounded up; 0 for a linear without adapters.
+  // The operands of a linear: weight and B [out, rank + in] or [out, in + rank], or B alone [out, rank] if the weight
+  // is quantized, and A [1, rank, in]. `rank` is the combined rank of all adapters, rounded up; 0 for a linear without
+  // adapters.
   struct Operands {
     at::Tensor weight, adapter;
     std::int64_t used = 0;  // rows of A with terms: the combined rank before rounding up

@@ -1,11 +1,24 @@
 #include "pipeline/families/flux/block_programs.h"
-#include "pipeline/region/ir/builder.h"
+
+#include <algorithm>
 
 namespace ditfleet::region {
 namespace {
 
 using Ref = Builder::Ref;
 constexpr double kEps = 1e-6;
+
+std::string name_of(const std::string& block, const BlockShape& s) {
+  const auto has = [&](Builder::Weight weight) {
+    return std::find(s.weights.begin(), s.weights.end(), weight) != s.weights.end();
+  };
+  return block +
+         (has(Builder::Weight::kF8)      ? ".fp8"
+          : has(Builder::Weight::kWide)  ? ".fp32"
+          : has(Builder::Weight::kApart) ? ".quantized"
+                                         : "") +
+         (s.adapters ? ".adapted" : "");
+}
 
 struct Rows {
   Ref shift, scale, gate;
@@ -16,9 +29,18 @@ Rows modulation_rows(Builder& b, const std::string& prefix, ElementType type, co
           b.table(prefix + "gate", type, shape)};
 }
 
-Builder::Linear linear_slots(Builder& b, const std::string& name, const BlockShape& s, const Dim& batch,
-                             std::int64_t in, std::int64_t out) {
-  return s.adapters ? b.adapted_slots(name, batch, in, out) : b.linear_slots(name, in, out);
+template <std::size_t kCount>
+Builder::Weight weight_of(const std::array<const char*, kCount>& linears, const std::string& name,
+                          const BlockShape& s) {
+  const auto at = static_cast<std::size_t>(std::find(linears.begin(), linears.end(), name) - linears.begin());
+  return s.weights.empty() ? Builder::Weight::kOwn : s.weights.at(at);
+}
+
+template <std::size_t kCount>
+Builder::Linear linear_slots(Builder& b, const std::array<const char*, kCount>& linears, const std::string& name,
+                             const BlockShape& s, const Dim& batch, std::int64_t in, std::int64_t out) {
+  const Builder::Weight weight = weight_of(linears, name, s);
+  return s.adapters ? b.adapted_slots(name, batch, in, out, weight) : b.linear_slots(name, in, out, weight);
 }
 
 struct Stream {
@@ -38,12 +60,12 @@ Stream stream(Builder& b, const std::string& name, const BlockShape& s, const Di
   made.x = b.activation(name, {batch, tokens, d});
   made.attention = modulation_rows(b, made.prefix + "attention_", s.type, {batch, 1, d});
   made.mlp = modulation_rows(b, made.prefix + "mlp_", s.type, {batch, 1, d});
-  made.qkv = linear_slots(b, made.prefix + "qkv", s, batch, d, 3 * d);
+  made.qkv = linear_slots(b, kDoubleLinears, made.prefix + "qkv", s, batch, d, 3 * d);
   made.norm_q = b.parameter(made.prefix + "norm_q", {s.head_dim});
   made.norm_k = b.parameter(made.prefix + "norm_k", {s.head_dim});
-  made.out = linear_slots(b, made.prefix + "out", s, batch, d, d);
-  made.mlp_in = linear_slots(b, made.prefix + "mlp_in", s, batch, d, s.mlp_width());
-  made.mlp_out = linear_slots(b, made.prefix + "mlp_out", s, batch, s.mlp_width(), d);
+  made.out = linear_slots(b, kDoubleLinears, made.prefix + "out", s, batch, d, d);
+  made.mlp_in = linear_slots(b, kDoubleLinears, made.prefix + "mlp_in", s, batch, d, s.mlp_width());
+  made.mlp_out = linear_slots(b, kDoubleLinears, made.prefix + "mlp_out", s, batch, s.mlp_width(), d);
   made.start = start;
   made.tokens = tokens;
   return made;
@@ -68,7 +90,7 @@ Ref normed_and_rotated(Builder& b, const std::string& name, Ref x, Ref weight, R
 }  // namespace
 
 Result<Program> flux_double_block(const BlockShape& s) {
-  Builder b(s.adapters ? "flux.double.adapted" : "flux.double", s.type);
+  Builder b(name_of("flux.double", s), s.type);
   const Dim batch = Dim::symbol("batch"), image = Dim::symbol("image"), text = Dim::symbol("text");
   const Dim tokens = text + image;
   Stream of_text = stream(b, "text", s, batch, 0, text), of_image = stream(b, "image", s, batch, text, image);
@@ -112,35 +134,39 @@ Result<Program> flux_double_block(const BlockShape& s) {
 }
 
 Result<Program> flux_single_block(const BlockShape& s) {
-  Builder b(s.adapters ? "flux.single.adapted" : "flux.single", s.type);
+  Builder b(name_of("flux.single", s), s.type);
   const std::int64_t d = s.width();
   const Dim batch = Dim::symbol("batch"), tokens = Dim::symbol("tokens");
   const Ref x = b.activation("tokens", {batch, tokens, d});
   const Ref rope =
       b.reshape("rope.rows", b.table("rope", ElementType::kF32, {tokens, s.head_dim}), {1, tokens, 1, s.head_dim});
   const Rows rows = modulation_rows(b, "", s.type, {batch, 1, d});
-  const auto qkv_slots = linear_slots(b, "qkv", s, batch, d, 3 * d);
+  const auto qkv_slots = linear_slots(b, kSingleLinears, "qkv", s, batch, d, 3 * d);
   const Ref norm_q = b.parameter("norm_q", {s.head_dim}), norm_k = b.parameter("norm_k", {s.head_dim});
-  const auto mlp_in = linear_slots(b, "mlp_in", s, batch, d, s.mlp_width()),
-             out = linear_slots(b, "out", s, batch, d + s.mlp_width(), d);
+  const auto mlp_in = linear_slots(b, kSingleLinears, "mlp_in", s, batch, d, s.mlp_width()),
+             out = linear_slots(b, kSingleLinears, "out", s, batch, d + s.mlp_width(), d);
 
   const Ref normed = modulated_norm(b, "modulated", x, rows);
-  Ref of_qkv = normed, of_mlp = normed;
-  if (s.adapters) {  // one copy of what both linears read, with what is theirs on either side
+  const bool beside = s.adapters && mlp_in.up.value < 0, both_beside = beside && qkv_slots.up.value < 0;
+  Ref of_mlp = normed, qkv;
+  if (both_beside) {  // one copy of what both linears read, with what is theirs on either side
     const Dim left = mlp_in.rank, right = qkv_slots.rank;
     const Ref wide =
         b.join("wide", 2, {b.low_rank("mlp_in.low", normed, mlp_in), normed, b.low_rank("qkv.low", normed, qkv_slots)});
     of_mlp = b.slice("mlp_in.wide", wide, 2, 0, left + d);
-    of_qkv = b.slice("qkv.wide", wide, 2, left, right + d);
+    qkv = b.linear("qkv_out", b.slice("qkv.wide", wide, 2, left, right + d), qkv_slots);
+  } else {
+    if (beside) of_mlp = b.join("mlp_in.wide", 2, {b.low_rank("mlp_in.low", normed, mlp_in), normed});
+    qkv = b.adapted_linear("qkv_out", normed, qkv_slots);
   }
-  const Ref qkv = b.linear("qkv_out", of_qkv, qkv_slots);
   const Ref q = normed_and_rotated(b, "q", heads(b, "q_in", qkv, 0, s, batch, 0, tokens), norm_q, rope);
   const Ref k = normed_and_rotated(b, "k", heads(b, "k_in", qkv, 1, s, batch, 0, tokens), norm_k, rope);
   const Ref attended = b.reshape("attended.flat",
                                  b.attention("attended", q, k, heads(b, "v", qkv, 2, s, batch, 0, tokens),
                                              {.token_stride = s.attention_token_stride()}),
                                  {batch, tokens, d});
-  const Ref inner = b.gelu_tanh("mlp_hidden", b.linear("mlp_in_out", of_mlp, mlp_in));
+  const Ref inner = b.gelu_tanh(
+      "mlp_hidden", beside ? b.linear("mlp_in_out", of_mlp, mlp_in) : b.adapted_linear("mlp_in_out", normed, mlp_in));
   const Ref branch = b.adapted_linear("branch", b.join("attended_and_hidden", 2, {attended, inner}), out);
   return b.finish({b.gate_residual("after", x, rows.gate, branch)});
 }

@@ -40,27 +40,41 @@ std::vector<std::pair<std::string, const LinearSlot*>> linears_of(const SingleBl
 template <class Block>
 Weights weights_of_linears(const Block& block) {
   Weights weights;
-  for (const auto& [name, linear] : linears_of(block)) {
-    weights[name + ".weight"] = linear->weight;
-    weights[name + ".bias"] = linear->bias;
-  }
+  for (const auto& [name, linear] : linears_of(block)) add_linear(weights, name, *linear);
   return weights;
 }
 
 Weights weights_of(const DoubleBlockSlots& block) {
   Weights weights = weights_of_linears(block);
-  weights["image.norm_q"] = block.image.norm_q;
-  weights["image.norm_k"] = block.image.norm_k;
-  weights["text.norm_q"] = block.text.norm_q;
-  weights["text.norm_k"] = block.text.norm_k;
+  weights.emplace("image.norm_q", block.image.norm_q);
+  weights.emplace("image.norm_k", block.image.norm_k);
+  weights.emplace("text.norm_q", block.text.norm_q);
+  weights.emplace("text.norm_k", block.text.norm_k);
   return weights;
 }
 
 Weights weights_of(const SingleBlockSlots& block) {
   Weights weights = weights_of_linears(block);
-  weights["norm_q"] = block.norm_q;
-  weights["norm_k"] = block.norm_k;
+  weights.emplace("norm_q", block.norm_q);
+  weights.emplace("norm_k", block.norm_k);
   return weights;
+}
+
+using Weight = region::Builder::Weight;
+
+// How a program sees each linear. Without adapters, values of quantized weights are weights like others.
+template <class Block>
+std::vector<Weight> forms_of(const Block& block, Placement placement, bool adapted) {
+  std::vector<Weight> forms;
+  for (const auto& [name, slot] : linears_of(block)) {
+    const QuantizedWeight* quantized = slot->quantized.get();
+    forms.push_back(!quantized                              ? Weight::kOwn
+                    : quantized->dynamic                    ? Weight::kF8
+                    : quantized->compute != placement.dtype ? Weight::kWide
+                    : adapted                               ? Weight::kApart
+                                                            : Weight::kOwn);
+  }
+  return forms;
 }
 
 // Of all blocks, in one order.
@@ -90,56 +104,63 @@ int position_of(const std::vector<std::string>& names, const std::string& name) 
 
 }  // namespace
 
-template <class Block>
-void FluxRegions::fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call,
-                       bool adapted) {
-  const auto names = table.region->input_names();
-  for (const auto& name : call) table.activations.push_back(position_of(names, name));
-  if (adapted && !blocks.empty())
-    for (const auto& [name, slot] : linears_of(blocks.front()))
-      table.linears.emplace_back(position_of(names, name + ".weight"), position_of(names, name + ".adapter"));
-  const auto is_given = [&](const std::string& name) {
-    return std::find(call.begin(), call.end(), name) != call.end() || (adapted && name.ends_with(".adapter"));
-  };
-  std::vector<Weights> weights;
-  for (const Block& block : blocks) weights.push_back(weights_of(block));
-  table.weights = weight_rows(names, weights, is_given);
+template <class BlockSlots, class Make>
+void FluxRegions::add_blocks(const std::vector<BlockSlots>& blocks, const FluxConfig& config, Placement placement,
+                             Make make, const std::vector<std::string>& call, bool adapted, std::vector<Block>& made) {
+  std::map<std::vector<Weight>, std::vector<std::size_t>> by_forms;
+  for (std::size_t i = 0; i < blocks.size(); ++i) by_forms[forms_of(blocks[i], placement, adapted)].push_back(i);
+  for (const auto& [forms, indices] : by_forms) {
+    Table& table = *tables_.emplace_back(std::make_unique<Table>());
+    const auto recipe = [make, forms = forms, adapted, heads = config.heads, head_dim = config.head_dim](auto type) {
+      return make(region::BlockShape{
+          .heads = heads, .head_dim = head_dim, .type = type, .adapters = adapted, .weights = forms});
+    };
+    table.region = std::make_unique<region::Region>(unwrap(recipe(region::ElementType::kF32)).block, recipe, host_);
+    const auto names = table.region->input_names();
+    for (const auto& name : call) table.activations.push_back(position_of(names, name));
+    if (adapted)
+      for (std::size_t l = 0; const auto& [name, slot] : linears_of(blocks[indices.front()]))
+        table.linears.emplace_back(position_of(names, name + (forms[l++] == Weight::kOwn ? ".weight" : ".up")),
+                                   position_of(names, name + ".adapter"));
+    const auto is_given = [&](const std::string& name) {
+      return std::find(call.begin(), call.end(), name) != call.end() ||
+             (adapted && (name.ends_with(".adapter") || name.ends_with(".up")));
+    };
+    std::vector<Weights> weights;
+    for (const std::size_t i : indices) {
+      (adapted ? made[i].adapted : made[i].plain) = &table;
+      (adapted ? made[i].adapted_row : made[i].row) = weights.size();
+      weights.push_back(weights_of(blocks[i]));
+    }
+    table.weights = BlockWeights(names, weights, is_given, memory_);
+  }
 }
 
 FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
                          std::shared_ptr<region::RegionHost> host)
-    : host_(host) {
-  const auto recipe = [&](auto make, bool adapters) {
-    return [=, heads = config.heads, head_dim = config.head_dim](region::ElementType type) {
-      return make(region::BlockShape{.heads = heads, .head_dim = head_dim, .type = type, .adapters = adapters});
-    };
-  };
+    : host_(host), double_(slots.double_blocks.size()), single_(slots.single_blocks.size()) {
   std::vector<LinearSlot> linears;
-  each_linear(slots, [&](const LinearSlot& slot) { linears.push_back(slot); });
-  const std::size_t of_first = !slots.double_blocks.empty()   ? linears_of(slots.double_blocks.front()).size()
-                               : !slots.single_blocks.empty() ? linears_of(slots.single_blocks.front()).size()
-                                                              : 0;
+  std::size_t of_first = 0;
+  for (std::size_t i = 0; i < double_.size() + single_.size(); ++i) {
+    const bool is_double = i < double_.size();
+    (is_double ? double_[i] : single_[i - double_.size()]).first_linear = linears.size();
+    const auto of_block =
+        is_double ? linears_of(slots.double_blocks[i]) : linears_of(slots.single_blocks[i - double_.size()]);
+    for (const auto& [name, slot] : of_block) linears.push_back(*slot);
+    if (i == 0) of_first = linears.size();
+  }
   const bool room = !linears.empty() && std::all_of(linears.begin(), linears.end(),
                                                     [](const LinearSlot& slot) { return slot.lora_columns.count > 0; });
-  std::vector<Table*> wanted;
-  const auto add = [&](Table& table, const char* name, auto make, const auto& blocks,
-                       const std::vector<std::string>& call, bool adapted) {
-    table.region = std::make_unique<region::Region>(name, recipe(make, adapted), host);
-    fill(table, blocks, call, adapted);
-    if (!blocks.empty()) wanted.push_back(&table);
-  };
-  add(double_, "flux.double", region::flux_double_block, slots.double_blocks, double_call(), false);
-  add(single_, "flux.single", region::flux_single_block, slots.single_blocks, kSingleCall, false);
-  if (room) {
-    add(adapted_double_, "flux.double.adapted", region::flux_double_block, slots.double_blocks, double_call(), true);
-    add(adapted_single_, "flux.single.adapted", region::flux_single_block, slots.single_blocks, kSingleCall, true);
-    adapted_single_.first_linear = adapted_double_.weights.size() * adapted_double_.linears.size();
+  for (const bool adapted : {false, true}) {
+    if (adapted && !room) continue;
+    add_blocks(slots.double_blocks, config, placement, region::flux_double_block, double_call(), adapted, double_);
+    add_blocks(slots.single_blocks, config, placement, region::flux_single_block, kSingleCall, adapted, single_);
   }
   const auto type = element_type(placement);
-  BackgroundThreads threads("prepare", wanted.size());  // all at once
+  BackgroundThreads threads("prepare", std::max<std::size_t>(1, tables_.size()));  // all at once
   std::vector<std::future<void>> running;
-  for (Table* table : wanted)
-    running.push_back(threads.run([&, table, context = telemetry::current_span()] {
+  for (const auto& table : tables_)
+    running.push_back(threads.run([&, context = telemetry::current_span()] {
       const telemetry::ContextScope scope(context);
       table->region->prepare(type, placement.device);
     }));
@@ -152,10 +173,12 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
 // one shape.
 void FluxRegions::prewarm(Placement placement, std::int64_t text_tokens, std::int64_t image_tokens) const {
   const auto type = element_type(placement);
-  if (double_.weights.size() > 0)
-    double_.region->prewarm(type, placement.device, {{"batch", 1}, {"text", text_tokens}, {"image", image_tokens}});
-  if (single_.weights.size() > 0)
-    single_.region->prewarm(type, placement.device, {{"batch", 1}, {"tokens", text_tokens + image_tokens}});
+  if (!double_.empty())
+    double_.front().plain->region->prewarm(type, placement.device,
+                                           {{"batch", 1}, {"text", text_tokens}, {"image", image_tokens}});
+  if (!single_.empty())
+    single_.front().plain->region->prewarm(type, placement.device,
+                                           {{"batch", 1}, {"tokens", text_tokens + image_tokens}});
 }
 
 std::string FluxRegions::adapter_problem(const FluxSlots& slots) const {
@@ -189,15 +212,13 @@ at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
   return at::view_as_real(rope).view({rope.size(1), 2 * rope.size(3)});
 }
 
-void FluxRegions::run(const Table& plain, const Table& adapted, std::size_t index,
-                      std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
-                      region::Mode mode, const FluxAdapters* adapters) const {
-  const auto* operands =
-      adapters ? &adapters->layout.operands[adapted.first_linear + index * adapted.linears.size()] : nullptr;
-  const bool changed = operands && std::any_of(operands, operands + adapted.linears.size(),
+void FluxRegions::run(const Block& block, std::initializer_list<const at::Tensor*> given,
+                      std::vector<at::Tensor>& outputs, region::Mode mode, const FluxAdapters* adapters) const {
+  const auto* operands = adapters ? &adapters->layout.operands[block.first_linear] : nullptr;
+  const bool changed = operands && std::any_of(operands, operands + block.adapted->linears.size(),
                                                [](const auto& linear) { return linear.adapter.size(1) > 0; });
-  const Table& table = changed ? adapted : plain;
-  std::vector<at::Tensor> inputs = table.weights[index];
+  const Table& table = changed ? *block.adapted : *block.plain;
+  std::vector<at::Tensor> inputs = table.weights.take(changed ? block.adapted_row : block.row);
   for (const auto& [weight, adapter] : table.linears) {
     inputs[static_cast<std::size_t>(weight)] = operands->weight;
     inputs[static_cast<std::size_t>(adapter)] = operands++->adapter;
@@ -212,7 +233,7 @@ void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor&
                                const FluxAdapters* adapters) const {
   if (adapters && index > 0) join_adapters();
   std::vector<at::Tensor> outputs{image, text_is_mine ? text : at::Tensor()};
-  run(double_, adapted_double_, index,
+  run(double_[index],
       {&image, &text, &rope, &m.image_attention.shift, &m.image_attention.scale, &m.image_attention.gate,
        &m.image_mlp.shift, &m.image_mlp.scale, &m.image_mlp.gate, &m.text_attention.shift, &m.text_attention.scale,
        &m.text_attention.gate, &m.text_mlp.shift, &m.text_mlp.scale, &m.text_mlp.gate},
@@ -223,9 +244,9 @@ void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor&
 
 void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope,
                                region::Mode mode, const FluxAdapters* adapters) const {
-  if (adapters && index + double_.weights.size() > 0) join_adapters();
+  if (adapters && index + double_.size() > 0) join_adapters();
   std::vector<at::Tensor> outputs{tokens};
-  run(single_, adapted_single_, index, {&tokens, &rope, &m.shift, &m.scale, &m.gate}, outputs, mode, adapters);
+  run(single_[index], {&tokens, &rope, &m.shift, &m.scale, &m.gate}, outputs, mode, adapters);
   tokens = std::move(outputs[0]);
 }
 

@@ -1,4 +1,5 @@
-// FLUX's blocks as compiled regions: four regions, for double and single blocks, each with and without adapters.
+// FLUX's blocks as compiled regions: for double and single blocks, each with and without adapters. Blocks whose linears
+// are stored in different ways have regions of their own.
 #pragma once
 
 #include <initializer_list>
@@ -35,7 +36,7 @@ class FluxRegions {
 
   // Replaces image and text by the outputs of double block `index`. *_is_mine: no other code reads that tensor's
   // memory, so the output may overwrite it. `rope_rows`: see rope_rows(). `adapters`: the argument of load(), or null.
-  // Thread-safe.
+  // Thread-safe unless weights are quantized.
   void double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine,
                     const DoubleModulation& modulation, const at::Tensor& rope_rows, region::Mode mode,
                     const FluxAdapters* adapters) const;
@@ -62,21 +63,29 @@ class FluxRegions {
   static at::Tensor rope_rows(const at::Tensor& rope);
 
  private:
-  // A region and the blocks that run it.
+  // A region and the weights of the blocks that run it.
   struct Table {
     std::unique_ptr<region::Region> region;
-    std::vector<std::vector<at::Tensor>> weights;  // of each block, see weight_rows()
-    std::vector<int> activations;                  // positions among the inputs, in the order in which they are given
-    std::vector<std::pair<int, int>> linears;      // of programs with adapters: positions of each linear's weight and A
-    std::size_t first_linear = 0;                  // in AdapterColumns, of the first block
+    BlockWeights weights;
+    std::vector<int> activations;              // positions among the inputs, in the order in which they are given
+    std::vector<std::pair<int, int>> linears;  // of programs with adapters: positions of B (or weight and B) and of A
   };
-  template <class Block>
-  static void fill(Table& table, const std::vector<Block>& blocks, const std::vector<std::string>& call, bool adapted);
-  void run(const Table& plain, const Table& adapted, std::size_t index, std::initializer_list<const at::Tensor*> given,
-           std::vector<at::Tensor>& outputs, region::Mode mode, const FluxAdapters* adapters) const;
+  // Where a block is in the tables.
+  struct Block {
+    const Table *plain = nullptr, *adapted = nullptr;
+    std::size_t row = 0, adapted_row = 0;
+    std::size_t first_linear = 0;  // in AdapterColumns
+  };
+  template <class BlockSlots, class Make>
+  void add_blocks(const std::vector<BlockSlots>& blocks, const FluxConfig& config, Placement placement, Make make,
+                  const std::vector<std::string>& call, bool adapted, std::vector<Block>& made);
+  void run(const Block& block, std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
+           region::Mode mode, const FluxAdapters* adapters) const;
 
   std::shared_ptr<region::RegionHost> host_;
-  Table double_, single_, adapted_double_, adapted_single_;
+  std::shared_ptr<WeightMemory> memory_ = std::make_shared<WeightMemory>();
+  std::vector<std::unique_ptr<Table>> tables_;
+  std::vector<Block> double_, single_;
   std::unique_ptr<AdapterColumns> columns_;  // of all blocks' linears, in order; null: no columns
   std::shared_ptr<const FluxAdapters> loaded_;
 };

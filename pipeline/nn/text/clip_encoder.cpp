@@ -73,14 +73,12 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement,
   for (const Layer& l : m.layers_) {
     auto& one = slots.emplace_back();
     for (const auto& [name, norm] : {std::pair("norm1", &l.norm1), std::pair("norm2", &l.norm2)}) {
-      one[name + std::string(".weight")] = norm->weight;
-      one[name + std::string(".bias")] = norm->bias;
+      one.emplace(name + std::string(".weight"), norm->weight);
+      one.emplace(name + std::string(".bias"), norm->bias);
     }
     for (const auto& [name, linear] : {std::pair("q", &l.q), std::pair("k", &l.k), std::pair("v", &l.v),
-                                       std::pair("out", &l.out), std::pair("fc1", &l.fc1), std::pair("fc2", &l.fc2)}) {
-      one[name + std::string(".weight")] = linear->weight;
-      one[name + std::string(".bias")] = linear->bias;
-    }
+                                       std::pair("out", &l.out), std::pair("fc1", &l.fc1), std::pair("fc2", &l.fc2)})
+      add_linear(one, name, *linear);
   }
   const region::TextLayerShape shape{.width = d,
                                      .heads = m.config_.num_attention_heads,

@@ -27,13 +27,15 @@ LayerRegion::LayerRegion(const std::string& name, Make make, const region::TextL
     if (names[i] == "hidden") hidden_ = i;
     if (names[i] == "position_bias") bias_ = i;
   }
-  rows_ = weight_rows(names, layers, [](const std::string& one) { return one == "hidden" || one == "position_bias"; });
+  weights_ = BlockWeights(
+      names, layers, [](const std::string& one) { return one == "hidden" || one == "position_bias"; },
+      std::make_shared<WeightMemory>());
   region_->prepare(placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16,
                    placement.device);
 }
 
 void LayerRegion::run(std::size_t layer, at::Tensor& hidden, bool mine, const at::Tensor& bias) const {
-  std::vector<at::Tensor> inputs = rows_[layer];
+  std::vector<at::Tensor> inputs = weights_.take(layer);
   inputs[hidden_] = hidden;
   if (bias_) inputs[*bias_] = bias;
   std::vector<at::Tensor> outputs{mine ? hidden : at::Tensor()};

@@ -29,12 +29,13 @@ class LayerRegion {
               const std::vector<Weights>& layers, Placement placement, std::shared_ptr<region::RegionHost> host);
 
   // Replaces `hidden` by the layer's output. `mine`: no other code reads hidden's memory, so the output may overwrite
-  // it. `bias`: the table position_bias; undefined if the layer has none. Thread-safe.
+  // it. `bias`: the table position_bias; undefined if the layer has none. Thread-safe unless weights are
+  // quantized.
   void run(std::size_t layer, at::Tensor& hidden, bool mine, const at::Tensor& bias) const;
 
  private:
   std::unique_ptr<region::Region> region_;
-  std::vector<std::vector<at::Tensor>> rows_;
+  BlockWeights weights_;
   std::size_t hidden_ = 0;
   std::optional<std::size_t> bias_;
 };

@@ -115,15 +115,11 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   if (!activation) return m;
   std::vector<Weights> slots;
   for (const Layer& l : m.layers_) {
-    slots.push_back({{"norm1", l.norm1},
-                     {"norm2", l.norm2},
-                     {"q.weight", l.q.weight},
-                     {"k.weight", l.k.weight},
-                     {"v.weight", l.v.weight},
-                     {"o.weight", l.o.weight},
-                     {"wi.weight", l.wi.weight},
-                     {"wo.weight", l.wo.weight}});
-    if (c.gated) slots.back()["wi_gate.weight"] = l.wi_gate.weight;
+    Weights& one = slots.emplace_back(Weights{{"norm1", l.norm1}, {"norm2", l.norm2}});
+    for (const auto& [name, slot] : {std::pair("q", &l.q), std::pair("k", &l.k), std::pair("v", &l.v),
+                                     std::pair("o", &l.o), std::pair("wi", &l.wi), std::pair("wo", &l.wo)})
+      add_linear(one, name, *slot);
+    if (c.gated) add_linear(one, "wi_gate", l.wi_gate);
   }
   const region::TextLayerShape shape{.width = c.d_model,
                                      .heads = c.num_heads,

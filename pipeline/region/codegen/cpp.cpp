@@ -59,6 +59,19 @@ static inline float silu(float x) { return x / (1.0f + exp_of(-x)); }
 static inline float quick_gelu(float x) { return x / (1.0f + exp_of(-1.702f * x)); }
 )";
 
+// For kernels that write f8 (E4M3): to nearest, ties to even, larger values to 448. Adding 2^14 to a value below 2^-6
+// leaves the multiple of 2^-9 in the lowest bits.
+constexpr const char* kPreludeF8 = R"(typedef unsigned char f8;
+static inline void store(f8* p, float v) {
+  const unsigned u = float_to_bits(v), magnitude = u & 0x7fffffffu;
+  const unsigned bounded = magnitude < 0x43e00000u ? magnitude : 0x43e00000u;
+  const unsigned normal = (bounded + 0x7ffffu + (bounded >> 20 & 1u) >> 20) - 960u;
+  const unsigned small = float_to_bits(bits_to_float(bounded) + 16384.0f) & 0xffu;
+  const unsigned code = bounded < 0x3c800000u ? small : normal;
+  *p = (f8)((u >> 24 & 0x80u) | (magnitude > 0x7f800000u ? 0x7fu : code));
+}
+)";
+
 // A loop iteration computes two elements if it can, each in its own expression. Sums then have two independent
 // accumulators. bf16 elements are neighbors, read and written as one 32-bit word, so that vectors need no packing
 // between two widths. Ropes also take neighbors. Other elements are half a row apart.
@@ -115,7 +128,7 @@ class Function {
   }
   // Computed values that a later phase needs are kept in an array; loads are repeated.
   bool saved(int n) const {
-    return !node(n).load &&
+    return !node(n).load && node(n).code != OpCode::kRowScale &&
            phases_.last_use[static_cast<std::size_t>(n)] > phases_.of_node[static_cast<std::size_t>(n)];
   }
   // Whether a value is already rounded to bf16.
@@ -155,8 +168,9 @@ class Function {
     return lanes_ == 1 ? name(prefix, n, 0) : "(" + name(prefix, n, 0) + " + " + name(prefix, n, 1) + ")";
   }
   // A loop over the row; it begins by reading the operands' words.
-  void open_loop(Text& out, const std::string& sums, const std::set<int>& reads) const {
-    out("#pragma omp simd" + (sums.empty() ? "" : " reduction(+:" + sums + ")"));
+  void open_loop(Text& out, const std::string& sums, const std::string& maxima, const std::set<int>& reads) const {
+    out("#pragma omp simd" + (sums.empty() ? "" : " reduction(+:" + sums + ")") +
+        (maxima.empty() ? "" : " reduction(max:" + maxima + ")"));
     out("for (int c = 0; c < " + steps() + "; ++c) {");
     for (int n : reads)
       if (node(n).load && in_words(node(n)))
@@ -165,18 +179,19 @@ class Function {
 
   void write_phase(Text& out, int p) const {
     const auto nodes = phases_.computed_in(k_, p);
-    const auto sums = phases_.summed_after(k_, p);
+    const auto sums = phases_.reduced_after(k_, p);
     const bool last = p + 1 == phases_.count;
-    std::string names;
+    std::string names, maxima;
     std::set<int> reads;
     for (int n : nodes) reads.insert(node(n).operands.begin(), node(n).operands.end());
     for (int n : sums) {
-      names += (names.empty() ? "" : ", ") + begin_sums(out, "sum", n);
+      std::string& list = node(n).code == OpCode::kRowScale ? maxima : names;
+      list += (list.empty() ? "" : ", ") + begin_sums(out, "sum", n);
       reads.insert(node(n).operands[0]);
     }
     if (last)
       for (const RowOutput& o : k_.outputs) reads.insert(o.node);
-    open_loop(out, names, reads);
+    open_loop(out, names, maxima, reads);
     for (int n : nodes)
       for (int lane = 0; lane < lanes_; ++lane) {
         const bool rounds = node(n).code == OpCode::kCast && node(n).type == ElementType::kBF16;
@@ -193,23 +208,32 @@ class Function {
     for (int n : sums)
       for (int lane = 0; lane < lanes_; ++lane) {
         const std::string x = element(node(n).operands[0], p, lane);
+        if (node(n).code == OpCode::kRowScale) {
+          const std::string largest = name("sum", n, lane), magnitude = "__builtin_fabsf(" + x + ")";
+          out(largest + " = " + largest + " > " + magnitude + " ? " + largest + " : " + magnitude + ";");
+          continue;
+        }
         out(name("sum", n, lane) + " += " + (node(n).code == OpCode::kRmsNorm ? x + " * " + x : x) + ";");
       }
     if (last) write_stores(out, p);
     out("}");
     for (int n : sums) write_norm(out, n, p);
+    if (last)
+      for (std::size_t o = 0; o < k_.outputs.size(); ++o)
+        if (k_.outputs[o].one) out("*y" + std::to_string(o) + " = scale" + std::to_string(k_.outputs[o].node) + ";");
   }
 
   // All loads of an element precede its stores, because a result may share an operand's memory.
   void write_stores(Text& out, int p) const {
     for (std::size_t o = 0; o < k_.outputs.size(); ++o)
-      for (int lane = 0; lane < lanes_; ++lane) {
+      for (int lane = 0; lane < lanes_ && !k_.outputs[o].one; ++lane) {
         const int n = k_.outputs[o].node;
         const bool rounds = k_.outputs[o].type == ElementType::kBF16 && !is_rounded(n);
         out("const float " + name("r", static_cast<int>(o), lane) + " = " +
             (rounds ? rounded(n, p, lane) : element(n, p, lane)) + ";");
       }
     for (std::size_t o = 0; o < k_.outputs.size(); ++o) {
+      if (k_.outputs[o].one) continue;
       const std::string y = "y" + std::to_string(o), r = "r" + std::to_string(o) + "_";
       if (lanes_ == 2 && neighbours_ && k_.outputs[o].type == ElementType::kBF16) {
         out("store_word(" + y + " + 2 * c, " + r + "0, " + r + "1);");
@@ -224,13 +248,21 @@ class Function {
   void write_norm(Text& out, int n, int p) const {
     const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width)), id = std::to_string(n),
                       eps = float_literal(node(n).eps);
+    if (node(n).code == OpCode::kRowScale) {
+      const std::string a = name("sum", n, 0), b = name("sum", n, lanes_ - 1), least = float_literal(kLeastRowScale);
+      out("const float largest" + id + " = (" + a + " > " + b + " ? " + a + " : " + b + ") * " +
+          float_literal(1 / kLargestF8) + ";");
+      out("const float scale" + id + " = largest" + id + " > " + least + " ? largest" + id + " : " + least + ";");
+      out("const float inverse" + id + " = 1.0f / scale" + id + ";");
+      return;
+    }
     if (node(n).code == OpCode::kRmsNorm) {
       out("const float scale" + id + " = 1.0f / __builtin_sqrtf(" + sum("sum", n) + " * " + inverse + " + " + eps +
           ");");
       return;
     }
     out("const float mean" + id + " = " + sum("sum", n) + " * " + inverse + ";");
-    open_loop(out, begin_sums(out, "squares", n), {node(n).operands[0]});
+    open_loop(out, begin_sums(out, "squares", n), "", {node(n).operands[0]});
     for (int lane = 0; lane < lanes_; ++lane) {
       // The phase's values are out of scope here, so those that norms read have been saved.
       const std::string d = "d" + std::to_string(lane);
@@ -259,7 +291,8 @@ Source generate_cpp(const Plan& plan) {
     Function(kernel).write(out);
     source.kernels.push_back({.name = kernel.name, .argument_words = instance_words(kernel)});
   }
-  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude +
+  const bool f8 = std::any_of(plan.kernels.begin(), plan.kernels.end(), has_f8);
+  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude + (f8 ? kPreludeF8 : "") +
                 out.take();  // without the block's name, so that equal kernels are equal text
   return source;
 }

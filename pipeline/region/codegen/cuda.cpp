@@ -79,6 +79,48 @@ __device__ __forceinline__ float row_sum(float v) {
 }
 )";
 
+// For kernels that write f8 (E4M3), which needs sm_89.
+constexpr const char* kPreludeF8 = R"(typedef unsigned char f8;
+__device__ __forceinline__ unsigned short to_f8_pair(float low, float high) {
+  unsigned short r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+  return r;
+}
+template <bool kAligned, int kVector>
+__device__ __forceinline__ void set(f8* p, const float (&v)[kVector]) {
+  if (kVector == 1) {
+    *p = (f8)to_f8_pair(v[0], 0.0f);
+  } else {
+    typedef typename Word<kVector == 1 ? 2 : kVector>::Type W;
+    union { W word; unsigned short pair[kVector / 2 + 1]; f8 element[kVector]; } u;
+#pragma unroll
+    for (int e = 0; e < kVector / 2; ++e) u.pair[e] = to_f8_pair(v[2 * e], v[2 * e + (kVector > 1)]);
+    if (kAligned) {
+      *(W*)p = u.word;
+    } else {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) p[e] = u.element[e];
+    }
+  }
+}
+template <int kThreads>
+__device__ __forceinline__ float row_max(float v) {
+#pragma unroll
+  for (int lane = kThreads < 32 ? kThreads / 2 : 16; lane > 0; lane /= 2)
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, lane));
+  if (kThreads > 32) {
+    __shared__ float part[32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) v = fmaxf(v, part[w]);
+  }
+  return v;
+}
+)";
+
 std::string all_registers_macro(const std::string& kernel) { return "ROOM_" + kernel; }
 
 // How a row is distributed over threads.
@@ -127,11 +169,13 @@ class Kernel {
       if (saved(static_cast<int>(n)))
         out("float s" + std::to_string(n) + "[" + std::to_string(l_.chunks) + "][" + std::to_string(l_.vector) + "];");
     for (int p = 0; p < phases_.count; ++p) write_phase(out, p);
+    write_scales(out);
     out("}");
     // The others, for tensors beyond 2^31 elements and unaligned rows, reload and recompute in every phase, in loops.
     // That is a fraction of the code to compile.
     open_body(out, "small_", "typename I, bool kAligned, int kWidth");
     for (int p = 0; p < phases_.count; ++p) write_small_phase(out, p);
+    write_scales(out);
     out("}");
     // By default ptxas aims at several blocks per multiprocessor and for some widths spills registers. If the first
     // variant spills, it is compiled again with a minimum of one block (all_registers_option()).
@@ -192,7 +236,7 @@ class Kernel {
   // Values that a later phase needs stay in registers.
   bool saved(int n) const {
     const auto i = static_cast<std::size_t>(n);
-    return phases_.last_use[i] > first_phase(n);
+    return k_.nodes[i].code != OpCode::kRowScale && phases_.last_use[i] > first_phase(n);
   }
   // Loads happen in the first phase that uses them.
   int first_phase(int n) const {
@@ -202,7 +246,8 @@ class Kernel {
     for (std::size_t m = 0; m < k_.nodes.size(); ++m) {
       const RowNode& node = k_.nodes[m];
       for (std::size_t o = 0; o < node.operands.size(); ++o)
-        if (node.operands[o] == n) first = std::min(first, phases_.of_node[m] - (is_norm(node.code) && o == 0 ? 1 : 0));
+        if (node.operands[o] == n)
+          first = std::min(first, phases_.of_node[m] - (is_reduction(node.code) && o == 0 ? 1 : 0));
     }
     return first;
   }
@@ -237,7 +282,7 @@ class Kernel {
 
   void write_phase(Text& out, int p) const {
     const auto nodes = phases_.computed_in(k_, p);
-    const auto sums = phases_.summed_after(k_, p);
+    const auto sums = phases_.reduced_after(k_, p);
     const std::string vector = std::to_string(l_.vector);
     for (int n : sums) out("float sum" + std::to_string(n) + " = 0.0f;");
     open_chunks(out);
@@ -257,6 +302,7 @@ class Kernel {
     if (p + 1 == phases_.count)  // loads precede stores, because a result may share an operand's memory
       for (std::size_t o = 0; o < k_.outputs.size(); ++o) {
         const int n = k_.outputs[o].node;
+        if (k_.outputs[o].one) continue;
         out("set<kAligned, " + vector + ">(y" + std::to_string(o) + " + at, " +
             (saved(n) ? "s" + std::to_string(n) + "[c]" : "v" + std::to_string(n)) + ");");
       }
@@ -291,7 +337,7 @@ class Kernel {
     open_active(out);
     const auto in = needed(targets);
     for (std::size_t n = 0; n < k_.nodes.size(); ++n) {
-      if (!in[n]) continue;
+      if (!in[n] || (!k_.nodes[n].load && k_.nodes[n].code == OpCode::kRowScale)) continue;
       out("float v" + std::to_string(n) + "[kWidth];");
       if (k_.nodes[n].load)
         out("get<kAligned, kWidth>(x" + std::to_string(k_.nodes[n].input) + " + at, v" + std::to_string(n) + ");");
@@ -304,13 +350,14 @@ class Kernel {
     out("}");
   }
   void write_small_phase(Text& out, int p) const {
-    const auto sums = phases_.summed_after(k_, p);
+    const auto sums = phases_.reduced_after(k_, p);
     if (p + 1 == phases_.count) {
       std::vector<int> targets;
       for (const RowOutput& o : k_.outputs) targets.push_back(o.node);
       small_pass(out, targets, [&] {
         for (std::size_t o = 0; o < k_.outputs.size(); ++o)
-          out("set<kAligned, kWidth>(y" + std::to_string(o) + " + at, v" + std::to_string(k_.outputs[o].node) + ");");
+          if (!k_.outputs[o].one)
+            out("set<kAligned, kWidth>(y" + std::to_string(o) + " + at, v" + std::to_string(k_.outputs[o].node) + ");");
       });
     }
     std::vector<int> operands;
@@ -329,7 +376,16 @@ class Kernel {
       });
   }
 
+  // The results with one element per row, which the first thread of the row writes.
+  void write_scales(Text& out) const {
+    for (std::size_t o = 0; o < k_.outputs.size(); ++o)
+      if (k_.outputs[o].one)
+        out("if (lane == 0) *y" + std::to_string(o) + " = scale" + std::to_string(k_.outputs[o].node) + ";");
+  }
+
   std::string sum_line(int n, const std::string& x) const {
+    if (node(n).code == OpCode::kRowScale)
+      return "sum" + std::to_string(n) + " = fmaxf(sum" + std::to_string(n) + ", fabsf(" + x + "));";
     return "sum" + std::to_string(n) + " += " + (node(n).code == OpCode::kRmsNorm ? x + " * " + x : x) + ";";
   }
   std::string square_line(int n, const std::string& x) const {
@@ -342,6 +398,12 @@ class Kernel {
     const std::string id = std::to_string(n), eps = float_literal(node(n).eps),
                       threads = std::to_string(l_.threads_per_row);
     const std::string inverse = float_literal(1.0 / static_cast<double>(k_.width));
+    if (node(n).code == OpCode::kRowScale) {
+      out("const float scale" + id + " = fmaxf(row_max<" + threads + ">(sum" + id + ") * " +
+          float_literal(1 / kLargestF8) + ", " + float_literal(kLeastRowScale) + ");");
+      out("const float inverse" + id + " = 1.0f / scale" + id + ";");
+      return;
+    }
     if (node(n).code == OpCode::kRmsNorm) {
       out("const float scale" + id + " = rsqrtf(row_sum<" + threads + ">(sum" + id + ") * " + inverse + " + " + eps +
           ");");
@@ -378,7 +440,8 @@ Source generate_cuda(const Plan& plan) {
     writer.write(out);
     source.kernels.push_back(writer.launch());
   }
-  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude +
+  const bool f8 = std::any_of(plan.kernels.begin(), plan.kernels.end(), has_f8);
+  source.text = "// DiTFleet " + std::string(kGeneratorId) + "\n" + kPrelude + (f8 ? kPreludeF8 : "") +
                 out.take();  // without the block's name, so that equal kernels are equal text
   return source;
 }

@@ -5,7 +5,9 @@
 
 namespace ditfleet::region {
 
-bool is_norm(OpCode code) { return code == OpCode::kLayerNorm || code == OpCode::kRmsNorm; }
+bool is_reduction(OpCode code) {
+  return code == OpCode::kLayerNorm || code == OpCode::kRmsNorm || code == OpCode::kRowScale;
+}
 
 Phases::Phases(const RowKernel& kernel) : of_node(kernel.nodes.size(), 0), last_use(kernel.nodes.size(), 0) {
   for (std::size_t n = 0; n < kernel.nodes.size(); ++n) {
@@ -14,7 +16,7 @@ Phases::Phases(const RowKernel& kernel) : of_node(kernel.nodes.size(), 0), last_
     pairs = pairs || node.code == OpCode::kRope;
     for (std::size_t i = 0; i < node.operands.size(); ++i) {
       const int before = of_node[static_cast<std::size_t>(node.operands[i])];
-      of_node[n] = std::max(of_node[n], before + (is_norm(node.code) && i == 0 ? 1 : 0));
+      of_node[n] = std::max(of_node[n], before + (is_reduction(node.code) && i == 0 ? 1 : 0));
     }
     for (int o : node.operands) {
       auto& last = last_use[static_cast<std::size_t>(o)];
@@ -28,14 +30,15 @@ Phases::Phases(const RowKernel& kernel) : of_node(kernel.nodes.size(), 0), last_
 std::vector<int> Phases::computed_in(const RowKernel& kernel, int p) const {
   std::vector<int> nodes;
   for (std::size_t n = 0; n < kernel.nodes.size(); ++n)
-    if (!kernel.nodes[n].load && of_node[n] == p) nodes.push_back(static_cast<int>(n));
+    if (!kernel.nodes[n].load && kernel.nodes[n].code != OpCode::kRowScale && of_node[n] == p)
+      nodes.push_back(static_cast<int>(n));
   return nodes;
 }
 
-std::vector<int> Phases::summed_after(const RowKernel& kernel, int p) const {
+std::vector<int> Phases::reduced_after(const RowKernel& kernel, int p) const {
   std::vector<int> nodes;
   for (std::size_t n = 0; n < kernel.nodes.size(); ++n)
-    if (!kernel.nodes[n].load && is_norm(kernel.nodes[n].code) && of_node[n] == p + 1)
+    if (!kernel.nodes[n].load && is_reduction(kernel.nodes[n].code) && of_node[n] == p + 1)
       nodes.push_back(static_cast<int>(n));
   return nodes;
 }
@@ -48,11 +51,18 @@ std::string float_literal(double value) {
   return s + "f";
 }
 
-bool has_bf16(const RowKernel& kernel) {
+namespace {
+
+bool has(const RowKernel& kernel, ElementType type) {
   bool found = false;
-  for (std::size_t o = 0; o < kernel.operands(); ++o) found = found || kernel.type_of(o) == ElementType::kBF16;
+  for (std::size_t o = 0; o < kernel.operands(); ++o) found = found || kernel.type_of(o) == type;
   return found;
 }
+
+}  // namespace
+
+bool has_bf16(const RowKernel& kernel) { return has(kernel, ElementType::kBF16); }
+bool has_f8(const RowKernel& kernel) { return has(kernel, ElementType::kF8); }
 
 std::string pointer_name(const RowKernel& kernel, std::size_t o) {
   return o < kernel.inputs.size() ? "x" + std::to_string(o) : "y" + std::to_string(o - kernel.inputs.size());
@@ -60,7 +70,7 @@ std::string pointer_name(const RowKernel& kernel, std::size_t o) {
 
 std::string pointer_type(const RowKernel& kernel, std::size_t o) {
   return std::string(o < kernel.inputs.size() ? "const " : "") +
-         (kernel.type_of(o) == ElementType::kF32 ? "float*" : "bf16*");
+         (kernel.type_of(o) == ElementType::kF32 ? "float*" : std::string(name_of(kernel.type_of(o))) + "*");
 }
 
 std::string expression(const RowKernel& kernel, int index, const std::function<std::string(int)>& of) {
@@ -77,6 +87,7 @@ std::string expression(const RowKernel& kernel, int index, const std::function<s
     case OpCode::kQuickGelu: return "quick_gelu(" + arg(0) + ")";
     case OpCode::kMul: return arg(0) + " * " + arg(1);
     case OpCode::kAdd: return arg(0) + " + " + arg(1);
+    case OpCode::kQuantizeRow: return arg(0) + " * inverse" + std::to_string(node.operands[1]);
     case OpCode::kCast: return node.type == ElementType::kBF16 ? "round_bf16(" + arg(0) + ")" : arg(0);
     default: return "0.0f /* not a row op */";
   }

@@ -21,7 +21,7 @@ class Planner {
         continue;
       }
       const Op& op = plan_.program.ops[static_cast<std::size_t>(first.ops.front())];
-      if (op.code == OpCode::kLinear)
+      if (is_linear(op.code))
         add_gemm(op, static_cast<int>(g), first);
       else
         add_attention(op);
@@ -37,7 +37,7 @@ class Planner {
 
   void add_gemm(const Op& op, int group, const Unit& unit) {
     GemmStep step{.weight = op.inputs[1],
-                  .bias = op.inputs.size() > 2 ? op.inputs[2] : -1,
+                  .bias = bias_of(op),
                   .per_sample = value(op.inputs[1]).shape.size() == 3,
                   .gelu = unit.ops.size() > 1,
                   .name = value(unit.writes.front()).name};
@@ -51,6 +51,11 @@ class Planner {
     } else {
       step.parts.push_back({storage_.view_of(op.inputs[0]), 0, value(op.inputs[0]).shape.back()});
     }
+    if (op.code == OpCode::kScaledLinear) {
+      step.x_scales = storage_.view_of(op.inputs[2]);
+      step.weight_scales = op.inputs[3];
+    }
+    if (const int addend = addend_of(op); addend >= 0) step.addend = storage_.view_of(addend);
     step.out = storage_.place(unit.writes.front(), group, unit);
     plan_.steps.push_back(std::move(step));
   }
@@ -89,7 +94,7 @@ class Planner {
   // Splits rows that are longer than `width` into tiles along a new axis.
   static Shape in_tiles(Shape shape, std::int64_t width) {
     const std::int64_t tiles = shape.back().value() / width;
-    if (tiles == 1) return shape;
+    if (tiles <= 1) return shape;
     shape.back() = tiles;
     shape.push_back(width);
     return shape;
@@ -160,7 +165,8 @@ class Planner {
       const View from = copy->from, to = copy->to;
       const ElementType type = plan_.buffer(to.buffer).type;
       if (!to.shape.back().is_static() || to.shape.size() > kOuterAxes + 1 || to.shape.back().value() > kMaxRowWidth ||
-          !(from.strides.back() == Dim(1)) || !(to.strides.back() == Dim(1)) || plan_.buffer(from.buffer).type != type)
+          !(from.strides.back() == Dim(1)) || !(to.strides.back() == Dim(1)) ||
+          plan_.buffer(from.buffer).type != type || type == ElementType::kF8)
         continue;
       RowKernel kernel{.name = "copy_" + to.shape.back().text(),
                        .width = to.shape.back().value(),
@@ -181,7 +187,8 @@ class Planner {
     std::vector<const View*> views;
     if (const auto* gemm = std::get_if<GemmStep>(&step)) {
       for (const auto& part : gemm->parts) views.push_back(&part.x);
-      views.push_back(&gemm->out);
+      for (const View* view : {&gemm->x_scales, &gemm->addend, &gemm->out})
+        if (view->buffer >= 0) views.push_back(view);
     } else if (const auto* rows = std::get_if<RowStep>(&step)) {
       for (const auto& instance : rows->instances)
         for (const auto& operand : instance.operands) views.push_back(&operand.view);
@@ -259,6 +266,7 @@ std::string print(const Plan& plan) {
       out += "  gemm       " + gemm->name + ": " + place(gemm->out) + (gemm->gelu ? " = gelu of" : " =");
       for (std::size_t i = 0; i < gemm->parts.size(); ++i)
         out += (i ? " + " : " ") + place(gemm->parts[i].x) + "·" + plan.program.value(gemm->weight).name;
+      if (gemm->addend.buffer >= 0) out += " + " + place(gemm->addend);
     } else if (const auto* attention = std::get_if<AttentionStep>(&step)) {
       out += "  attention  " + attention->name + ": " + place(attention->out) + " = " + place(attention->q) + ", " +
              place(attention->k) + ", " + place(attention->v);

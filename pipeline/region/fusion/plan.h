@@ -27,8 +27,8 @@ struct Buffer {
   int first = -1, last = -1;  // steps between which it is in use
 };
 
-// out = Σ x · weight[:, first_column …]ᵀ + bias, or GELU of that. Several parts are the operands of a join that is
-// not materialized.
+// out = Σ x · weight[:, first_column …]ᵀ + bias + addend, or GELU of that. Several parts are the operands of a join
+// that is not materialized.
 struct GemmStep {
   struct Part {
     View x;
@@ -38,6 +38,10 @@ struct GemmStep {
   int weight = -1, bias = -1;  // values of the program; bias -1: none
   bool per_sample = false;     // the weight is [batch, out, in]
   bool gelu = false;           // applied to the sum before it is rounded
+  // fp8: the scales of x [.., 1], contiguous, and of the weight (a value). There is one part then.
+  View x_scales;
+  int weight_scales = -1;
+  View addend;  // buffer -1: none
   View out;
   std::string name;
 };

@@ -26,6 +26,7 @@ struct RowNode {
 struct RowOutput {
   int node = -1;
   ElementType type = ElementType::kF32;
+  bool one = false;  // one element per row
 };
 
 struct RowKernel {
@@ -38,6 +39,9 @@ struct RowKernel {
 
   std::string structure() const;  // equal for kernels that can be shared
   std::size_t operands() const { return inputs.size() + outputs.size(); }
+  bool one_per_row(std::size_t operand) const {
+    return operand >= inputs.size() && outputs[operand - inputs.size()].one;
+  }
   ElementType type_of(std::size_t operand) const {
     return operand < inputs.size() ? inputs[operand] : outputs[operand - inputs.size()].type;
   }

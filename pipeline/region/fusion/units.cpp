@@ -40,6 +40,11 @@ constexpr std::int64_t kLeastTile = 1024;  // shorter tiles of a long row would 
 
 bool has_kernel(OpCode code) { return is_row_op(code) && code != OpCode::kGeluErf; }
 
+// The value whose rows a row operator computes on. Its own result, unless that has one element per row.
+const Value& row_of(const Program& p, const Op& op) {
+  return p.value(op.code == OpCode::kRowScale ? op.inputs[0] : op.output);
+}
+
 // Adds nodes to a kernel; casts do the rounding.
 class OpNodes {
  public:
@@ -78,11 +83,11 @@ bool is_affine(const Program& p, const Op& op) {
 // The row width of a chain's kernel: whole rows, or equal tiles of long rows if the chain is elementwise.
 Result<std::int64_t> row_width(const Program& p, const std::vector<int>& ops) {
   const Op& last = op_at(p, ops.back());
-  const Value& made = p.value(last.output);
+  const Value& made = row_of(p, last);
   const std::int64_t width = made.shape.back().value();
   const bool elementwise = std::none_of(ops.begin(), ops.end(), [&](int op) {
     const OpCode code = op_at(p, op).code;
-    return code == OpCode::kLayerNorm || code == OpCode::kRmsNorm || code == OpCode::kRope;
+    return code == OpCode::kLayerNorm || code == OpCode::kRmsNorm || code == OpCode::kRope || code == OpCode::kRowScale;
   });
   std::int64_t tiles = 1;
   if (elementwise)
@@ -124,14 +129,14 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool ro
       }
       node.operands.push_back(n);
     }
-    const int made = !rounds || node.type == ElementType::kF32 || op.code == OpCode::kCast || norm_of_affine(op)
+    const int made = !rounds || node.type != ElementType::kBF16 || op.code == OpCode::kCast || norm_of_affine(op)
                          ? nodes.push(std::move(node))
                      : is_affine(p, op) ? nodes.rounded(nodes.push(std::move(node)), ElementType::kBF16)
                                         : nodes.push_rounded(std::move(node));
     node_of.emplace_back(op.output, made);
     k.name += (k.name.empty() ? "" : "_") + std::string(name_of(op.code));
     if (read_elsewhere.contains(op.output)) {
-      k.outputs.push_back({made, p.value(op.output).type});
+      k.outputs.push_back({made, p.value(op.output).type, op.code == OpCode::kRowScale});
       unit.writes.push_back(op.output);
     }
   }
@@ -149,7 +154,7 @@ void fold_gelu_epilogue(const Program& p, const std::vector<int>& producer, std:
     int readers = static_cast<int>(std::count(p.outputs.begin(), p.outputs.end(), gelu.inputs.front()));
     for (const Op& op : p.ops)
       readers += static_cast<int>(std::count(op.inputs.begin(), op.inputs.end(), gelu.inputs.front()));
-    if (from < 0 || op_at(p, from).code != OpCode::kLinear || readers != 1 ||
+    if (from < 0 || !is_linear(op_at(p, from).code) || readers != 1 ||
         p.value(gelu.output).type != ElementType::kBF16) {
       ++u;
       continue;
@@ -253,13 +258,18 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
       int home = -1;
       for (int input : op.inputs) {
         const int from = producer[static_cast<std::size_t>(input)];
-        if (from < 0 || !is_row_op(op_at(p, from).code) || p.value(input).shape != made.shape) continue;
+        if (from < 0 || !is_row_op(op_at(p, from).code) || row_of(p, op_at(p, from)).shape != row_of(p, op).shape)
+          continue;
         const int unit = order.unit_of(from);
         const bool free = std::all_of(op.inputs.begin(), op.inputs.end(), [&](int other) {
           return order.unit_of(producer[static_cast<std::size_t>(other)]) == unit || !order.depends(other, unit);
         });
         if (free) home = unit;
       }
+      if (op.code == OpCode::kQuantizeRow &&
+          (home < 0 || order.unit_of(producer[static_cast<std::size_t>(op.inputs[1])]) != home))
+        return invalid_argument("[" + p.block + "] " + made.name +
+                                " = quantize_row: its scales are not the row_scale of the same rows");
       if (home >= 0) {
         units[static_cast<std::size_t>(home)].ops.push_back(index);
         order.put(index, home);

@@ -7,16 +7,32 @@ Builder::Ref Builder::input(const std::string& name, ValueKind kind, ElementType
   return {static_cast<int>(program_.values.size()) - 1};
 }
 
-Builder::Linear Builder::linear_slots(const std::string& name, std::int64_t in, std::int64_t out) {
-  const Ref weight = parameter(name + ".weight", {out, in});
-  return {weight, parameter(name + ".bias", {out})};
+Builder::Linear Builder::linear_slots(const std::string& name, std::int64_t in, std::int64_t out, Weight weight) {
+  const ElementType type = weight == Weight::kF8     ? ElementType::kF8
+                           : weight == Weight::kWide ? ElementType::kF32
+                                                     : type_;
+  Linear slots;
+  slots.weight = input(name + ".weight", ValueKind::kParameter, type, {out, in});
+  if (weight == Weight::kF8) slots.scale = input(name + ".scale", ValueKind::kParameter, ElementType::kF32, {out});
+  slots.bias = input(name + ".bias", ValueKind::kParameter, weight == Weight::kWide ? ElementType::kF32 : type_, {out});
+  return slots;
 }
 
-Builder::Linear Builder::adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out) {
+Builder::Linear Builder::adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out,
+                                       Weight weight) {
   const Dim rank = Dim::symbol(name + ".rank");
   const Ref adapter = input(name + ".adapter", ValueKind::kAdapter, type_, {batch, rank, in});
-  const Ref weight = parameter(name + ".weight", {out, rank + in});
-  return {weight, parameter(name + ".bias", {out}), adapter, rank};
+  Linear slots;
+  if (weight == Weight::kOwn) {
+    slots.weight = parameter(name + ".weight", {out, rank + in});
+    slots.bias = parameter(name + ".bias", {out});
+  } else {
+    slots = linear_slots(name, in, out, weight);
+    slots.up = parameter(name + ".up", {out, rank});
+  }
+  slots.adapter = adapter;
+  slots.rank = rank;
+  return slots;
 }
 
 Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape,
@@ -43,16 +59,40 @@ Builder::Ref Builder::add_op(const std::string& name, Op op, const std::vector<R
   return {program_.ops.back().output};
 }
 
-Builder::Ref Builder::linear(const std::string& name, Ref x, Linear slots) {
+Builder::Ref Builder::linear(const std::string& name, Ref x, const Linear& slots, Ref addend) {
+  if (error_) return {};
   std::vector<Ref> operands{x, slots.weight};
+  if (slots.scale.value >= 0) {
+    const auto known = quantized_.find(x.value);
+    const std::string of = program_.value(x.value).name;
+    const Ref scale = known != quantized_.end() ? known->second.second : row_scale(of + ".scale", x);
+    const Ref codes = known != quantized_.end() ? known->second.first : quantize_row(of + ".codes", x, scale);
+    quantized_[x.value] = {codes, scale};
+    operands = {codes, slots.weight, scale, slots.scale};
+  }
   if (slots.bias.value >= 0) operands.push_back(slots.bias);
-  return add_op(name, {.code = OpCode::kLinear}, operands);
+  const bool wide = slots.scale.value < 0 && program_.value(slots.weight.value).type == ElementType::kF32 &&
+                    type_ != ElementType::kF32;
+  if (wide) operands[0] = cast(name + ".x", x, ElementType::kF32);
+  if (addend.value >= 0) operands.push_back(wide ? cast(name + ".addend", addend, ElementType::kF32) : addend);
+  const OpCode code = slots.scale.value >= 0 ? OpCode::kScaledLinear : OpCode::kLinear;
+  const Ref made = add_op(wide ? name + ".f32" : name, {.code = code}, operands);
+  return wide ? cast(name, made, type_) : made;
 }
-Builder::Ref Builder::low_rank(const std::string& name, Ref x, Linear slots) {
+Builder::Ref Builder::row_scale(const std::string& name, Ref x) {
+  return add_op(name, {.code = OpCode::kRowScale}, {x});
+}
+Builder::Ref Builder::quantize_row(const std::string& name, Ref x, Ref scale) {
+  return add_op(name, {.code = OpCode::kQuantizeRow}, {x, scale});
+}
+Builder::Ref Builder::low_rank(const std::string& name, Ref x, const Linear& slots) {
   return add_op(name, {.code = OpCode::kLinear}, {x, slots.adapter});
 }
-Builder::Ref Builder::adapted_linear(const std::string& name, Ref x, Linear slots) {
+Builder::Ref Builder::adapted_linear(const std::string& name, Ref x, const Linear& slots) {
   if (slots.adapter.value < 0 || error_) return linear(name, x, slots);
+  if (slots.up.value >= 0)
+    return linear(name, x, slots,
+                  add_op(name + ".added", {.code = OpCode::kLinear}, {low_rank(name + ".low", x, slots), slots.up}));
   const int last = static_cast<int>(program_.value(x.value).shape.size()) - 1;
   return linear(name, join(name + ".wide", last, {x, low_rank(name + ".low", x, slots)}), slots);
 }

@@ -8,8 +8,10 @@
 // finish() returns the first error; calls after an error do nothing. Not thread-safe.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipeline/region/ir/program.h"
@@ -21,10 +23,20 @@ class Builder {
   struct Ref {  // -1: empty
     int value = -1;
   };
+  // Empty Refs: what the linear does not have.
   struct Linear {
-    Ref weight, bias;  // bias: an empty Ref for none
-    Ref adapter;       // A; an empty Ref for none
-    Dim rank;          // of all adapters together
+    Ref weight, bias;
+    Ref adapter;  // A
+    Dim rank;     // of all adapters together
+    Ref up;       // B, if it is not in columns of the weight
+    Ref scale;    // of an f8 weight, by row
+  };
+  // How a weight is stored and used.
+  enum class Weight {
+    kOwn,    // in the block's type
+    kApart,  // as kOwn, but B of adapters is a parameter of its own
+    kWide,   // f32, as are the product and its input; B as for kApart
+    kF8,     // f8 with a scale per row; the input is quantized by row; B as for kApart
   };
   struct Attention {
     Ref bias;  // an empty Ref for none
@@ -44,17 +56,22 @@ class Builder {
   Ref table(const std::string& name, ElementType type, Shape shape) {
     return input(name, ValueKind::kTable, type, std::move(shape));
   }
-  Linear linear_slots(const std::string& name, std::int64_t in, std::int64_t out);  // NAME.weight, NAME.bias
-  // With low-rank adapters. NAME.adapter [batch, NAME.rank, in] is A; rows that a sample does not use are zero.
-  // NAME.weight has NAME.rank more columns for B. adapted_linear() expects them after the weight's own columns.
-  Linear adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out);
+  // NAME.weight, NAME.bias, with kF8 NAME.scale.
+  Linear linear_slots(const std::string& name, std::int64_t in, std::int64_t out, Weight weight = Weight::kOwn);
+  // With low-rank adapters. NAME.adapter [batch, NAME.rank, in] is A; rows that a sample does not use are zero. B is
+  // NAME.up [out, NAME.rank], or with kOwn in NAME.rank more columns of NAME.weight, which adapted_linear() expects
+  // after the weight's own columns.
+  Linear adapted_slots(const std::string& name, const Dim& batch, std::int64_t in, std::int64_t out,
+                       Weight weight = Weight::kOwn);
 
-  // `name` names the result in messages and kernels; it must be unique in the block.
-  Ref linear(const std::string& name, Ref x, Linear slots);
+  // `name` names the result in messages and kernels; it must be unique in the block. x and the result have the block's
+  // type, whatever the weight's is.
+  Ref linear(const std::string& name, Ref x, const Linear& slots) { return linear(name, x, slots, {}); }
   // x · Aᵀ of each sample: [batch, .., rank].
-  Ref low_rank(const std::string& name, Ref x, Linear slots);
-  // [x | x·Aᵀ] · [W | B]ᵀ + bias, or linear() if `slots` has no adapter.
-  Ref adapted_linear(const std::string& name, Ref x, Linear slots);
+  Ref low_rank(const std::string& name, Ref x, const Linear& slots);
+  // x · Wᵀ + x · Aᵀ · Bᵀ + bias. As [x | x·Aᵀ] · [W | B]ᵀ, or with `up` as an addend of the product. linear() if
+  // `slots` has no adapter.
+  Ref adapted_linear(const std::string& name, Ref x, const Linear& slots);
   Ref layer_norm(const std::string& name, Ref x, double eps);
   Ref rms_norm(const std::string& name, Ref x, Ref weight, double eps);
   Ref modulate(const std::string& name, Ref x, Ref scale, Ref shift);
@@ -73,10 +90,13 @@ class Builder {
   Ref slice(const std::string& name, Ref x, int axis, Dim start, Dim length);
   Ref permute(const std::string& name, Ref x, std::vector<int> order);
   Ref join(const std::string& name, int axis, const std::vector<Ref>& parts);
-
   Result<Program> finish(const std::vector<Ref>& outputs);
 
+  Ref row_scale(const std::string& name, Ref x);
+  Ref quantize_row(const std::string& name, Ref x, Ref scale);
+
  private:
+  Ref linear(const std::string& name, Ref x, const Linear& slots, Ref addend);
   Ref input(const std::string& name, ValueKind kind, ElementType type, Shape shape);
   // `shape`: of a reshape; `cast_to`: of a cast.
   Ref add_op(const std::string& name, Op op, const std::vector<Ref>& operands, const Shape& shape = {},
@@ -84,6 +104,7 @@ class Builder {
 
   const ElementType type_;
   Program program_;
+  std::map<int, std::pair<Ref, Ref>> quantized_;  // value → its codes and scales
   std::optional<Error> error_;
 };
 

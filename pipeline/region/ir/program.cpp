@@ -6,8 +6,10 @@
 
 namespace ditfleet::region {
 
-std::string_view name_of(ElementType type) { return type == ElementType::kF32 ? "f32" : "bf16"; }
-std::int64_t bytes_of(ElementType type) { return type == ElementType::kF32 ? 4 : 2; }
+std::string_view name_of(ElementType type) {
+  return type == ElementType::kF32 ? "f32" : type == ElementType::kBF16 ? "bf16" : "f8";
+}
+std::int64_t bytes_of(ElementType type) { return type == ElementType::kF32 ? 4 : type == ElementType::kBF16 ? 2 : 1; }
 
 std::string_view name_of(ValueKind kind) {
   static constexpr std::string_view kNames[] = {"activation", "parameter", "table", "scalar", "adapter", "result"};
@@ -19,9 +21,11 @@ namespace {
 
 // Name and number of operands of each op.
 constexpr std::pair<std::string_view, std::size_t> kOps[] = {
-    {"linear", 2},   {"layer_norm", 1}, {"rms_norm", 2},   {"modulate", 3}, {"gate_residual", 3}, {"gelu_tanh", 1},
-    {"gelu_erf", 1}, {"silu", 1},       {"quick_gelu", 1}, {"rope", 2},     {"attention", 3},     {"mul", 2},
-    {"add", 2},      {"cast", 1},       {"reshape", 1},    {"slice", 1},    {"permute", 1},       {"join", 2}};
+    {"linear", 2},        {"scaled_linear", 5}, {"layer_norm", 1}, {"rms_norm", 2}, {"modulate", 3},
+    {"gate_residual", 3}, {"gelu_tanh", 1},     {"gelu_erf", 1},   {"silu", 1},     {"quick_gelu", 1},
+    {"rope", 2},          {"attention", 3},     {"mul", 2},        {"add", 2},      {"cast", 1},
+    {"row_scale", 1},     {"quantize_row", 2},  {"reshape", 1},    {"slice", 1},    {"permute", 1},
+    {"join", 2}};
 static_assert(std::size(kOps) == static_cast<std::size_t>(OpCode::kJoin) + 1);
 
 }  // namespace
@@ -31,8 +35,19 @@ std::size_t operands_of(OpCode code) { return kOps[static_cast<std::size_t>(code
 
 bool is_view(OpCode code) { return code == OpCode::kReshape || code == OpCode::kSlice || code == OpCode::kPermute; }
 
+bool is_linear(OpCode code) { return code == OpCode::kLinear || code == OpCode::kScaledLinear; }
+
 bool is_row_op(OpCode code) {
-  return !is_view(code) && code != OpCode::kLinear && code != OpCode::kAttention && code != OpCode::kJoin;
+  return !is_view(code) && !is_linear(code) && code != OpCode::kAttention && code != OpCode::kJoin;
+}
+
+int bias_of(const Op& op) {
+  const std::size_t at = op.code == OpCode::kScaledLinear ? 4 : 2;
+  return op.inputs.size() > at ? op.inputs[at] : -1;
+}
+int addend_of(const Op& op) {
+  const std::size_t at = op.code == OpCode::kScaledLinear ? 5 : 3;
+  return op.inputs.size() > at ? op.inputs[at] : -1;
 }
 
 std::vector<int> Program::inputs() const {

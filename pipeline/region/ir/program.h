@@ -15,8 +15,8 @@
 
 namespace ditfleet::region {
 
-enum class ElementType : std::uint8_t { kF32, kBF16 };
-std::string_view name_of(ElementType type);  // "f32", "bf16"
+enum class ElementType : std::uint8_t { kF32, kBF16, kF8 };  // kF8: E4M3, without infinities
+std::string_view name_of(ElementType type);                  // "f32", "bf16", "f8"
 std::int64_t bytes_of(ElementType type);
 
 // What a value is.
@@ -31,7 +31,12 @@ enum class ValueKind : std::uint8_t {
 std::string_view name_of(ValueKind kind);
 
 enum class OpCode : std::uint8_t {
-  kLinear,        // x [.., K], weight [N, K], bias [N] or none → [.., N]; or x [batch, .., K], weight [batch, N, K]
+  // x [.., K], weight [N, K], bias [N] or none → [.., N]; or x [batch, .., K], weight [batch, N, K]. After the bias may
+  // follow an addend [.., N], which is added to the product.
+  kLinear,
+  // The same in fp8: x f8 [.., K], weight f8 [N, K], scales of x f32 [.., 1], scales of weight f32 [N], bias [N] →
+  // [.., N] of the bias's type: x · weightᵀ · scales + bias. An addend may follow.
+  kScaledLinear,
   kLayerNorm,     // over the last axis, without parameters
   kRmsNorm,       // x, weight [W]
   kModulate,      // x, scale, shift: x · scale + shift
@@ -47,14 +52,19 @@ enum class OpCode : std::uint8_t {
   kMul,
   kAdd,  // the second operand may broadcast
   kCast,
+  kRowScale,     // x [.., W] → f32 [.., 1]: max |x| / 448, at least kLeastRowScale
+  kQuantizeRow,  // x [.., W], its row_scale [.., 1] → f8 [.., W]: x / scale
   kReshape,
   kSlice,
   kPermute,
   kJoin,  // puts values one after another along an axis
 };
 std::string_view name_of(OpCode code);
-std::size_t operands_of(OpCode code);  // without an optional bias; of a join: at least
+// The smallest scale of a row: a row of zeros must not divide by zero.
+inline constexpr float kLeastRowScale = 1e-30F, kLargestF8 = 448;
+std::size_t operands_of(OpCode code);  // without optional ones; of a join: at least
 bool is_view(OpCode code);             // reshape, slice, permute
+bool is_linear(OpCode code);           // linear, scaled_linear
 bool is_row_op(OpCode code);           // each row (last axis) of the result depends on the same row of its operands
 
 struct Value {
@@ -79,6 +89,10 @@ struct Op {
   // share the library's plan. 0: the best stride for this block.
   std::int64_t token_stride = 0;
 };
+
+// Of a linear: the value, or -1.
+int bias_of(const Op& op);
+int addend_of(const Op& op);
 
 struct Program {
   std::string block;  // its name

@@ -17,17 +17,34 @@ class Rules {
 
   Result<Value> run(const Shape& wanted, ElementType type) {
     const std::size_t count = operands_.size(), least = operands_of(op_.code);
-    const bool one_more = op_.code == OpCode::kLinear || op_.code == OpCode::kAttention;  // a bias
-    if (op_.code == OpCode::kJoin ? count < least : count != least && !(one_more && count == least + 1))
+    // A bias and an addend.
+    const std::size_t most = least + (op_.code == OpCode::kLinear                                           ? 2
+                                      : op_.code == OpCode::kScaledLinear || op_.code == OpCode::kAttention ? 1
+                                                                                                            : 0);
+    if (count < least || (count > most && op_.code != OpCode::kJoin))
       return wrong("has " + std::to_string(count) + " operands; it must have " + std::to_string(least) +
-                   (one_more ? " or " + std::to_string(least + 1) : ""));
+                   (most > least ? " to " + std::to_string(most) : ""));
     for (const Value& v : operands_)
       if (v.shape.empty()) return wrong("operand %" + v.name + " has no axes");
-    for (std::size_t i = 1; i < count && op_.code != OpCode::kRope; ++i)
+    const bool mixed =
+        op_.code == OpCode::kRope || op_.code == OpCode::kScaledLinear || op_.code == OpCode::kQuantizeRow;
+    for (std::size_t i = 1; i < count && !mixed; ++i)
       if (auto e = same_type(i)) return *e;
     Value made{.type = operands_[0].type, .shape = operands_[0].shape};
     switch (op_.code) {
       case OpCode::kLinear: return linear(made);
+      case OpCode::kScaledLinear: return scaled_linear(made);
+      case OpCode::kRowScale: {
+        auto checked = row(made);
+        if (!checked) return checked.error();
+        made.type = ElementType::kF32;
+        made.shape.back() = 1;
+        return made;
+      }
+      case OpCode::kQuantizeRow:
+        if (auto e = has_row_scales(1, made.shape)) return *e;
+        made.type = ElementType::kF8;
+        return row(made);
       case OpCode::kRmsNorm:
         if (operands_[1].shape != Shape{made.shape.back()})
           return wrong("the weight is " + text_of(operands_[1].shape) + "; it must be " + text_of({made.shape.back()}));
@@ -100,10 +117,38 @@ class Rules {
     const Dim &out = weight[weight.size() - 2], &in = weight.back();
     if (!(x.back() == in))
       return wrong("x is " + text_of(x) + " and the weight " + text_of(weight) + "; x must end in " + in.text());
-    if (operands_.size() > 2 && operands_[2].shape != Shape{out})
-      return wrong("the bias is " + text_of(operands_[2].shape) + "; it must be " + text_of({out}));
+    return with_bias(made, out, 2);
+  }
+  // The result [.., out]; operand `bias` and the addend after it are optional.
+  Result<Value> with_bias(Value made, const Dim& out, std::size_t bias) const {
     made.shape.back() = out;
+    if (operands_.size() > bias && operands_[bias].shape != Shape{out})
+      return wrong("the bias is " + text_of(operands_[bias].shape) + "; it must be " + text_of({out}));
+    if (operands_.size() > bias + 1 && operands_[bias + 1].shape != made.shape)
+      return wrong("the addend is " + text_of(operands_[bias + 1].shape) + "; it must be " + text_of(made.shape));
     return made;
+  }
+  std::optional<Error> has_row_scales(std::size_t i, Shape of) const {
+    of.back() = 1;
+    if (operands_[i].type == ElementType::kF32 && operands_[i].shape == of) return {};
+    return wrong("the scales %" + operands_[i].name + " are " + std::string(name_of(operands_[i].type)) + " " +
+                 text_of(operands_[i].shape) + "; they must be f32 " + text_of(of));
+  }
+  Result<Value> scaled_linear(Value made) const {
+    const Value &weight = operands_[1], &scales = operands_[3];
+    if (made.type != ElementType::kF8 || weight.type != ElementType::kF8) return wrong("x and the weight must be f8");
+    if (weight.shape.size() != 2 || !(weight.shape[1] == made.shape.back()))
+      return wrong("x is " + text_of(made.shape) + " and the weight " + text_of(weight.shape) +
+                   "; it must be [out, in], and x must end in `in`");
+    if (auto e = has_row_scales(2, made.shape)) return *e;
+    if (scales.type != ElementType::kF32 || scales.shape != Shape{weight.shape[0]})
+      return wrong("the weight's scales are " + std::string(name_of(scales.type)) + " " + text_of(scales.shape) +
+                   "; they must be f32 " + text_of({weight.shape[0]}));
+    made.type = operands_[4].type;
+    if (operands_.size() > 5 && operands_[5].type != made.type)
+      return wrong("the addend is " + std::string(name_of(operands_[5].type)) + "; it must have the bias's type, " +
+                   std::string(name_of(made.type)));
+    return with_bias(made, weight.shape[0], 4);
   }
   Result<Value> rope(Value made) const {
     const Value& table = operands_[1];

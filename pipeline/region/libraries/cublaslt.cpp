@@ -7,11 +7,22 @@
 namespace ditfleet::region {
 namespace {
 
-// Constants and structures of cublasLt.h and library_types.h, stable since CUDA 11.
-enum : int { kReal32 = 0, kBFloat16 = 14 };
+// Constants and structures of cublasLt.h and library_types.h of CUDA 13.
+enum : int { kReal32 = 0, kBFloat16 = 14, kE4M3 = 28 };
 constexpr int kCompute32 = 68;
 constexpr std::int32_t kTransposed = 1;
-enum DescAttribute : int { kTransA = 3, kEpilogue = 7, kBiasPointer = 8, kBiasType = 26 };
+constexpr std::int32_t kScalePerRow = 3;  // CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+enum DescAttribute : int {
+  kTransA = 3,
+  kEpilogue = 7,
+  kBiasPointer = 8,
+  kScaleA = 17,
+  kScaleB = 18,
+  kFastSums = 25,  // fp8 only
+  kBiasType = 26,
+  kScaleModeA = 31,
+  kScaleModeB = 32
+};
 enum : std::uint32_t { kNoEpilogue = 1, kWithBias = 4, kWithGeluAndBias = 36 };
 enum PreferenceAttribute : int { kWorkspace = 1, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8 };
 struct Heuristic {
@@ -22,7 +33,9 @@ struct Heuristic {
   int reserved[4];
 };
 
-int data_type(ElementType type) { return type == ElementType::kF32 ? kReal32 : kBFloat16; }
+int data_type(ElementType type) {
+  return type == ElementType::kF32 ? kReal32 : type == ElementType::kBF16 ? kBFloat16 : kE4M3;
+}
 
 }  // namespace
 
@@ -46,23 +59,34 @@ struct CublasLt::Library {
 
 // One product as the library describes it. cuBLASLt is column-major: for row-major data it computes outᵀ = weight · xᵀ.
 struct CublasLt::Descriptors {
-  Descriptors(const Library& l, const GemmShape& s, const void* bias) : lib(l) {
-    const bool biased = s.epilogue == GemmEpilogue::kBias || s.epilogue == GemmEpilogue::kBiasGelu;
+  Descriptors(const Library& l, const GemmShape& s, const GemmOperands& o) : lib(l) {
+    const bool biased = s.epilogue != GemmEpilogue::kPlain;
     const std::uint32_t epilogue = !biased                             ? kNoEpilogue
                                    : s.epilogue == GemmEpilogue::kBias ? kWithBias
                                                                        : kWithGeluAndBias;
-    const std::int32_t type = data_type(s.type);
+    const std::int32_t type = data_type(s.type), operand_type = s.f8 ? kE4M3 : type;
     const auto u = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
     error = lib.desc_create(&desc, kCompute32, kReal32);
     if (!error) error = lib.desc_set(desc, kTransA, &kTransposed, sizeof kTransposed);
     if (!error) error = lib.desc_set(desc, kEpilogue, &epilogue, sizeof epilogue);
-    if (!error && biased) error = lib.desc_set(desc, kBiasPointer, &bias, sizeof bias);
+    if (!error && biased) error = lib.desc_set(desc, kBiasPointer, &o.bias, sizeof o.bias);
     if (!error && biased) error = lib.desc_set(desc, kBiasType, &type, sizeof type);
-    if (!error) error = lib.layout_create(&weight, type, u(s.in), u(s.out), s.weight_stride);
-    if (!error) error = lib.layout_create(&x, type, u(s.in), u(s.rows), s.x_stride);
+    if (s.f8) {
+      const std::int8_t fast = 1;
+      if (!error) error = lib.desc_set(desc, kFastSums, &fast, sizeof fast);
+      for (const DescAttribute mode : {kScaleModeA, kScaleModeB})
+        if (!error) error = lib.desc_set(desc, mode, &kScalePerRow, sizeof kScalePerRow);
+      if (!error) error = lib.desc_set(desc, kScaleA, &o.weight_scales, sizeof o.weight_scales);
+      if (!error) error = lib.desc_set(desc, kScaleB, &o.x_scales, sizeof o.x_scales);
+    }
+    if (!error) error = lib.layout_create(&weight, operand_type, u(s.in), u(s.out), s.weight_stride);
+    if (!error) error = lib.layout_create(&x, operand_type, u(s.in), u(s.rows), s.x_stride);
     if (!error) error = lib.layout_create(&out, type, u(s.out), u(s.rows), s.out_stride);
+    if (!error)
+      error = lib.layout_create(&addend, type, u(s.out), u(s.rows), s.addend_stride ? s.addend_stride : s.out_stride);
   }
   ~Descriptors() {
+    if (addend) lib.layout_destroy(addend);
     if (out) lib.layout_destroy(out);
     if (x) lib.layout_destroy(x);
     if (weight) lib.layout_destroy(weight);
@@ -72,7 +96,7 @@ struct CublasLt::Descriptors {
   Descriptors& operator=(const Descriptors&) = delete;
 
   const Library& lib;
-  void *desc = nullptr, *weight = nullptr, *x = nullptr, *out = nullptr;
+  void *desc = nullptr, *weight = nullptr, *x = nullptr, *out = nullptr, *addend = nullptr;
   int error = 0;
 };
 
@@ -108,19 +132,21 @@ CublasLt::~CublasLt() {
   if (handle_) library_->destroy(handle_);
 }
 
-Result<GemmAlgorithm> CublasLt::algorithm(const GemmShape& s, std::uint64_t workspace_bytes) const {
-  const Descriptors d(*library_, s, nullptr);
+Result<GemmAlgorithm> CublasLt::algorithm(const GemmShape& s, const GemmOperands& o,
+                                          std::uint64_t workspace_bytes) const {
+  const Descriptors d(*library_, s, o);
   void* preference = nullptr;
   int e = d.error ? d.error : library_->preference_create(&preference);
   const std::size_t cap = workspace_bytes;
   if (!e) e = library_->preference_set(preference, kWorkspace, &cap, sizeof cap);
-  const std::uint32_t x = s.alignment[0], weight = s.alignment[1], out = s.alignment[2];
+  const std::uint32_t x = s.alignment[0], weight = s.alignment[1], out = s.alignment[2],
+                      addend = s.addend_stride ? s.alignment[3] : out;
   for (const auto& [attribute, bytes] : {std::pair(kAlignmentA, weight), std::pair(kAlignmentB, x),
-                                         std::pair(kAlignmentC, out), std::pair(kAlignmentD, out)})
+                                         std::pair(kAlignmentC, addend), std::pair(kAlignmentD, out)})
     if (!e) e = library_->preference_set(preference, attribute, &bytes, sizeof bytes);
   Heuristic found;
   int count = 0;
-  if (!e) e = library_->heuristic(handle_, d.desc, d.weight, d.x, d.out, d.out, preference, 1, &found, &count);
+  if (!e) e = library_->heuristic(handle_, d.desc, d.weight, d.x, d.addend, d.out, preference, 1, &found, &count);
   if (preference) library_->preference_destroy(preference);
   if (e || count == 0 || found.state != 0)
     return unavailable("[cublaslt] no algorithm for the product of [" + std::to_string(s.rows) + ", " +
@@ -133,12 +159,12 @@ Result<GemmAlgorithm> CublasLt::algorithm(const GemmShape& s, std::uint64_t work
 
 Result<void> CublasLt::run(const GemmShape& s, const GemmOperands& o, const GemmAlgorithm& algorithm, void* workspace,
                            void* stream) const {
-  const Descriptors d(*library_, s, o.bias);
-  const float one = 1, beta = s.epilogue == GemmEpilogue::kAdd ? 1 : 0;
+  const Descriptors d(*library_, s, o);
+  const float one = 1, beta = s.addend_stride ? 1 : 0;
   int e = d.error;
   if (!e)
-    e = library_->matmul(handle_, d.desc, &one, o.weight, d.weight, o.x, d.x, &beta, o.out, d.out, o.out, d.out,
-                         algorithm.words.data(), workspace, algorithm.workspace_bytes, stream);
+    e = library_->matmul(handle_, d.desc, &one, o.weight, d.weight, o.x, d.x, &beta, s.addend_stride ? o.addend : o.out,
+                         d.addend, o.out, d.out, algorithm.words.data(), workspace, algorithm.workspace_bytes, stream);
   if (e != 0) return Error{Code::kDeviceFault, "[cublaslt] cannot launch a product: status " + std::to_string(e)};
   return {};
 }

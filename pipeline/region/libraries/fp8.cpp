@@ -1,27 +1,43 @@
 #include "pipeline/region/libraries/fp8.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_scaled_mm.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/reciprocal.h>
+
+#include "pipeline/region/ir/program.h"
 
 namespace ditfleet::region {
 namespace {
 
 at::Tensor as_float(const at::Tensor& x) { return x.to(c10::ScalarType::Float); }
 
+// LibTorch's own kernels, for GPUs on which cuBLASLt has no row scales. Rows and scales must be aligned to 16 bytes.
+at::Tensor by_scaled_mm(const Fp8Product& p) {
+  const at::Tensor sum = at::_scaled_mm(
+      p.x.flatten(0, -2).contiguous(), p.weight.t(), p.x_scales.reshape({-1, 1}).clone(), p.weight_scales.unsqueeze(0),
+      p.bias.defined() ? std::optional(p.bias) : std::nullopt, /*scale_result=*/{}, c10::ScalarType::BFloat16,
+      /*use_fast_accum=*/true);
+  auto sizes = p.x.sizes().vec();
+  sizes.back() = p.weight.size(0);
+  return p.addend.defined() ? sum.view(sizes) + p.addend : sum.view(sizes);
+}
+
 }  // namespace
 
 at::Tensor fp8_row_scales(const at::Tensor& x) {
-  return at::clamp(as_float(at::amax(at::abs(x), {-1}, /*keepdim=*/true)) * (1 / kFp8Largest), kFp8SmallestScale);
+  return at::clamp(as_float(at::amax(at::abs(x), {-1}, /*keepdim=*/true)) * (1 / kLargestF8), kLeastRowScale);
 }
 
 at::Tensor fp8_codes(const at::Tensor& x, const at::Tensor& scales) {
-  return at::clamp(as_float(x) / scales, -kFp8Largest, kFp8Largest).to(c10::ScalarType::Float8_e4m3fn);
+  return at::clamp(as_float(x) * scales.reciprocal(), -kLargestF8, kLargestF8).to(c10::ScalarType::Float8_e4m3fn);
 }
 
 at::Tensor fp8_linear(const Fp8Product& p, c10::ScalarType type) {
+  if (p.x.is_cuda() && type == c10::ScalarType::BFloat16) return by_scaled_mm(p);
   at::Tensor sum = at::matmul(as_float(p.x), as_float(p.weight).t()) * p.x_scales * p.weight_scales;
   if (p.bias.defined()) sum = sum + as_float(p.bias);
   if (p.addend.defined()) sum = sum + as_float(p.addend);

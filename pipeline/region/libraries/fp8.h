@@ -7,13 +7,9 @@
 
 namespace ditfleet::region {
 
-inline constexpr float kFp8Largest = 448;
-// The smallest scale: rows of zeros must not divide by zero.
-inline constexpr float kFp8SmallestScale = 1e-30F;
-
-// The scale of each row (last axis) of x [.., n]: max |x| / 448, at least kFp8SmallestScale. Returns [.., 1] fp32.
+// The scale of each row (last axis) of x [.., n]: max |x| / 448, at least kLeastRowScale. Returns [.., 1] fp32.
 at::Tensor fp8_row_scales(const at::Tensor& x);
-// x / scales, rounded to the nearest E4M3 value, ties to even. `scales` broadcasts to x. Returns x's shape.
+// x · (1 / scales), rounded to the nearest E4M3 value, ties to even. `scales` broadcasts to x. Returns x's shape.
 at::Tensor fp8_codes(const at::Tensor& x, const at::Tensor& scales);
 
 // The operands of a product. x: codes [.., in] and their scales [.., 1]; weight: codes [out, in] and scales [out].

@@ -26,8 +26,9 @@ Gemm::Gemm(int device)
       library_(pipeline::unwrap(CublasLt::open())) {}
 
 bool Gemm::run(GemmShape shape, const GemmOperands& operands) const {
-  shape.alignment = {alignment_of(operands.x), alignment_of(operands.weight), alignment_of(operands.out)};
-  const auto algorithm = algorithm_for(shape);
+  shape.alignment = {alignment_of(operands.x), alignment_of(operands.weight), alignment_of(operands.out),
+                     alignment_of(operands.addend)};
+  const auto algorithm = algorithm_for(shape, operands);
   if (!algorithm) return false;
   // The workspace returns to the allocator at once: its next user on this stream comes later in the stream's order.
   at::Tensor workspace;
@@ -39,11 +40,11 @@ bool Gemm::run(GemmShape shape, const GemmOperands& operands) const {
   return true;
 }
 
-std::optional<GemmAlgorithm> Gemm::algorithm_for(const GemmShape& shape) const {
+std::optional<GemmAlgorithm> Gemm::algorithm_for(const GemmShape& shape, const GemmOperands& operands) const {
   const std::lock_guard lock(mutex_);
   const auto [known, added] = algorithms_.try_emplace(shape);
   if (added)
-    if (auto found = library_->algorithm(shape, kWorkspaceBytes)) known->second = *found;
+    if (auto found = library_->algorithm(shape, operands, kWorkspaceBytes)) known->second = *found;
   return known->second;
 }
 

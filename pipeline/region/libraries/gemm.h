@@ -19,11 +19,11 @@ class Gemm {
   explicit Gemm(int device);
   // Runs the library's first suggestion for these arguments, on the calling thread's current device and stream. Sets
   // the shape's alignment itself. Returns false, and does nothing, if the library has no algorithm for them (odd
-  // alignments). Throws pipeline::Failure. Thread-safe.
+  // alignments, an old GPU). Throws pipeline::Failure. Thread-safe.
   bool run(GemmShape shape, const GemmOperands& operands) const;
 
  private:
-  std::optional<GemmAlgorithm> algorithm_for(const GemmShape& shape) const;
+  std::optional<GemmAlgorithm> algorithm_for(const GemmShape& shape, const GemmOperands& operands) const;
 
   const c10::Device device_;
   const std::shared_ptr<const CublasLt> library_;

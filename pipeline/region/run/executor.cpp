@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/sizes.h"
 
 namespace ditfleet::region {
@@ -61,52 +62,96 @@ class Call {
   }
   at::Tensor tensor(const ResolvedView& v) const { return tensor(v.buffer, v.offset, v.sizes, v.strides); }
 
+  // What all rows of a product share, and the rows of one run.
+  struct Product {
+    const ResolvedGemm& step;
+    bool first = true, last = true;  // of the parts
+    at::Tensor x, columns, bias, addend, out;
+    at::Tensor x_scales = {}, weight_scales = {};
+  };
+
   void run(const ResolvedGemm& step) const {
     const at::Tensor& weights = input(step.weight);
-    const at::Tensor bias = step.bias < 0 ? at::Tensor() : input(step.bias);
     for (std::size_t p = 0; p < step.parts.size(); ++p) {
       const auto& part = step.parts[p];
-      const bool first = p == 0, last = p + 1 == step.parts.size();
       const at::Tensor gathered = part.gather ? tensor(part.x).contiguous() : at::Tensor();
       for (const auto& rows : part.rows) {
         if (rows.count == 0) continue;  // libraries reject empty products
+        const std::int64_t width = step.out.sizes.back();
         const at::Tensor weight =
             weights.dim() == 3 ? weights.select(0, weights.size(0) == 1 ? 0 : rows.sample) : weights;
-        const at::Tensor columns =
-            (step.parts.size() == 1 ? weight : weight.narrow(1, part.first_column, part.columns)).t();
-        const at::Tensor x = part.gather
-                                 ? gathered.as_strided({rows.count, part.columns}, {rows.x_stride, 1}, rows.x_offset)
-                                 : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1});
-        at::Tensor out =
-            tensor(step.out.buffer, rows.out_offset, {rows.count, step.out.sizes.back()}, {rows.out_stride, 1});
-        const bool separate_gelu = step.gelu && !(bias.defined() && first && last);  // no epilogue computes it
-        if (libraries_.gemm && !separate_gelu && by_library(step, first, x, columns, bias, out)) continue;
-        if (first && !bias.defined())
-          at::mm_out(out, x, columns);
-        else
-          at::addmm_out(out, first ? bias : out, x, columns);
-        if (step.gelu && last) at::gelu_out(out, out, "tanh");
+        Product product{
+            .step = step,
+            .first = p == 0,
+            .last = p + 1 == step.parts.size(),
+            .x = part.gather ? gathered.as_strided({rows.count, part.columns}, {rows.x_stride, 1}, rows.x_offset)
+                             : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1}),
+            .columns = (step.parts.size() == 1 ? weight : weight.narrow(1, part.first_column, part.columns)).t(),
+            .bias = step.bias < 0 ? at::Tensor() : input(step.bias),
+            .addend = {},
+            .out = tensor(step.out.buffer, rows.out_offset, {rows.count, width}, {rows.out_stride, 1})};
+        if (p == 0 && step.addend.buffer >= 0)
+          product.addend =
+              tensor(step.addend.buffer, step.addend.offset + rows.first * width, {rows.count, width}, {width, 1});
+        if (p > 0) product.addend = product.out;
+        if (step.weight_scales >= 0) {
+          product.x_scales = tensor(step.x_scales.buffer, step.x_scales.offset + rows.first, {rows.count, 1}, {1, 1});
+          product.weight_scales = input(step.weight_scales);
+        }
+        run(product);
       }
     }
   }
 
+  void run(Product product) const {
+    const bool gelu = product.step.gelu && product.last;
+    // No epilogue computes GELU without a bias, or after several parts.
+    if (libraries_.gemm && !(gelu && !(product.bias.defined() && product.first)) && by_library(product)) return;
+    at::Tensor& out = product.out;
+    if (product.weight_scales.defined())
+      out.copy_(fp8_linear({.x = product.x,
+                            .x_scales = product.x_scales,
+                            .weight = product.columns.t(),
+                            .weight_scales = product.weight_scales,
+                            .bias = product.bias,
+                            .addend = product.addend},
+                           out.scalar_type()));
+    else if (!product.addend.defined() && !product.bias.defined())
+      at::mm_out(out, product.x, product.columns);
+    else
+      at::addmm_out(out, product.addend.defined() ? product.addend : product.bias, product.x, product.columns);
+    if (product.first && product.addend.defined() && product.bias.defined() && !product.weight_scales.defined())
+      out.add_(product.bias);
+    if (gelu) at::gelu_out(out, out, "tanh");
+  }
+
   // False if the library cannot do it.
-  bool by_library(const ResolvedGemm& step, bool first, const at::Tensor& x, const at::Tensor& columns,
-                  const at::Tensor& bias, const at::Tensor& out) const {
-    const auto epilogue = step.gelu        ? GemmEpilogue::kBiasGelu
-                          : !first         ? GemmEpilogue::kAdd
-                          : bias.defined() ? GemmEpilogue::kBias
-                                           : GemmEpilogue::kPlain;
-    return libraries_.gemm->run({.type = plan_.buffer(step.out.buffer).type,
+  bool by_library(Product& product) const {
+    const bool biased = product.first && product.bias.defined();
+    const auto epilogue = !biased             ? GemmEpilogue::kPlain
+                          : product.step.gelu ? GemmEpilogue::kBiasGelu
+                                              : GemmEpilogue::kBias;
+    // The rows of later samples may begin at an odd address.
+    if (product.x_scales.defined() && reinterpret_cast<std::uintptr_t>(product.x_scales.const_data_ptr()) % 16 != 0)
+      product.x_scales = product.x_scales.clone();
+    const auto scales = [](const at::Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; };
+    return libraries_.gemm->run({.type = plan_.buffer(product.step.out.buffer).type,
+                                 .f8 = product.weight_scales.defined(),
                                  .epilogue = epilogue,
-                                 .rows = x.size(0),
-                                 .in = x.size(1),
-                                 .out = out.size(1),
-                                 .x_stride = x.stride(0),
-                                 .weight_stride = columns.stride(1),
-                                 .out_stride = out.stride(0)},
-                                {x.const_data_ptr(), columns.const_data_ptr(),
-                                 bias.defined() ? bias.const_data_ptr() : nullptr, out.mutable_data_ptr()});
+                                 .rows = product.x.size(0),
+                                 .in = product.x.size(1),
+                                 .out = product.out.size(1),
+                                 .x_stride = product.x.stride(0),
+                                 .weight_stride = product.columns.stride(1),
+                                 .out_stride = product.out.stride(0),
+                                 .addend_stride = product.addend.defined() ? product.addend.stride(0) : 0},
+                                {.x = product.x.const_data_ptr(),
+                                 .weight = product.columns.const_data_ptr(),
+                                 .bias = biased ? product.bias.const_data_ptr() : nullptr,
+                                 .addend = product.addend.defined() ? product.addend.const_data_ptr() : nullptr,
+                                 .x_scales = scales(product.x_scales),
+                                 .weight_scales = scales(product.weight_scales),
+                                 .out = product.out.mutable_data_ptr()});
   }
 
   void run(const ResolvedAttention& step) {

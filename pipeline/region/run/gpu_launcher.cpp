@@ -54,6 +54,7 @@ class GpuLauncher : public RowLauncher {
       const std::int64_t bytes = bytes_of(kernel.type_of(o)),
                          vector_bytes = std::min<std::int64_t>(16, launch.vector * bytes);
       const long long* operand = words.data() + kOuterAxes + o * (kOuterAxes + 1);
+      if (kernel.one_per_row(o)) continue;  // as many elements as rows
       vectors = vectors && operand[0] % vector_bytes == 0;
       std::int64_t furthest = kernel.width;
       for (std::size_t a = 0; a < kOuterAxes; ++a) {

@@ -13,6 +13,7 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 
+#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/sizes.h"
 
 namespace ditfleet::region {
@@ -55,7 +56,19 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
           out = at::matmul(in(0).flatten(1, -2), in(1).transpose(1, 2)).view(shape);
         else
           out = at::linear(in(0), in(1), op.inputs.size() > 2 ? std::optional(in(2)) : std::nullopt);
+        if (op.inputs.size() > 3) out = out + in(3);
         break;
+      case OpCode::kScaledLinear:
+        out = fp8_linear({.x = in(0),
+                          .x_scales = in(2),
+                          .weight = in(1),
+                          .weight_scales = in(3),
+                          .bias = in(4),
+                          .addend = op.inputs.size() > 5 ? in(5) : at::Tensor()},
+                         in(4).scalar_type());
+        break;
+      case OpCode::kRowScale: out = fp8_row_scales(in(0)); break;
+      case OpCode::kQuantizeRow: out = fp8_codes(in(0), in(1)); break;
       case OpCode::kLayerNorm: out = at::layer_norm(in(0), {in(0).size(-1)}, {}, {}, op.eps); break;
       case OpCode::kRmsNorm: out = at::rms_norm(in(0), {in(0).size(-1)}, in(1), op.eps); break;
       case OpCode::kModulate: out = in(0) * in(1) + in(2); break;

@@ -1,6 +1,7 @@
 #include "pipeline/region/run/resolved.h"
 
 #include <algorithm>
+#include <set>
 
 namespace ditfleet::region {
 namespace {
@@ -37,6 +38,8 @@ class Resolver {
     return {v.buffer, number(v.offset), numbers(v.shape), numbers(v.strides)};
   }
 
+  ResolvedView optional_view(const View& v) { return v.buffer < 0 ? ResolvedView{} : view(v); }
+
   // Groups the rows of x and out into evenly spaced runs, axis by axis.
   static void runs(const ResolvedView& x, const ResolvedView& out, std::size_t axis, std::int64_t x_offset,
                    std::int64_t out_offset, std::vector<ResolvedGemm::Rows>& rows) {
@@ -55,8 +58,9 @@ class Resolver {
       count *= x.sizes[a];
     }
     if (even) {
+      const std::int64_t first = rows.empty() ? 0 : rows.back().first + rows.back().count;
       rows.push_back({x_offset, count == 1 ? x.sizes.back() : x_stride, out_offset,
-                      count == 1 ? out.sizes.back() : out_stride, count});
+                      count == 1 ? out.sizes.back() : out_stride, count, 0, first});
       return;
     }
     for (std::int64_t i = 0; i < x.sizes[axis]; ++i)
@@ -74,8 +78,19 @@ class Resolver {
   }
 
   void add(const GemmStep& step) {
-    ResolvedGemm r{.weight = step.weight, .bias = step.bias, .gelu = step.gelu, .out = view(step.out)};
+    ResolvedGemm r{.weight = step.weight,
+                   .bias = step.bias,
+                   .gelu = step.gelu,
+                   .x_scales = optional_view(step.x_scales),
+                   .weight_scales = step.weight_scales,
+                   .addend = optional_view(step.addend),
+                   .out = view(step.out)};
     if (r.out.sizes.back() == 0) return;  // no adapters
+    if (step.parts.size() == 1 && number(step.parts.front().columns) == 0 && step.bias < 0) {
+      no_addend_.insert(step.out.buffer);
+      return;
+    }
+    if (no_addend_.contains(step.addend.buffer)) r.addend = {};
     for (const auto& part : step.parts) {
       ResolvedGemm::Part p{
           .x = view(part.x), .first_column = number(part.first_column), .columns = number(part.columns)};
@@ -170,6 +185,7 @@ class Resolver {
 
   const Plan& plan_;
   const Sizes& sizes_;
+  std::set<int> no_addend_;  // buffers of products with adapters of rank 0
   Resolved made_;
 };
 

@@ -19,6 +19,7 @@ struct ResolvedGemm {
   struct Rows {
     std::int64_t x_offset = 0, x_stride = 0, out_offset = 0, out_stride = 0, count = 0;
     std::int64_t sample = 0;  // selects the weight if each sample has its own
+    std::int64_t first = 0;   // row of x
   };
   struct Part {
     ResolvedView x;
@@ -29,6 +30,9 @@ struct ResolvedGemm {
   std::vector<Part> parts;
   int weight = -1, bias = -1;  // the program's values
   bool gelu = false;
+  ResolvedView x_scales;  // fp8
+  int weight_scales = -1;
+  ResolvedView addend;  // contiguous; buffer -1: none
   ResolvedView out;
 };
 

@@ -10,7 +10,9 @@
 namespace ditfleet::region {
 
 constexpr c10::ScalarType scalar_type(ElementType type) {
-  return type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
+  return type == ElementType::kF32    ? c10::ScalarType::Float
+         : type == ElementType::kBF16 ? c10::ScalarType::BFloat16
+                                      : c10::ScalarType::Float8_e4m3fn;
 }
 
 // Throws pipeline::Failure (kInvalidArgument) for a wrong number of inputs, a wrong rank, contradicting sizes and,
