@@ -6,12 +6,16 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/stack.h>
 
 #include <cmath>
+
+#include "pipeline/region/libraries/fp8.h"
+#include "pipeline/region/run/sizes.h"
 
 namespace ditfleet::region::testing {
 namespace {
@@ -33,11 +37,15 @@ std::vector<at::Tensor> random_inputs(const Program& program, const Sizes& sizes
   std::vector<at::Tensor> inputs;
   for (int index : program.inputs()) {
     const Value& value = program.values[static_cast<std::size_t>(index)];
-    const auto type = value.type == ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16;
+    const auto type = scalar_type(value.type);
     std::vector<std::int64_t> shape;
     for (const Dim& d : value.shape) shape.push_back(d.evaluate(sizes));
     at::Tensor t;
-    if (value.kind == ValueKind::kActivation) {
+    if (value.type == ElementType::kF8) {  // codes up to about 448
+      t = fp8_codes(draw(shape), at::full({1}, 0.01, at::TensorOptions(c10::ScalarType::Float).device(style.device)));
+    } else if (value.kind == ValueKind::kParameter && ends_with(value.name, ".scale")) {
+      t = (draw(shape) * 0.1 + 1) * (0.01 / std::sqrt(64.0));
+    } else if (value.kind == ValueKind::kActivation) {
       std::vector<std::int64_t> larger = shape;
       if (style.strided) {
         larger.back() += 5;  // rows no longer aligned, nor one behind another

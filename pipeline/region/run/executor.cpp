@@ -106,9 +106,13 @@ class Call {
   void run(Product product) const {
     const bool gelu = product.step.gelu && product.last;
     // No epilogue computes GELU without a bias, or after several parts.
-    if (libraries_.gemm && !(gelu && !(product.bias.defined() && product.first)) && by_library(product)) return;
+    if (libraries_.gemm && product.x.size(1) > 0 && !(gelu && !(product.bias.defined() && product.first)) &&
+        by_library(product))
+      return;
     at::Tensor& out = product.out;
-    if (product.weight_scales.defined())
+    if (product.x.size(1) == 0)
+      out.zero_();
+    else if (product.weight_scales.defined())
       out.copy_(fp8_linear({.x = product.x,
                             .x_scales = product.x_scales,
                             .weight = product.columns.t(),

@@ -1,7 +1,6 @@
 #include "pipeline/region/run/resolved.h"
 
 #include <algorithm>
-#include <set>
 
 namespace ditfleet::region {
 namespace {
@@ -39,6 +38,24 @@ class Resolver {
   }
 
   ResolvedView optional_view(const View& v) { return v.buffer < 0 ? ResolvedView{} : view(v); }
+
+  bool only_added(int buffer) const {
+    bool added = false, read = false;
+    for (const Step& step : plan_.steps) {
+      const auto* gemm = std::get_if<GemmStep>(&step);
+      added = added || (gemm && gemm->addend.buffer == buffer);
+      if (const auto* rows = std::get_if<RowStep>(&step))
+        for (const auto& instance : rows->instances)
+          for (const auto& operand : instance.operands) read = read || operand.view.buffer == buffer;
+    }
+    return added && !read;
+  }
+  bool no_addend(int buffer) const {
+    for (const Step& step : plan_.steps)
+      if (const auto* gemm = std::get_if<GemmStep>(&step); gemm && gemm->out.buffer == buffer)
+        return number(gemm->parts.front().columns) == 0 && only_added(buffer);
+    return false;
+  }
 
   // Groups the rows of x and out into evenly spaced runs, axis by axis.
   static void runs(const ResolvedView& x, const ResolvedView& out, std::size_t axis, std::int64_t x_offset,
@@ -86,11 +103,9 @@ class Resolver {
                    .addend = optional_view(step.addend),
                    .out = view(step.out)};
     if (r.out.sizes.back() == 0) return;  // no adapters
-    if (step.parts.size() == 1 && number(step.parts.front().columns) == 0 && step.bias < 0) {
-      no_addend_.insert(step.out.buffer);
-      return;
-    }
-    if (no_addend_.contains(step.addend.buffer)) r.addend = {};
+    // The product of an adapter of rank 0 is not computed if it would only be added.
+    if (number(step.parts.front().columns) == 0 && only_added(step.out.buffer)) return;
+    if (step.addend.buffer >= 0 && no_addend(step.addend.buffer)) r.addend = {};
     for (const auto& part : step.parts) {
       ResolvedGemm::Part p{
           .x = view(part.x), .first_column = number(part.first_column), .columns = number(part.columns)};
@@ -185,7 +200,6 @@ class Resolver {
 
   const Plan& plan_;
   const Sizes& sizes_;
-  std::set<int> no_addend_;  // buffers of products with adapters of rank 0
   Resolved made_;
 };
 
