@@ -144,11 +144,13 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool ro
 }
 
 // Folds a GELU into the linear before it if nothing else reads the linear's result. Only in bf16, where the sum is then
-// rounded once instead of twice. In fp32 the libraries' GELU is less exact than ours.
+// rounded once instead of twice. In fp32 the libraries' GELU is less exact than ours. A row quantization after the GELU
+// remains a chain: the epilogue's GELU costs less than one in that chain.
 void fold_gelu_epilogue(const Program& p, const std::vector<int>& producer, std::vector<Unit>& units) {
   for (std::size_t u = 0; u < units.size();) {
     const Op& gelu = op_at(p, units[u].ops.front());
-    const int from = gelu.code == OpCode::kGeluTanh && units[u].ops.size() == 1
+    const bool quantizes = units[u].ops.size() > 1 && op_at(p, units[u].ops[1]).code == OpCode::kRowScale;
+    const int from = gelu.code == OpCode::kGeluTanh && (units[u].ops.size() == 1 || quantizes)
                          ? producer[static_cast<std::size_t>(gelu.inputs[0])]
                          : -1;
     int readers = static_cast<int>(std::count(p.outputs.begin(), p.outputs.end(), gelu.inputs.front()));
@@ -162,7 +164,11 @@ void fold_gelu_epilogue(const Program& p, const std::vector<int>& producer, std:
     const auto linear =
         std::find_if(units.begin(), units.end(), [&](const Unit& unit) { return unit.ops.front() == from; });
     linear->ops.push_back(units[u].ops.front());
-    units.erase(units.begin() + static_cast<std::ptrdiff_t>(u));
+    units[u].ops.erase(units[u].ops.begin());
+    if (units[u].ops.empty())
+      units.erase(units.begin() + static_cast<std::ptrdiff_t>(u));
+    else
+      ++u;
   }
 }
 

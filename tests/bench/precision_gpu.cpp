@@ -1,0 +1,206 @@
+// Measures quantized weights on a GPU at FLUX.1-dev's size with random weights, 1024×1024, 512 text tokens. gpu.sh runs
+// it.
+//
+//   precision_gpu_bench SCENARIO [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
+//
+// SCENARIO: fp8 | bf16  first forward, step and 28 steps
+//           nf4         one step relative to bf16's, in turns
+//           lora_fp8    one step with a rank 64 adapter on q, k, v and o relative to none, in turns
+//           mixed       fp8: 200 jobs of four steps at eight sizes in random order
+//           profile     a few fp8 steps for a profiler
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/families/flux/rope.h"
+#include "pipeline/region/programs/dequantize.h"
+#include "pipeline/region/run/region.h"
+#include "shared/kernel_cache/cache.h"
+#include "tests/bench/flux_size.h"
+
+namespace ditfleet::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using c10::ScalarType;
+using pipeline::FluxTransformer;
+using pipeline::LinearSlot;
+
+enum class Format { kBf16, kFp8, kNf4 };
+
+bool in_blocks(const std::string& name) {
+  return name.find("transformer_blocks.") != std::string::npos && name.find(".norm") == std::string::npos;
+}
+
+// The linears that the loader quantizes.
+void quantize(pipeline::FluxSlots& slots, Format format, const std::shared_ptr<const region::Dequantizer>& program) {
+  for (const auto& [name, slot, first_row, rows] : pipeline::named_linears(slots)) {
+    if (slot->quantized || format == Format::kBf16 || (format == Format::kFp8 && !in_blocks(name))) continue;
+    auto made = std::make_shared<pipeline::QuantizedWeight>();
+    made->out = slot->out();
+    made->in = slot->in();
+    made->compute = ScalarType::BFloat16;
+    made->dynamic = format == Format::kFp8;
+    made->program = program;
+    made->parts.push_back(format == Format::kFp8 ? pipeline::quantize_fp8(slot->weight)
+                                                 : pipeline::quantize_nf4(slot->weight));
+    const std::int64_t columns = slot->lora_columns.count;
+    slot->wide = columns > 0 ? at::zeros({slot->out(), columns}, slot->weight.options()) : at::Tensor();
+    slot->weight = at::Tensor();
+    slot->quantized = std::move(made);
+  }
+}
+
+// A transformer and the inputs of one request.
+struct Run {
+  Run(Format format, std::shared_ptr<region::RegionHost> with, std::int64_t adapter_rank = 0)
+      : host(std::move(with)), flux(load(format, host, adapter_rank)), in(flux, 1024, 1024) {
+    table.emplace(flux.modulation(in.timesteps, 3.5, in.pooled));
+  }
+  static FluxTransformer load(Format format, const std::shared_ptr<region::RegionHost>& host, std::int64_t rank) {
+    const auto c = config();
+    auto slots = random_slots(c, rank);
+    quantize(slots, format, region::make_dequantizer(*host));
+    return FluxTransformer(c, std::move(slots), 0, {gpu, ScalarType::BFloat16}, host);
+  }
+  void step() const { flux.velocity(in.latents, in.text, table->step(0), in.rope); }
+
+  std::shared_ptr<region::RegionHost> host;
+  FluxTransformer flux;
+  Inputs in;
+  std::optional<pipeline::ModulationTable> table;
+};
+
+std::shared_ptr<region::RegionHost> open_host() { return region::make_region_host(options(), gpu, open_cache()); }
+
+// Everything from resident weights to the end of the first step, then steady steps.
+void steps_of(Format format) {
+  const auto c = config();
+  auto slots = random_slots(c);
+  quantize(slots, format, nullptr);
+  const auto bf16 = at::TensorOptions(ScalarType::BFloat16).device(gpu);
+  const at::Tensor latents = at::randn({1, 4096, 64}, bf16), prompt = at::randn({1, kText, 4096}, bf16),
+                   pooled = at::randn({1, 768}, bf16);
+  const at::Tensor timesteps = at::linspace(1000, 36, kSteps, at::TensorOptions(ScalarType::Float).device(gpu));
+  finish();
+  const auto start = Clock::now();
+  auto host = open_host();
+  const FluxTransformer flux(c, std::move(slots), 0, {gpu, ScalarType::BFloat16}, host);
+  const at::Tensor text = flux.embed_text(prompt),
+                   rope = pipeline::rope_table(c, kText, 64, 64, {gpu, ScalarType::BFloat16});
+  const auto table = flux.modulation(timesteps, 3.5, pooled);
+  flux.velocity(latents, text, table.step(0), rope);
+  finish();
+  row("first_forward_s", since(start), "s");
+  const auto step = [&] { flux.velocity(latents, text, table.step(0), rope); };
+  for (int i = 0; i < 4; ++i) step();
+  row("step_ms", steady_s(step, 21) * 1e3, "ms");
+  const auto begun = Clock::now();
+  step();
+  row("host_ms", since(begun) * 1e3, "ms");  // until the last kernel is enqueued
+  finish();
+  row("image_28_s",
+      steady_s(
+          [&] {
+            const auto rows = flux.modulation(timesteps, 3.5, pooled);
+            at::Tensor x = latents;
+            for (int i = 0; i < kSteps; ++i) x = x + 0.01 * flux.velocity(x, text, rows.step(i), rope);
+          },
+          3),
+      "s");
+}
+
+// The median ratio of two steps that run in turns, and their medians.
+void in_turns(const std::function<void()>& a, const std::function<void()>& b) {
+  for (int i = 0; i < 4; ++i) a(), b();
+  std::vector<double> of_a, of_b, ratios;
+  for (int i = 0; i < 21; ++i) {
+    of_a.push_back(first_s(a));
+    of_b.push_back(first_s(b));
+    ratios.push_back(of_a.back() / of_b.back());
+  }
+  row("step_ms", median(of_a) * 1e3, "ms");
+  row("step_without_ms", median(of_b) * 1e3, "ms");
+  row("step_ratio", median(ratios), "x");
+}
+
+void nf4() {
+  const auto host = open_host();
+  const Run bf16(Format::kBf16, host), quantized(Format::kNf4, host);
+  in_turns([&] { quantized.step(); }, [&] { bf16.step(); });
+}
+
+void lora_fp8() {
+  constexpr std::int64_t kRank = 64;
+  Run run(Format::kFp8, open_host(), kRank);
+  auto slots = run.flux.slots();
+  for (const auto& [name, slot, first_row, rows] : pipeline::named_linears(slots)) {
+    const auto is = [&name = name](const char* end) { return name.ends_with(end); };
+    if (!is(".to_q") && !is(".to_k") && !is(".to_v") && !is(".to_out.0")) continue;
+    const auto random = [&](std::int64_t m, std::int64_t n) {
+      return at::randn({m, n}, at::TensorOptions(ScalarType::BFloat16).device(gpu)) * 0.02;
+    };
+    slot->low_rank.push_back({random(kRank, slot->in()), random(rows, kRank), first_row, 1.0});
+  }
+  const FluxTransformer adapted = run.flux.adapted(std::move(slots));
+  run.flux.load_adapters(adapted);
+  in_turns([&] { adapted.velocity(run.in.latents, run.in.text, run.table->step(0), run.in.rope); },
+           [&] { run.step(); });
+}
+
+void mixed() {
+  constexpr int kJobs = 200, kJobSteps = 4;
+  const Run run(Format::kFp8, open_host());
+  const std::vector<std::pair<int, int>> sizes = {{1024, 1024}, {768, 1360}, {1360, 768}, {512, 512},
+                                                  {832, 1216},  {1216, 832}, {640, 1536}, {896, 1152}};
+  std::vector<Inputs> inputs;
+  for (const auto& [height, width] : sizes) inputs.emplace_back(run.flux, height, width, kJobSteps);
+  const auto job = [&](std::size_t size) {
+    const Inputs& in = inputs[size];
+    for (int i = 0; i < kJobSteps; ++i) run.flux.velocity(in.latents, in.text, run.table->step(i), in.rope);
+    finish();
+  };
+  std::vector<double> alone;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    job(i);
+    alone.push_back(steady_s([&] { job(i); }, 9));
+  }
+  const auto compiles = run.host->counters->counts().compiles;
+  std::mt19937 random(20261124);
+  std::vector<std::size_t> order(kJobs);
+  for (std::size_t& one : order) one = random() % sizes.size();
+  double expected = 0;
+  for (const std::size_t one : order) expected += alone[one];
+  const double took = first_s([&] {
+    for (const std::size_t one : order) job(one);
+  });
+  row("throughput_ratio", expected / took, "x");
+  row("jobs_per_s", kJobs / took, "1/s");
+  row("compiles", static_cast<double>(run.host->counters->counts().compiles - compiles), "programs");
+}
+
+void profile() {
+  const Run run(Format::kFp8, open_host());
+  for (int i = 0; i < 3; ++i) run.step();
+  finish();
+}
+
+}  // namespace
+}  // namespace ditfleet::bench
+
+int main(int argc, char** argv) {
+  using namespace ditfleet::bench;
+  run(argc, argv,
+      {{"fp8", [] { steps_of(Format::kFp8); }},
+       {"bf16", [] { steps_of(Format::kBf16); }},
+       {"nf4", nf4},
+       {"lora_fp8", lora_fp8},
+       {"mixed", mixed},
+       {"profile", profile}});
+}
