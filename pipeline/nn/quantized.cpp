@@ -15,6 +15,8 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 
+#include <array>
+
 #include "pipeline/region/libraries/fp8.h"
 
 namespace ditfleet::pipeline {
