@@ -30,7 +30,8 @@ std::optional<c10::ScalarType> scalar_type(DType dtype) {
   }
 }
 
-constexpr std::int64_t kBlock = 16 << 20;  // bytes that a thread reads at a time
+constexpr std::int64_t kBlock = 16 << 20;           // bytes that a thread reads at a time
+constexpr const char* kComfyMarker = "scaled_fp8";  // checked by StoredWeights
 constexpr std::int64_t kNf4Block = 64, kFp8Multiple = 16;
 
 bool is_fp8(const StoredTensor& stored) {
@@ -148,27 +149,27 @@ at::Tensor Parameters::load(const std::string& name, const Shape& shape) {
 std::vector<std::string> Parameters::unused(std::string_view prefix) const {
   std::vector<std::string> left;
   for (const std::string& name : names())
-    if (name.starts_with(prefix) && !taken_.contains(name)) left.push_back(name);
+    if (name.starts_with(prefix) && !taken_.contains(name) && name != kComfyMarker) left.push_back(name);
   return left;
 }
 
 void Parameters::finish(std::string_view prefix) const {
   const auto left = unused(prefix);
   for (const std::string& name : left)
-    if (is_quantization_tensor(name) && name != "scaled_fp8")
+    if (is_quantization_tensor(name))
       fail(Code::kDataCorrupt, dir() + ": tensor " + excerpt(name, 120) +
                                    " belongs to a quantization format, but to no quantized linear of this model");
   if (!left.empty())
     spdlog::warn("{}: {} weights are not used, such as {}; config.json describes a smaller model", dir(), left.size(),
                  excerpt(left.front(), 120));
+  if (!ragged_.empty())
+    spdlog::info("{}: {} linears stay in {} because a dimension is no multiple of 16, such as {}", dir(),
+                 ragged_.size(), type_name(placement_.dtype), ragged_.front());
   if (!quantized()) return;
   std::string counts;
   for (const auto& [format, count] : linears_)
     counts += (counts.empty() ? "" : ", ") + std::to_string(count) + " in " + format;
   spdlog::info("{}: linears: {}", dir(), counts);
-  if (!ragged_.empty())
-    spdlog::info("{}: {} linears stay in {} because a dimension is no multiple of 16, such as {}", dir(),
-                 ragged_.size(), type_name(placement_.dtype), ragged_.front());
   const std::string& compute = stored_.nf4_compute();
   if (compute.empty() || !linears_.contains("nf4") || nf4_type() == placement_.dtype) return;
   spdlog::info("{}: NF4 linears compute in {}, because bnb_4bit_compute_dtype is {}{}", dir(), type_name(nf4_type()),

@@ -80,13 +80,26 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
   if (a.path.size() < 2)
     return wrong(a, "'models' is '" + a.value +
                         "'; it must be a map, such as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
-  if (a.path.size() == 3 && a.path[2] != "path")
-    return wrong(a, "unknown key '" + a.key() + "'" + suggestion(a.path[2], {"path"}));
+  const std::string leaf = a.path.size() > 2 ? a.path[2] : "path";
+  if ((leaf != "path" && leaf != "transformer" && leaf != "quantize") || (a.path.size() > 3 && leaf != "quantize"))
+    return wrong(a, "unknown key '" + a.key() + "'" + suggestion(leaf, {"path", "transformer", "quantize"}));
   if (!is_model_name(a.path[1]))
     return wrong(a, "model name '" + a.path[1] +
                         "' must have 1 to 64 characters, without spaces, colons, slashes, bars, quotes or braces");
-  if (a.value.empty()) return wrong(a, "'" + a.key() + "' is empty; it must be a model folder in diffusers' layout");
-  settings.models[a.path[1]].path = resolve_path(a.value, base);
+  ModelSetting& model = settings.models[a.path[1]];
+  if (a.path.size() == 4) {
+    if (a.value.empty()) return wrong(a, "'" + a.key() + "' is empty; it must be a format, such as fp8 or nf4");
+    model.quantize[a.path[3]] = a.value;
+  } else if (leaf == "quantize") {
+    auto formats = parse_quantize(a.value);
+    if (!formats) return wrong(a, a.key() + ": " + formats.error().message);
+    model.quantize = std::move(*formats);
+  } else if (a.value.empty()) {
+    return wrong(a, "'" + a.key() + "' is empty; it must be a " +
+                        (leaf == "path" ? "model folder in diffusers' layout" : "safetensors file"));
+  } else {
+    (leaf == "path" ? model.path : model.transformer) = resolve_path(a.value, base);
+  }
   return {};
 }
 
