@@ -44,13 +44,13 @@ class Engine {
   virtual std::string compile_backend() const = 0;         // what auto resolved to: "nvrtc", "cpu_jit", "eager"
   virtual region::RegionCounts region_counts() const = 0;  // of all models since create(); thread-safe
   // Loads a folder in diffusers' layout. Its model_index.json determines the family. Errors: kNotFound, kDataCorrupt;
-  // the message contains the file and the problem.
-  virtual Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) = 0;
-  // Compiles the region programs of a folder into `cache` for these architectures ("sm_90a", "cpu"). Reads only the
+  // the message contains the file and the problem. kInvalidArgument: `quantize` is not possible.
+  virtual Result<std::unique_ptr<Model>> load_model(const ModelSource& source) = 0;
+  // Compiles the region programs of a model into `cache` for these architectures ("sm_90a", "cpu"). Reads only the
   // configuration files and needs no GPU. dtype: auto (bf16 for a GPU, fp32 for cpu), fp32 or bf16. If `options` makes
   // blocks run eagerly on an architecture, nothing is compiled for it and the report lists it. Errors: those of
   // load_model() and region::compile_ahead().
-  static Result<region::AheadReport> compile_regions(const Families& families, const std::string& dir,
+  static Result<region::AheadReport> compile_regions(const Families& families, const ModelSource& source,
                                                      const std::string& dtype,
                                                      const std::vector<std::string>& architectures,
                                                      kernel_cache::KernelCache& cache,

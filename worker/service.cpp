@@ -30,6 +30,19 @@ std::pair<std::set<std::string>, std::set<std::string>> adapter_sets(const queue
   return {{info.adapters.begin(), info.adapters.end()}, {info.host_adapters.begin(), info.host_adapters.end()}};
 }
 
+// Adds the components of a model that have quantized linears.
+void report_quantized(const pipeline::ModelInfo& model, queue::WorkerInfo& info) {
+  for (const auto& [component, formats] : model.linears) {
+    std::string text;
+    bool quantized = false;
+    for (const auto& [format, count] : formats) {
+      text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + format;
+      quantized = quantized || (format != "bf16" && format != "fp32");
+    }
+    if (quantized) info.quantized.push_back(model.name + "/" + component + ": " + text);
+  }
+}
+
 }  // namespace
 
 Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts parts)
@@ -199,7 +212,10 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   info.device = models_.device;
   info.device_name = models_.device_name;
   info.precision = models_.precision;
-  for (const auto& [name, model] : models_.models) info.models.push_back(name);
+  for (const auto& [name, model] : models_.models) {
+    info.models.push_back(name);
+    report_quantized(model->info(), info);
+  }
   if (loading_) {
     info.models = options_.models;
     info.adapter_slots = options_.adapter_slots;

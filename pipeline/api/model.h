@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -41,12 +42,22 @@ struct StepProgress {
 // Called on the denoising thread after each step, until denoise() returns. False cancels: denoise() returns kCanceled.
 using StepCallback = std::function<bool(const StepProgress&)>;
 
+// Where a model's weights come from.
+struct ModelSource {
+  std::string name, dir;         // dir: a folder in diffusers' layout
+  std::string transformer = {};  // a safetensors file to use in place of the folder's transformer weights, or empty
+  // Components to quantize while they are loaded, and the format: transformer → fp8 or nf4, text_encoder_2 → nf4.
+  std::map<std::string, std::string> quantize = {};
+};
+
 using PartTimes = std::vector<std::pair<std::string, std::chrono::microseconds>>;
 
 struct ModelInfo {
   std::string name, dir;
   int size_multiple = 1;  // width and height are multiples of it
   std::int64_t weight_bytes = 0;
+  // Number of linears by component and format ("nf4", "fp8", "fp8 with dynamic activations", "bf16", "fp32").
+  std::map<std::string, std::map<std::string, int>> linears = {};
   // How long loading took, by part: tokenizers, text_encoders, transformer, vae (weights), compile (programs of its
   // regions, compiled or taken from the kernel cache).
   PartTimes load_times;

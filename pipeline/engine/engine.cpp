@@ -52,12 +52,11 @@ class TorchEngine final : public Engine {
   }
   region::RegionCounts region_counts() const override { return regions_->counters->counts(); }
 
-  Result<std::unique_ptr<Model>> load_model(const std::string& name, const std::string& dir) override {
+  Result<std::unique_ptr<Model>> load_model(const ModelSource& source) override {
     try {
       StageScope scope(choice_.device);
-      auto model = family_of(families_, dir)
-                       .load({.name = name,
-                              .dir = dir,
+      auto model = family_of(families_, source.dir)
+                       .load({.source = source,
                               .placement = {choice_.device, dtype_},
                               .regions = regions_,
                               .adapters = adapters_,
@@ -65,7 +64,7 @@ class TorchEngine final : public Engine {
       scope.finish();
       return model;
     } catch (...) {
-      const Error error = error_in_flight("load " + dir);
+      const Error error = error_in_flight("load " + source.dir);
       if (error.code == Code::kOutOfMemory) release_cached_memory(choice_.device);
       return error;
     }
@@ -100,14 +99,14 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Fam
   }
 }
 
-Result<region::AheadReport> Engine::compile_regions(const Families& families, const std::string& dir,
+Result<region::AheadReport> Engine::compile_regions(const Families& families, const ModelSource& source,
                                                     const std::string& dtype,
                                                     const std::vector<std::string>& architectures,
                                                     kernel_cache::KernelCache& cache,
                                                     const region::CompileOptions& options) {
   try {
     check_dtype(dtype);
-    const Family& family = family_of(families, dir);
+    const Family& family = family_of(families, source.dir);
     // Refuses an unknown architecture before the first one is compiled.
     if (auto known = region::check_architectures(architectures); !known) return known.error();
     region::AheadReport report;
@@ -119,7 +118,7 @@ Result<region::AheadReport> Engine::compile_regions(const Families& families, co
         continue;
       }
       const auto type = wide ? region::ElementType::kF32 : region::ElementType::kBF16;
-      auto one = region::compile_ahead(family.programs(dir, type, !host, options), type, arch, cache, options);
+      auto one = region::compile_ahead(family.programs(source, type, !host, options), type, arch, cache, options);
       if (!one) return one.error();
       report.compiled += one->compiled;
       report.hits += one->hits;
@@ -127,7 +126,7 @@ Result<region::AheadReport> Engine::compile_regions(const Families& families, co
     }
     return report;
   } catch (...) {
-    return error_in_flight("compile " + dir);
+    return error_in_flight("compile " + source.dir);
   }
 }
 

@@ -15,7 +15,7 @@
 namespace ditfleet::pipeline {
 
 struct LoadContext {
-  std::string name, dir;
+  ModelSource source;
   Placement placement;
   std::shared_ptr<region::RegionHost> regions;
   AdapterStore::Limits adapters;
@@ -28,7 +28,7 @@ struct Family {
   std::vector<std::string_view> class_names;  // _class_name in model_index.json
   std::unique_ptr<Model> (*load)(const LoadContext& context);
   // The programs that workers look up on one architecture. Reads only configuration files.
-  region::AheadPrograms (*programs)(const std::string& dir, region::ElementType type, bool gpu,
+  region::AheadPrograms (*programs)(const ModelSource& source, region::ElementType type, bool gpu,
                                     const region::CompileOptions& options);
   std::unique_ptr<Tokenizers> (*load_tokenizers)(const std::string& dir);
 };

@@ -7,9 +7,11 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/nn/config_file.h"
 #include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
@@ -28,7 +30,32 @@ std::optional<c10::ScalarType> scalar_type(DType dtype) {
   }
 }
 
-constexpr std::int64_t kBlock = 16 << 20;  // bytes that a thread reads at a time
+constexpr std::int64_t kBlock = 16 << 20;           // bytes that a thread reads at a time
+constexpr const char* kComfyMarker = "scaled_fp8";  // checked by StoredWeights
+constexpr std::int64_t kNf4Block = 64, kFp8Multiple = 16;
+
+bool is_fp8(const StoredTensor& stored) {
+  return stored.entry->dtype == DType::kF8E4M3 || stored.entry->dtype == DType::kF8E5M2;
+}
+
+const char* type_name(c10::ScalarType type) { return type == c10::ScalarType::Float ? "fp32" : "bf16"; }
+
+// Joins the parts of a stack into one if all are fp8 of one type, as products with dynamic activations need it.
+void join_fp8(std::vector<QuantizedRows>& parts) {
+  const c10::ScalarType type = parts.front().codes.scalar_type();
+  if (parts.size() == 1 || (type != c10::ScalarType::Float8_e4m3fn && type != c10::ScalarType::Float8_e5m2)) return;
+  QuantizedRows all;
+  std::vector<at::Tensor> codes, scales;
+  for (const QuantizedRows& part : parts) {
+    if (part.codes.scalar_type() != type) return;
+    codes.push_back(part.codes.view(c10::ScalarType::Byte));
+    scales.push_back(part.scales);
+    all.rows += part.rows;
+  }
+  all.codes = at::cat(codes, 0).view(type);
+  all.scales = at::cat(scales, 0);
+  parts = {all};
+}
 
 }  // namespace
 
@@ -41,51 +68,202 @@ at::Tensor copy_to(Placement placement, const TensorView& view) {
       .to(placement.device, placement.dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
-Parameters::Parameters(Checkpoint checkpoint, Placement placement)
-    : checkpoint_(std::move(checkpoint)), placement_(placement) {}
+Parameters::Parameters(Checkpoint checkpoint, Placement placement, const json::object* config)
+    : checkpoint_(std::move(checkpoint)),
+      placement_(placement),
+      stored_(unwrap(StoredWeights::find(checkpoint_, config))) {}
 
 Parameters Parameters::open(const std::string& dir, Library library, Placement placement) {
-  return Parameters(unwrap(Checkpoint::open(dir, library)), placement);
+  const std::string file = dir + "/config.json";
+  std::optional<ConfigFile> config;
+  if (std::filesystem::exists(file)) config = ConfigFile(file).child("quantization_config");
+  return Parameters(unwrap(Checkpoint::open(dir, library)), placement, config ? &config->fields() : nullptr);
+}
+
+void Parameters::quantize_on_load(const std::string& format, bool (*chosen)(std::string_view linear)) {
+  if (!stored_.empty())
+    fail(Code::kInvalidArgument, dir() + ": the weights are already quantized; remove `quantize` for this component",
+         "quantize");
+  quantize_ = format;
+  chosen_ = chosen;
+}
+
+void Parameters::check_shape(const std::string& name, const Shape& shape, const Shape& right) const {
+  if (shape != right)
+    fail(Code::kDataCorrupt, dir() + ": tensor " + name + " has shape " + shape_text(shape) +
+                                 ", but config.json requires " + shape_text(right));
+}
+
+at::Tensor Parameters::read(const StoredTensor& from, std::int64_t begin, const Shape& shape, c10::ScalarType stored,
+                            c10::ScalarType type) {
+  // Straight into the returned tensor if it is on the host and of the file's type. Otherwise through memory that is
+  // reused, because the kernel clears new memory, which takes longer than reading.
+  const bool direct = placement_.device.is_cpu() && type == stored;
+  const std::int64_t size = c10::multiply_integers(shape) * static_cast<std::int64_t>(c10::elementSize(stored));
+  if (!direct && staging_.numel() < size) staging_ = at::empty({size}, at::kByte);
+  at::Tensor out = direct ? at::empty(shape, stored) : at::from_blob(staging_.mutable_data_ptr(), shape, stored);
+  auto* const bytes = static_cast<std::byte*>(out.mutable_data_ptr());
+  at::parallel_for(0, (size + kBlock - 1) / kBlock, 1, [&](std::int64_t first, std::int64_t last) {
+    const std::int64_t at = first * kBlock, end = std::min(size, last * kBlock);
+    unwrap(from.file.read(*from.entry, static_cast<std::uint64_t>(begin + at), {bytes + at, bytes + end}));
+  });
+  return direct ? out : out.to(placement_.device, type, /*non_blocking=*/false, /*copy=*/true);
+}
+
+std::vector<FileRows> Parameters::rows_in_file(const std::string& name, std::int64_t rows) const {
+  const auto at = file_names_.find(name);
+  return at == file_names_.end() ? std::vector<FileRows>{{name, 0, rows, rows}} : at->second;
 }
 
 at::Tensor Parameters::tensor(const std::string& name, const Shape& shape) {
-  const auto [file, entry] = unwrap(checkpoint_.tensor(name));
-  if (entry->shape != shape)
-    fail(Code::kDataCorrupt, dir() + ": tensor " + name + " has shape " + shape_text(entry->shape) +
-                                 ", but config.json requires " + shape_text(shape));
-  const auto type = scalar_type(entry->dtype);
-  if (!type)
-    fail(Code::kDataCorrupt, dir() + ": tensor " + name + " is of type " + std::string(dtype_name(entry->dtype)) +
-                                 "; weights must be F32, BF16, F16, F64 or F8");
-  // Straight into the returned tensor if it is on the host and of the file's type. Otherwise through memory that is
-  // reused, because the kernel clears new memory, which takes longer than reading.
-  const bool direct = placement_.device.is_cpu() && placement_.dtype == *type;
-  const auto size = static_cast<std::int64_t>(entry->end - entry->begin);
-  if (!direct && staging_.numel() < size) staging_ = at::empty({size}, at::kByte);
-  at::Tensor out = direct ? at::empty(shape, *type) : at::from_blob(staging_.mutable_data_ptr(), shape, *type);
-  auto* const bytes = static_cast<std::byte*>(out.mutable_data_ptr());
-  at::parallel_for(0, (size + kBlock - 1) / kBlock, 1, [&](std::int64_t first, std::int64_t last) {
-    const std::int64_t begin = first * kBlock, end = std::min(size, last * kBlock);
-    unwrap(file.read(*entry, static_cast<std::uint64_t>(begin), {bytes + begin, bytes + end}));
-  });
-  if (!direct) out = out.to(placement_.device, placement_.dtype, /*non_blocking=*/false, /*copy=*/true);
+  const at::Tensor out = load(name, shape);
   bytes_ += static_cast<std::int64_t>(out.nbytes());
-  taken_.insert(name);
   return out;
+}
+
+at::Tensor Parameters::load(const std::string& name, const Shape& shape) {
+  const auto dot = name.rfind('.');
+  const std::string suffix = file_names_.contains(name) ? "" : name.substr(dot);
+  std::vector<at::Tensor> parts;
+  for (const FileRows& rows : rows_in_file(suffix.empty() ? name : name.substr(0, dot), shape[0])) {
+    const std::string stored = rows.name + suffix;
+    if (const StoredWeight* weight = stored_.find(rows.name); suffix == ".weight" && weight && !weight->scales.empty())
+      fail(Code::kDataCorrupt, dir() + ": tensor " + stored + " is quantized; in this model only linears can be");
+    const auto [file, entry] = unwrap(checkpoint_.tensor(stored));
+    Shape part = shape, whole = shape;
+    part[0] = rows.rows;
+    whole[0] = rows.total;
+    check_shape(stored, entry->shape, whole);
+    const auto type = scalar_type(entry->dtype);
+    if (!type)
+      fail(Code::kDataCorrupt, dir() + ": tensor " + stored + " is of type " + std::string(dtype_name(entry->dtype)) +
+                                   "; weights must be F32, BF16, F16, F64 or F8");
+    const std::int64_t bytes = static_cast<std::int64_t>(entry->end - entry->begin);
+    parts.push_back(
+        read({file, entry}, rows.total > 0 ? bytes / rows.total * rows.first_row : 0, part, *type, placement_.dtype));
+    taken_.insert(stored);
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
 }
 
 std::vector<std::string> Parameters::unused(std::string_view prefix) const {
   std::vector<std::string> left;
   for (const std::string& name : names())
-    if (name.starts_with(prefix) && !taken_.contains(name)) left.push_back(name);
+    if (name.starts_with(prefix) && !taken_.contains(name) && name != kComfyMarker) left.push_back(name);
   return left;
 }
 
-void Parameters::warn_of_unused(std::string_view prefix) const {
+void Parameters::finish(std::string_view prefix) const {
   const auto left = unused(prefix);
-  if (left.empty()) return;
-  spdlog::warn("{}: {} weights are not used, such as {}; config.json describes a smaller model", dir(), left.size(),
-               excerpt(left.front(), 120));
+  for (const std::string& name : left)
+    if (is_quantization_tensor(name))
+      fail(Code::kDataCorrupt, dir() + ": tensor " + excerpt(name, 120) +
+                                   " belongs to a quantization format, but to no quantized linear of this model");
+  if (!left.empty())
+    spdlog::warn("{}: {} weights are not used, such as {}; config.json describes a smaller model", dir(), left.size(),
+                 excerpt(left.front(), 120));
+  if (!ragged_.empty())
+    spdlog::info("{}: {} linears stay in {} because a dimension is no multiple of 16, such as {}", dir(),
+                 ragged_.size(), type_name(placement_.dtype), ragged_.front());
+  if (!quantized()) return;
+  std::string counts;
+  for (const auto& [format, count] : linears_)
+    counts += (counts.empty() ? "" : ", ") + std::to_string(count) + " in " + format;
+  spdlog::info("{}: linears: {}", dir(), counts);
+  const std::string& compute = stored_.nf4_compute();
+  if (compute.empty() || !linears_.contains("nf4") || nf4_type() == placement_.dtype) return;
+  spdlog::info("{}: NF4 linears compute in {}, because bnb_4bit_compute_dtype is {}{}", dir(), type_name(nf4_type()),
+               compute,
+               nf4_type() == c10::ScalarType::Float
+                   ? "; with bfloat16 in config.json their products are several times as fast on a GPU"
+                   : "");
+}
+
+bool Parameters::quantized() const { return linears_.size() > linears_.count(type_name(placement_.dtype)); }
+
+c10::ScalarType Parameters::nf4_type() const {
+  const std::string& stored = stored_.nf4_compute();
+  if (stored.empty()) return placement_.dtype;
+  return stored == "bfloat16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
+}
+
+bool Parameters::quantizes(const std::string& linear, std::int64_t in, std::int64_t out) const {
+  return chosen_ && chosen_(linear) && (quantize_ != "fp8" || (in % kFp8Multiple == 0 && out % kFp8Multiple == 0));
+}
+
+bool Parameters::stores_quantized(const std::string& linear, std::int64_t out) const {
+  bool any = false;
+  for (const FileRows& rows : rows_in_file(linear, out)) {
+    const std::string weight = rows.name + ".weight";
+    if (stored_.find(rows.name))
+      any = true;
+    else if (stored_.has_scales() && checkpoint_.contains(weight) && is_fp8(unwrap(checkpoint_.tensor(weight))))
+      fail(Code::kDataCorrupt, dir() + ": tensor " + weight + " is fp8 and has no scale, unlike others in this file");
+  }
+  return any;
+}
+
+QuantizedRows Parameters::stored_rows(const FileRows& rows, const StoredWeight& stored, std::int64_t in) {
+  check_shape(stored.codes, stored.shape, {rows.total, in});
+  const StoredTensor from = unwrap(checkpoint_.tensor(stored.codes));
+  taken_.insert(stored.tensors.begin(), stored.tensors.end());
+  const std::vector<float> scales = stored.scales.empty()
+                                        ? std::vector<float>(static_cast<std::size_t>(rows.total), 1.0F)
+                                        : unwrap(StoredWeights::scales(checkpoint_, stored));
+  const auto on_device = [&](std::int64_t first, std::int64_t count) {
+    return at::from_blob(const_cast<float*>(scales.data()) + first, {count}, c10::ScalarType::Float)
+        .to(placement_.device, c10::ScalarType::Float, /*non_blocking=*/false, /*copy=*/true);
+  };
+  if (!stored.nf4) {
+    const c10::ScalarType type = *scalar_type(from.entry->dtype);
+    return {read(from, rows.first_row * in, {rows.rows, in}, type, type), on_device(rows.first_row, rows.rows),
+            rows.rows};
+  }
+  const std::int64_t first = rows.first_row * in, count = rows.rows * in;
+  const bool to_the_end = rows.first_row + rows.rows == rows.total;
+  if (first % kNf4Block != 0 || (count % kNf4Block != 0 && !to_the_end))
+    fail(Code::kDataCorrupt, dir() + ": tensor " + stored.codes +
+                                 " holds several linears, and a block of NF4 belongs to "
+                                 "two of them, which is not supported; use a folder in diffusers' layout");
+  return {read(from, first / 2, {(count + 1) / 2}, c10::ScalarType::Byte, c10::ScalarType::Byte),
+          on_device(first / kNf4Block, (count + kNf4Block - 1) / kNf4Block), rows.rows};
+}
+
+std::shared_ptr<const QuantizedWeight> Parameters::quantized_weight(const std::vector<std::string>& linears,
+                                                                    std::int64_t in, std::int64_t out_of_each) {
+  auto made = std::make_shared<QuantizedWeight>();
+  made->out = out_of_each * static_cast<std::int64_t>(linears.size());
+  made->in = in;
+  made->compute = placement_.dtype;
+  made->dynamic = true;
+  std::vector<std::string> formats;  // of each linear
+  auto& parts = made->parts;
+  for (const std::string& linear : linears) {
+    if (quantizes(linear, in, out_of_each)) {
+      const at::Tensor weight = load(linear + ".weight", {out_of_each, in});
+      parts.push_back(quantize_ == "nf4" ? quantize_nf4(weight) : quantize_fp8(weight));
+      made->dynamic = made->dynamic && quantize_ == "fp8";
+      formats.push_back(quantize_);
+    } else if (stores_quantized(linear, out_of_each)) {
+      for (const FileRows& rows : rows_in_file(linear, out_of_each)) {
+        const StoredWeight& stored = *stored_.find(rows.name);
+        parts.push_back(stored_rows(rows, stored, in));
+        made->dynamic = made->dynamic && stored.dynamic;
+        if (stored.nf4) made->compute = nf4_type();
+      }
+      formats.push_back(stored_.find(rows_in_file(linear, out_of_each).front().name)->nf4 ? "nf4" : "fp8");
+    } else {
+      parts.push_back({load(linear + ".weight", {out_of_each, in}), {}, out_of_each});
+      made->dynamic = false;
+      formats.emplace_back(type_name(placement_.dtype));
+    }
+  }
+  join_fp8(parts);
+  made->dynamic = made->dynamic && parts.size() == 1;
+  for (const std::string& format : formats)
+    ++linears_[format == "fp8" && made->dynamic ? std::string(made->format()) : format];
+  bytes_ += made->bytes();
+  return made;
 }
 
 LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias,
@@ -96,23 +274,34 @@ LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::i
 LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in,
                                       std::int64_t out_of_each, bool bias, LoraColumns lora_columns) {
   const auto count = static_cast<std::int64_t>(prefixes.size());
+  const auto is_quantized = [&](const std::string& linear) {
+    return quantizes(linear, in, out_of_each) || stores_quantized(linear, out_of_each);
+  };
+  const bool quantized = std::any_of(prefixes.begin(), prefixes.end(), is_quantized);
   LinearSlot slot;
   if (lora_columns.count > 0) {
-    slot = slot_with_lora_columns(count * out_of_each, in, lora_columns,
+    slot = slot_with_lora_columns(count * out_of_each, quantized ? 0 : in, lora_columns,
                                   at::TensorOptions(placement_.dtype).device(placement_.device));
     bytes_ += static_cast<std::int64_t>(lora_columns_of(slot).nbytes());
+  }
+  if (quantized) {
+    slot.weight = at::Tensor();
+    slot.quantized = quantized_weight(prefixes, in, out_of_each);
   }
   std::vector<at::Tensor> weights, biases;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::string& prefix = prefixes[static_cast<std::size_t>(i)];
+    if (bias) biases.push_back(tensor(prefix + ".bias", {out_of_each}));
+    if (quantized) continue;
+    ++linears_[type_name(placement_.dtype)];
+    if (chosen_ && chosen_(prefix)) ragged_.push_back(prefix);
     const at::Tensor weight = tensor(prefix + ".weight", {out_of_each, in});
     if (slot.wide.defined())
       slot.weight.narrow(0, i * out_of_each, out_of_each).copy_(weight);
     else
       weights.push_back(weight);
-    if (bias) biases.push_back(tensor(prefix + ".bias", {out_of_each}));
   }
-  if (!slot.wide.defined()) slot.weight = count == 1 ? weights.front() : at::cat(weights, 0);
+  if (!quantized && !slot.wide.defined()) slot.weight = count == 1 ? weights.front() : at::cat(weights, 0);
   if (bias) slot.bias = count == 1 ? biases.front() : at::cat(biases, 0);
   return slot;
 }

@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -13,6 +15,7 @@
 #include "pipeline/device/device.h"
 #include "pipeline/nn/linear.h"
 #include "pipeline/weights/checkpoint.h"
+#include "pipeline/weights/stored_weights.h"
 
 namespace ditfleet::pipeline {
 
@@ -27,18 +30,36 @@ struct ConvSlot {
 
 using Shape = std::vector<std::int64_t>;
 
+// Rows of a tensor in a file.
+struct FileRows {
+  std::string name;                     // of a linear, or of a tensor
+  std::int64_t first_row, rows, total;  // total: rows of the tensor in the file
+};
+// For a file with other names: where the rows of a linear ("a.proj", both weight and bias) or of a tensor ("a.weight")
+// are, in order.
+using FileNames = std::map<std::string, std::vector<FileRows>, std::less<>>;
+
 // Returns a contiguous copy of a tensor in memory, on the placement's device and in its element type. Throws Failure
 // (kDataCorrupt) for an element type that weights cannot have.
 at::Tensor copy_to(Placement placement, const TensorView& view);
 
-// Copies tensors from a checkpoint to the placement's device, in its element type. The caller owns the returned
-// tensors, which are contiguous. All members throw Failure: kNotFound (a missing tensor), kDataCorrupt (a wrong shape
-// or type, with the right one in the message, or a file that became shorter) or kUnavailable (it cannot be read). They
-// throw LibTorch's exceptions when memory runs out. Not thread-safe.
+// Copies tensors from a checkpoint to the placement's device. Linears that the checkpoint stores quantized stay so; all
+// other tensors are converted to the placement's element type. The caller owns the returned tensors, which are
+// contiguous. All members throw Failure: kNotFound (a missing tensor), kDataCorrupt (a wrong shape or type, with the
+// right one in the message, or a file that became shorter) or kUnavailable (it cannot be read). They throw LibTorch's
+// exceptions when memory runs out. Not thread-safe.
 class Parameters {
  public:
-  Parameters(Checkpoint checkpoint, Placement placement);
+  // `config`: quantization_config of config.json, or null.
+  Parameters(Checkpoint checkpoint, Placement placement, const json::object* config = nullptr);
+  // A component's folder, with its quantization_config.
   static Parameters open(const std::string& dir, Library library, Placement placement);
+
+  // Quantizes the linears that `chosen` accepts while they are loaded, to "nf4" or "fp8" (with dynamic activations).
+  // fp8 leaves linears with a dimension that is no multiple of 16 as they are. Throws Failure (kInvalidArgument) if the
+  // checkpoint stores quantized linears.
+  void quantize_on_load(const std::string& format, bool (*chosen)(std::string_view linear));
+  void set_file_names(FileNames names) { file_names_ = std::move(names); }
 
   bool contains(const std::string& name) const { return checkpoint_.contains(name); }
   std::vector<std::string> names() const { return checkpoint_.names(); }
@@ -56,18 +77,43 @@ class Parameters {
   // The tensors with this prefix that were not requested, sorted by name. Such tensors mean that config.json describes
   // a smaller model than the weights belong to.
   std::vector<std::string> unused(std::string_view prefix) const;
-  // Logs a warning if there are such tensors, as diffusers does.
-  void warn_of_unused(std::string_view prefix) const;
+  // Call it when all parameters are loaded. Logs a warning if there are such tensors, as diffusers does, and the number
+  // of linears in each format if any is quantized. Throws Failure (kDataCorrupt) if one of the unused tensors belongs
+  // to a quantization format: without it the weights would be wrong.
+  void finish(std::string_view prefix) const;
 
   std::int64_t bytes() const { return bytes_; }  // device memory of all tensors that were returned
+  // Number of linears of the checkpoint by format: "nf4", "fp8", …; those that are not quantized by the placement's
+  // type, "bf16" or "fp32".
+  const std::map<std::string, int>& linears() const { return linears_; }
+  bool quantized() const;  // whether any linear is
   Placement placement() const { return placement_; }
 
  private:
+  std::vector<FileRows> rows_in_file(const std::string& linear, std::int64_t rows) const;
+  bool quantizes(const std::string& linear, std::int64_t in, std::int64_t out) const;
+  bool stores_quantized(const std::string& linear, std::int64_t out) const;
+  c10::ScalarType nf4_type() const;  // that stored NF4 weights compute in
+  at::Tensor load(const std::string& name, const Shape& shape);
+  std::shared_ptr<const QuantizedWeight> quantized_weight(const std::vector<std::string>& linears, std::int64_t in,
+                                                          std::int64_t out_of_each);
+  QuantizedRows stored_rows(const FileRows& rows, const StoredWeight& stored, std::int64_t in);
+  // Reads bytes of a tensor from `begin` on as `shape` of type `stored`, on the device as `type`.
+  at::Tensor read(const StoredTensor& from, std::int64_t begin, const Shape& shape, c10::ScalarType stored,
+                  c10::ScalarType type);
+  void check_shape(const std::string& name, const Shape& shape, const Shape& right) const;
+
   Checkpoint checkpoint_;
   Placement placement_;
-  at::Tensor staging_;  // bytes on the way to another device or element type
+  StoredWeights stored_;
+  FileNames file_names_;
+  std::string quantize_;  // "nf4", "fp8" or empty
+  bool (*chosen_)(std::string_view linear) = nullptr;
+  at::Tensor staging_;               // bytes on the way to another device or element type
+  std::vector<std::string> ragged_;  // linears that fp8 cannot take
   std::set<std::string> taken_;
   std::int64_t bytes_ = 0;
+  std::map<std::string, int> linears_;
 };
 
 }  // namespace ditfleet::pipeline

@@ -18,9 +18,9 @@
 #include <ATen/ops/where.h>
 
 #include <algorithm>
+#include <array>
 
 #include "pipeline/region/libraries/fp8.h"
-#include "pipeline/region/programs/dequantize_source.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -40,7 +40,7 @@ void nf4_values(const QuantizedRows& part, const at::Tensor& to) {
   at::parallel_for(0, part.scales.size(0), 256, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first * kBlock, end = std::min(last * kBlock, to.numel()); i < end; ++i) {
       const unsigned byte = codes[i / 2];
-      values[i] = static_cast<T>(region::kNf4Values[i % 2 == 0 ? byte >> 4 : byte & 15] * scales[i / kBlock]);
+      values[i] = static_cast<T>(kNf4Book[i % 2 == 0 ? byte >> 4 : byte & 15] * scales[i / kBlock]);
     }
   });
 }
@@ -48,8 +48,7 @@ void nf4_values(const QuantizedRows& part, const at::Tensor& to) {
 // For a GPU without the program.
 void nf4_values_by_operators(const QuantizedRows& part, const at::Tensor& to) {
   const std::int64_t values = to.numel(), blocks = part.scales.size(0);
-  const at::Tensor book =
-      on_device(region::kNf4Values.data(), static_cast<std::int64_t>(region::kNf4Values.size()), to.device());
+  const at::Tensor book = on_device(kNf4Book.data(), static_cast<std::int64_t>(kNf4Book.size()), to.device());
   const at::Tensor codes = at::stack({part.codes.__rshift__(4), part.codes.bitwise_and(15)}, 1).flatten();
   const at::Tensor unscaled = at::constant_pad_nd(at::index_select(book, 0, codes.to(c10::ScalarType::Int)),
                                                   {0, blocks * kBlock - codes.numel()});
@@ -102,8 +101,7 @@ QuantizedRows quantize_nf4(const at::Tensor& weight) {
     scales = at::cat({scales.narrow(0, 0, blocks - 1), safe.flatten().narrow(0, blocks - 1, 1)});
   }
   std::array<float, 15> midpoints;
-  for (std::size_t i = 0; i < midpoints.size(); ++i)
-    midpoints[i] = (region::kNf4Values[i] + region::kNf4Values[i + 1]) / 2;
+  for (std::size_t i = 0; i < midpoints.size(); ++i) midpoints[i] = (kNf4Book[i] + kNf4Book[i + 1]) / 2;
   // The number of midpoints below each value.
   const at::Tensor codes = at::bucketize(at::clamp(unit, -1, 1).flatten().narrow(0, 0, values),
                                          on_device(midpoints.data(), 15, weight.device()), /*out_int32=*/true)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pipeline/region/programs/dequantize.h"
+#include "pipeline/weights/nf4.h"
 
 namespace ditfleet::pipeline {
 

@@ -12,6 +12,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Beside a transformer in one file.
+constexpr std::array<std::string_view, 4> kOtherComponents = {"vae.", "text_encoders.", "first_stage_model.",
+                                                              "cond_stage_model."};
 constexpr std::array<const char*, 2> kStems = {"diffusion_pytorch_model", "model"};
 
 Error corrupt(const std::string& path, const std::string& what) {
@@ -38,10 +41,11 @@ std::string_view between(std::string_view name, std::string_view begin, std::str
 // The only variant in a folder without plain files, as left by downloading just "fp16", is the model.
 Result<Weights> find_variant(const std::string& dir) {
   std::map<std::string, Weights> variants;  // by the variant's name
-  std::string pickle;
+  std::string pickle, gguf;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(dir, ignored)) {
     const std::string name = entry.path().filename();
+    if (name.ends_with(".gguf")) gguf = name;
     if (name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".ckpt")) pickle = name;
     for (const char* stem : kStems) {
       const std::string index = std::string(stem) + ".safetensors.index.", single = std::string(stem) + ".";
@@ -59,6 +63,8 @@ Result<Weights> find_variant(const std::string& dir) {
     message += "; it has several variants (";
     for (const auto& [name, weights] : variants) message += (name == variants.begin()->first ? "" : ", ") + name;
     message += "): keep one, or rename one";
+  } else if (!gguf.empty()) {
+    message += "; " + gguf + " is a GGUF file, which is not supported";
   } else if (!pickle.empty()) {
     message += "; " + pickle + " is a pickle, which may run code when it is read: convert it to safetensors";
   }
@@ -116,6 +122,7 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir, Library library) {
     if (!file) return file.error();
     for (const TensorEntry& entry : file->entries())
       checkpoint.tensors_.emplace(entry.name, StoredTensor{*file, &entry});
+    checkpoint.add_metadata(*file);
     return checkpoint;
   }
   const std::string& index = weights->path;
@@ -139,9 +146,41 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir, Library library) {
     checkpoint.tensors_.emplace(name, StoredTensor{shard->second, entry});
   }
   // Like diffusers, also loads tensors that the index does not list.
-  for (const auto& [file_name, file] : shards)
+  for (const auto& [file_name, file] : shards) {
     for (const TensorEntry& entry : file.entries()) checkpoint.tensors_.emplace(entry.name, StoredTensor{file, &entry});
+    checkpoint.add_metadata(file);
+  }
   return checkpoint;
+}
+
+Result<Checkpoint> Checkpoint::open_file(const std::string& path, const std::vector<std::string_view>& prefixes) {
+  if (path.ends_with(".gguf"))
+    return Error{Code::kDataCorrupt,
+                 "[checkpoint] " + path + " is a GGUF file, which is not supported; use a safetensors file"};
+  Result<SafetensorsFile> file = SafetensorsFile::open(path);
+  if (!file) return file.error();
+  Checkpoint checkpoint;
+  checkpoint.dir_ = path;
+  const auto has = [&](std::string_view prefix) {
+    return std::any_of(file->entries().begin(), file->entries().end(),
+                       [&](const TensorEntry& entry) { return entry.name.starts_with(prefix); });
+  };
+  if (const auto prefix = std::find_if(prefixes.begin(), prefixes.end(), has); prefix != prefixes.end())
+    checkpoint.prefix_ = *prefix;
+  const auto belongs = [&](const std::string& name) {
+    if (!checkpoint.prefix_.empty()) return name.starts_with(checkpoint.prefix_);
+    return std::none_of(kOtherComponents.begin(), kOtherComponents.end(),
+                        [&](std::string_view other) { return name.starts_with(other); });
+  };
+  for (const TensorEntry& entry : file->entries())
+    if (belongs(entry.name))
+      checkpoint.tensors_.emplace(checkpoint.without_prefix(entry.name), StoredTensor{*file, &entry});
+  checkpoint.add_metadata(*file);
+  return checkpoint;
+}
+
+void Checkpoint::add_metadata(const SafetensorsFile& file) {
+  for (const auto& [key, value] : file.metadata()) metadata_.emplace(without_prefix(key), value);
 }
 
 std::vector<std::string> Checkpoint::names() const {

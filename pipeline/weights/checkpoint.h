@@ -32,7 +32,18 @@ class Checkpoint {
   // or assigns a tensor to a shard that lacks it.
   static Result<Checkpoint> open(const std::string& dir, Library library);
 
-  const std::string& dir() const { return dir_; }
+  // Opens one safetensors file, such as a checkpoint of several components. If names start with one of `prefixes`, only
+  // tensors with the first such prefix belong to the component, and their names here lack it. Otherwise all tensors
+  // belong to it but those of a VAE or text encoders. Errors: those of SafetensorsFile::open; kDataCorrupt (GGUF).
+  static Result<Checkpoint> open_file(const std::string& path, const std::vector<std::string_view>& prefixes);
+
+  const std::string& dir() const { return dir_; }  // or the path given to open_file()
+  // Of all files; of keys that several files have, one value.
+  const std::map<std::string, std::string, std::less<>>& metadata() const { return metadata_; }
+  // A tensor's or layer's name in the files' metadata as a name here.
+  std::string without_prefix(std::string name) const {
+    return name.starts_with(prefix_) ? name.substr(prefix_.size()) : name;
+  }
   std::vector<std::string> names() const;  // sorted
   bool contains(std::string_view name) const { return tensors_.find(name) != tensors_.end(); }
   // kNotFound: the message contains folder and tensor.
@@ -41,7 +52,11 @@ class Checkpoint {
 
  private:
   std::string dir_;
+  void add_metadata(const SafetensorsFile& file);
+
+  std::string prefix_;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
+  std::map<std::string, std::string, std::less<>> metadata_;
 };
 
 }  // namespace ditfleet::pipeline

@@ -63,7 +63,11 @@ std::string to_yaml(const Settings& settings, bool with_secrets) {
   out << YAML::Key << "models" << YAML::Value << YAML::BeginMap;
   for (const auto& [name, model] : settings.models) {
     out << YAML::Key << YAML::DoubleQuoted << name << YAML::Value << YAML::BeginMap;
-    out << YAML::Key << "path" << YAML::Value << YAML::DoubleQuoted << model.path << YAML::EndMap;
+    out << YAML::Key << "path" << YAML::Value << YAML::DoubleQuoted << model.path;
+    if (!model.transformer.empty())
+      out << YAML::Key << "transformer" << YAML::Value << YAML::DoubleQuoted << model.transformer;
+    if (!model.quantize.empty()) out << YAML::Key << "quantize" << YAML::Value << model.quantize;
+    out << YAML::EndMap;
   }
   out << YAML::EndMap << YAML::Key << "tenants" << YAML::Value << YAML::BeginMap;
   for (const auto& [name, tenant] : settings.tenants) {
@@ -99,6 +103,15 @@ std::vector<OptionHelp> option_table() {
   rows.push_back({"models.NAME.path", "path", "",
                   "Folder, in diffusers' layout, of the model that requests call NAME. models.NAME=FOLDER is the same.",
                   "DITFLEET_MODELS__NAME__PATH"});
+  rows.push_back(
+      {"models.NAME.transformer", "path", "",
+       "A safetensors file with the transformer's weights, in place of the folder's: in the names of diffusers "
+       "or of BFL's original code, perhaps with other components in the same file.",
+       "DITFLEET_MODELS__NAME__TRANSFORMER"});
+  rows.push_back({"models.NAME.quantize", "a map of formats by component", "",
+                  "Components to quantize while they are loaded: transformer to fp8 or nf4, text_encoder and "
+                  "text_encoder_2 to nf4. As text: \"transformer=fp8,text_encoder_2=nf4\".",
+                  "DITFLEET_MODELS__NAME__QUANTIZE"});
   rows.push_back({"tenants.NAME.weight", "a number from 0.001 to 1000", "1",
                   "Weight of the tenant's share of the fleet while several tenants have waiting jobs.",
                   "DITFLEET_TENANTS__NAME__WEIGHT"});

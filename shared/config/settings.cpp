@@ -80,13 +80,26 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
   if (a.path.size() < 2)
     return wrong(a, "'models' is '" + a.value +
                         "'; it must be a map, such as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
-  if (a.path.size() == 3 && a.path[2] != "path")
-    return wrong(a, "unknown key '" + a.key() + "'" + suggestion(a.path[2], {"path"}));
+  const std::string leaf = a.path.size() > 2 ? a.path[2] : "path";
+  if ((leaf != "path" && leaf != "transformer" && leaf != "quantize") || (a.path.size() > 3 && leaf != "quantize"))
+    return wrong(a, "unknown key '" + a.key() + "'" + suggestion(leaf, {"path", "transformer", "quantize"}));
   if (!is_model_name(a.path[1]))
     return wrong(a, "model name '" + a.path[1] +
                         "' must have 1 to 64 characters, without spaces, colons, slashes, bars, quotes or braces");
-  if (a.value.empty()) return wrong(a, "'" + a.key() + "' is empty; it must be a model folder in diffusers' layout");
-  settings.models[a.path[1]].path = resolve_path(a.value, base);
+  ModelSetting& model = settings.models[a.path[1]];
+  if (a.path.size() == 4) {
+    if (a.value.empty()) return wrong(a, "'" + a.key() + "' is empty; it must be a format, such as fp8 or nf4");
+    model.quantize[a.path[3]] = a.value;
+  } else if (leaf == "quantize") {
+    auto formats = parse_quantize(a.value);
+    if (!formats) return wrong(a, a.key() + ": " + formats.error().message);
+    model.quantize = std::move(*formats);
+  } else if (a.value.empty()) {
+    return wrong(a, "'" + a.key() + "' is empty; it must be a " +
+                        (leaf == "path" ? "model folder in diffusers' layout" : "safetensors file"));
+  } else {
+    (leaf == "path" ? model.path : model.transformer) = resolve_path(a.value, base);
+  }
   return {};
 }
 
@@ -207,6 +220,22 @@ Result<void> apply_all(const Result<std::vector<Assignment>>& list, const std::s
 }
 
 }  // namespace
+
+Result<std::map<std::string, std::string>> parse_quantize(std::string_view text) {
+  std::map<std::string, std::string> formats;
+  while (!text.empty()) {
+    const auto comma = std::min(text.find(','), text.size());
+    const std::string_view one = text.substr(0, comma);
+    const auto equals = one.find('=');
+    if (equals == 0 || equals == std::string_view::npos || equals + 1 == one.size() ||
+        !formats.emplace(one.substr(0, equals), one.substr(equals + 1)).second)
+      return invalid_argument("quantize has '" + std::string(one) +
+                              "'; it must be COMPONENT=FORMAT,… with each component once, such as "
+                              "transformer=fp8,text_encoder_2=nf4");
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return formats;
+}
 
 Result<Settings> load(const Sources& sources) {
   Settings settings;

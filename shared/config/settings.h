@@ -21,8 +21,13 @@ struct Endpoint;
 namespace ditfleet::config {
 
 struct ModelSetting {
-  std::string path;  // a model folder in diffusers' layout
+  std::string path;         // a model folder in diffusers' layout
+  std::string transformer;  // a safetensors file in place of the folder's transformer, or empty
+  std::map<std::string, std::string> quantize = {};  // component → format to quantize it to while it is loaded
 };
+
+// Parses COMPONENT=FORMAT,…, such as "transformer=nf4,text_encoder_2=nf4". kInvalidArgument: another form.
+Result<std::map<std::string, std::string>> parse_quantize(std::string_view text);
 
 struct ApiKey {
   std::string tenant;

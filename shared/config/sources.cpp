@@ -44,7 +44,8 @@ class YamlReader {
   }
 
   Result<void> walk(const YAML::Node& node, const std::vector<std::string>& path) {
-    if (path.size() > (is_list_path(path) ? 4u : 3u)) return wrong(node, "'" + joined(path) + "' is nested too deep");
+    const bool deep = is_list_path(path) || (path.size() > 2 && path[0] == "models" && path[2] == "quantize");
+    if (path.size() > (deep ? 4u : 3u)) return wrong(node, "'" + joined(path) + "' is nested too deep");
     if (node.IsNull()) return {};  // a file or a section with nothing in it
     if (path.empty() && !node.IsMap())
       return wrong(
@@ -117,9 +118,12 @@ std::vector<std::string> split_key(std::string_view key) {
   if (dot == std::string_view::npos) return {std::string(key)};
   std::string section(key.substr(0, dot)), rest(key.substr(dot + 1));
   if (section != "models" && section != "tenants") return {section, rest};
-  const std::string leaf = section == "models" ? ".path" : ".weight";
-  if (rest.size() > leaf.size() && rest.ends_with(leaf))
-    return {section, rest.substr(0, rest.size() - leaf.size()), leaf.substr(1)};
+  // Names may contain dots.
+  if (const auto at = rest.rfind(".quantize."); section == "models" && at != std::string::npos && at > 0)
+    return {section, rest.substr(0, at), "quantize", rest.substr(at + 10)};
+  for (const std::string leaf : {".path", ".transformer", ".quantize", ".weight"})
+    if ((leaf == ".weight") == (section == "tenants") && rest.size() > leaf.size() && rest.ends_with(leaf))
+      return {section, rest.substr(0, rest.size() - leaf.size()), leaf.substr(1)};
   return {section, rest};
 }
 

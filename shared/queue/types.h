@@ -197,6 +197,8 @@ struct WorkerInfo {
   std::string state = "starting";  // starting ready draining stuck
   std::string device, device_name, precision;
   std::vector<std::string> models, warm_classes;
+  // Of each component with quantized linears, the number of linears by format: "dev/transformer: 494 nf4, 10 bf16".
+  std::vector<std::string> quantized;
   // LoRA adapters. A worker without slots cannot run units that need an adapter.
   int adapter_slots = 0;
   std::vector<std::string> adapters;          // in slots

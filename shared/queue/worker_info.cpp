@@ -18,6 +18,7 @@ void each_field(Info& info, const Visit& visit) {
   visit("precision", info.precision);
   visit("models", info.models);
   visit("warm_classes", info.warm_classes);
+  visit("quantized", info.quantized);
   visit("adapters", info.adapters);
   visit("adapter_slots", info.adapter_slots);
   visit("host_adapters", info.host_adapters);

@@ -114,7 +114,7 @@ void damage_and_draw(const golden::Case& which, int cases) {
       EXPECT_LT(error.message.size(), 1000u);
       EXPECT_GT(error.message.size(), 20u) << error.message;
     };
-    auto model = (*engine)->load_model("damaged", dir.string());
+    auto model = (*engine)->load_model({"damaged", dir.string()});
     if (!model) {
       check(model.error());
     } else {

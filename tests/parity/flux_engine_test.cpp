@@ -46,7 +46,7 @@ class Loaded : public ::testing::Environment {
       engine =
           must(Engine::create({test_device(), bf16 ? "bf16" : "fp32", 0, golden::test_compile()}, {&flux_family()}));
     auto& model = models_[{dir, bf16}];
-    if (!model) model = must(engine->load_model("golden", dir));
+    if (!model) model = must(engine->load_model({"golden", dir}));
     return *model;
   }
   void TearDown() override {

@@ -45,7 +45,7 @@ class FluxFolderTest : public ::testing::Test {
   }
   // The error of loading the folder as it is now; it must hold every one of the words.
   void expect_error(Code code, std::initializer_list<const char*> words) {
-    auto model = engine_->load_model("broken", dir_.string());
+    auto model = engine_->load_model({"broken", dir_.string()});
     ASSERT_FALSE(model);
     EXPECT_EQ(model.error().code, code) << model.error().message;
     for (const char* word : words)
@@ -134,7 +134,7 @@ TEST_F(FluxFolderTest, LeavesTensorsAloneThatNobodyAsksFor) {
   };
   EXPECT_EQ(unused(), std::vector<std::string>());
   replace("transformer/config.json", "\"num_single_layers\": 2", "\"num_single_layers\": 1");
-  EXPECT_TRUE(engine_->load_model("smaller", dir_.string()));
+  EXPECT_TRUE(engine_->load_model({"smaller", dir_.string()}));
   const auto left = unused();
   ASSERT_EQ(left.size(), 14u);  // weight and bias of six linears, and two norms
   for (const std::string& name : left) EXPECT_TRUE(name.starts_with("single_transformer_blocks.1.")) << name;
@@ -233,7 +233,7 @@ TEST_F(FluxFolderTest, RefusesAT5ThatLooksBackOnly) {
 
 TEST_F(FluxFolderTest, RefusesRequestsThatTheFolderHasNoNumbersFor) {
   const auto encode_error = [&](int tokens, int steps) {
-    auto model = engine_->load_model("broken", dir_.string());
+    auto model = engine_->load_model({"broken", dir_.string()});
     EXPECT_TRUE(model);
     GenerationRequest request;
     request.fields.set("width", 16);

@@ -44,7 +44,7 @@ Engine& engine(int slots, const region::CompileOptions& compile = golden::test_c
   return *engines.back();
 }
 std::unique_ptr<Model> load(Engine& engine) {
-  return unwrap(engine.load_model("golden", golden::Case{"dev", "plain"}.model_dir()));
+  return unwrap(engine.load_model({"golden", golden::Case{"dev", "plain"}.model_dir()}));
 }
 std::unique_ptr<Model> load(int slots) { return load(engine(slots)); }
 

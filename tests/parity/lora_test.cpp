@@ -71,7 +71,7 @@ class LoraTest : public ::testing::Test {
     options.lora_slots = 4;
     options.max_lora_rank = 16;
     engine_ = unwrap(Engine::create(options, {&flux_family()})).release();
-    model_ = unwrap(engine_->load_model("golden", golden::Case{"dev", "plain"}.model_dir())).release();
+    model_ = unwrap(engine_->load_model({"golden", golden::Case{"dev", "plain"}.model_dir()})).release();
   }
   static void TearDownTestSuite() {
     delete model_;
@@ -300,7 +300,7 @@ TEST_F(LoraTest, AskedForASmallerLargestRankRefuses) {
   options.max_lora_rank = 3;
   options.lora_slots = 1;
   auto engine = unwrap(Engine::create(options, {&flux_family()}));
-  auto model = unwrap(engine->load_model("golden", golden::Case{"dev", "plain"}.model_dir()));
+  auto model = unwrap(engine->load_model({"golden", golden::Case{"dev", "plain"}.model_dir()}));
   EXPECT_TRUE(model->encode(load("all").request));  // ranks 1 to 3
   auto refused = model->encode(load("one").request);
   ASSERT_FALSE(refused);

@@ -168,12 +168,12 @@ class TestModel final : public ModelBase {
 
 std::unique_ptr<Model> load(const LoadContext& context) {
   ModelInfo info;
-  info.name = context.name;
-  info.dir = context.dir;
+  info.name = context.source.name;
+  info.dir = context.source.dir;
   info.size_multiple = kPatch;
   return std::make_unique<TestModel>(
-      std::move(info), context.placement, TestNetwork::load(context.dir + "/transformer", context.placement),
-      TestNetwork::load(context.dir + "/transformer_2", context.placement), context.adapters);
+      std::move(info), context.placement, TestNetwork::load(context.source.dir + "/transformer", context.placement),
+      TestNetwork::load(context.source.dir + "/transformer_2", context.placement), context.adapters);
 }
 
 }  // namespace
@@ -181,7 +181,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
 const pipeline::Family& test_video_family() {
   static const pipeline::Family family{{"TestVideoPipeline"},
                                        load,
-                                       [](const std::string&, region::ElementType, bool,
+                                       [](const ModelSource&, region::ElementType, bool,
                                           const region::CompileOptions&) { return region::AheadPrograms(); },
                                        [](const std::string&) -> std::unique_ptr<Tokenizers> {
                                          fail(Code::kInvalidArgument, "the test family has no tokenizers");

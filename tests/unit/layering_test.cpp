@@ -85,7 +85,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"pipeline/region/libraries", {"pipeline/device", "pipeline/region/ir", "shared/kernel_cache"}},
     {"pipeline/region/programs",
      {"pipeline/device", "pipeline/region/compile", "pipeline/region/libraries", "pipeline/region/run",
-      "shared/kernel_cache"}},
+      "shared/kernel_cache", "pipeline/weights/nf4.h"}},
     {"pipeline/region/run",
      {"pipeline/device", "pipeline/region", "pipeline/region/codegen", "pipeline/region/compile",
       "pipeline/region/fusion", "pipeline/region/ir", "pipeline/region/libraries", "pipeline/region/programs"}},

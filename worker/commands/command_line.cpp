@@ -18,6 +18,19 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources) {
       ->allow_extra_args(false);
 }
 
+void add_weight_flags(CLI::App& command, std::string& transformer, std::string& quantize) {
+  command
+      .add_option(
+          "--transformer", transformer,
+          "The transformer's weights: a safetensors file in diffusers' or BFL's names, in place of the folder's")
+      ->type_name("FILE");
+  command
+      .add_option("--quantize", quantize,
+                  "Quantize components while they are loaded: transformer to fp8 or nf4, text_encoder and "
+                  "text_encoder_2 to nf4")
+      ->type_name("COMPONENT=FORMAT,…");
+}
+
 Result<config::Settings> settings_of(const config::Sources& sources) {
   auto settings = config::load(sources);
   if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};

@@ -20,6 +20,9 @@ inline constexpr int kExitUsage = 2;
 // Adds --config and --set to a command.
 void add_configuration_flags(CLI::App& command, config::Sources& sources);
 
+// Adds --transformer and --quantize.
+void add_weight_flags(CLI::App& command, std::string& transformer, std::string& quantize);
+
 // Loads the configuration and sets up the log. kInvalidArgument: `param` is the key at fault.
 Result<config::Settings> settings_of(const config::Sources& sources);
 

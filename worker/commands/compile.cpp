@@ -22,7 +22,7 @@ namespace {
 
 struct CompileFlags {
   config::Sources sources;
-  std::string model_dir;
+  std::string model_dir, transformer, quantize;
   std::string architectures;  // "sm_80,sm_90a"; empty: all GPUs
   std::string dtype = "auto";
   std::string out;  // export file; empty: only the cache
@@ -123,9 +123,11 @@ Result<void> run(const CompileFlags& flags) {
   if (!flags.out.empty() && !options->secret)
     return invalid_argument(
         "--out needs the secret of the fleet to sign the archive; set cache.secret or cache.secret_file");
+  auto quantize = config::parse_quantize(flags.quantize);
+  if (!quantize) return quantize.error();
   auto cache = kernel_cache::KernelCache::create(*options);
-  auto report =
-      pipeline::Engine::compile_regions(families(), flags.model_dir, flags.dtype, architectures, *cache, wanted);
+  auto report = pipeline::Engine::compile_regions(families(), {"model", flags.model_dir, flags.transformer, *quantize},
+                                                  flags.dtype, architectures, *cache, wanted);
   if (!report) {
     if (report.error().param == "arch") return invalid_argument("--arch: " + report.error().message);
     return report.error();
@@ -185,6 +187,7 @@ void add_compile(CLI::App& app, Invocation& invoked) {
   command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout; the weights are not read")
       ->required()
       ->type_name("DIR");
+  add_weight_flags(command, flags.transformer, flags.quantize);
   command
       .add_option("--arch", flags.architectures,
                   std::string("Architectures, separated by commas; cpu means this processor. Default: ") + kAllGpus)

@@ -22,7 +22,8 @@ namespace {
 struct GenerateFlags {
   config::Sources sources;
   std::string model_dir, out, dump;
-  std::string device, dtype;  // empty: worker.device, worker.dtype
+  std::string transformer, quantize;  // of the model
+  std::string device, dtype;          // empty: worker.device, worker.dtype
   job::FieldFlags fields;
   std::vector<std::string> loras;  // FILE[:SCALE]
 };
@@ -93,6 +94,8 @@ Result<void> run(const GenerateFlags& flags) {
     loras.push_back(std::move(*lora));
   }
 
+  auto quantize = config::parse_quantize(flags.quantize);
+  if (!quantize) return quantize.error();
   auto options = engine_options(*settings);
   if (!options) return options.error();
   if (!flags.device.empty()) options->device = flags.device;
@@ -101,7 +104,7 @@ Result<void> run(const GenerateFlags& flags) {
   options->lora_slots = static_cast<int>(loras.size());
   auto engine = pipeline::Engine::create(*options, families());
   if (!engine) return engine.error();
-  auto model = (*engine)->load_model("model", flags.model_dir);
+  auto model = (*engine)->load_model({"model", flags.model_dir, flags.transformer, *quantize});
   if (!model) return model.error();
 
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
@@ -142,6 +145,7 @@ void add_generate(CLI::App& app, Invocation& invoked) {
   const auto kept = std::make_shared<GenerateFlags>();
   GenerateFlags& flags = *kept;
   command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
+  add_weight_flags(command, flags.transformer, flags.quantize);
   command
       .add_option("--out", flags.out,
                   "Image file to write: .png, .jpg or .webp; with -n above 1, NAME-1.png, NAME-2.png …")

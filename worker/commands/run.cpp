@@ -32,6 +32,7 @@ struct RunFlags {
   config::Sources sources;
   std::string redis, name, device, dtype;  // empty: as configured
   std::vector<std::string> models;         // NAME=DIR; replace the configured models
+  std::string quantize;                    // of every model in `models`
 };
 
 // The configuration, overridden by the flags. kInvalidArgument: the message contains the flag or key.
@@ -53,7 +54,9 @@ Result<config::Settings> settings_with(const RunFlags& flags) {
     if (at == 0 || at == std::string::npos || at + 1 == model.size()) {
       return invalid_argument("--model is '" + model + "' but must be NAME=DIR, such as demo=models/demo");
     }
-    settings->models[model.substr(0, at)].path = model.substr(at + 1);
+    auto quantize = config::parse_quantize(flags.quantize);
+    if (!quantize) return quantize.error();
+    settings->models[model.substr(0, at)] = {.path = model.substr(at + 1), .quantize = *quantize};
   }
   if (settings->redis.url.empty()) {
     return invalid_argument(
@@ -83,7 +86,7 @@ Result<ModelSet> load_models(const config::Settings& settings) {
   for (const auto& [name, model] : settings.models) {
     auto entry = families::read_model_entry(name, model.path, families::served());
     if (!entry) return entry.error();
-    auto loaded = set.engine->load_model(name, model.path);
+    auto loaded = set.engine->load_model({name, model.path, model.transformer, model.quantize});
     if (!loaded) return loaded.error();
     const auto& info = (*loaded)->info();
     record_load(info);
@@ -206,6 +209,11 @@ void add_run(CLI::App& app, Invocation& invoked) {
   command.add_option("--model", flags.models, "Model to load: its name in requests and its folder; repeatable")
       ->type_name("NAME=DIR")
       ->allow_extra_args(false);
+  command
+      .add_option("--quantize", flags.quantize,
+                  "Quantize components of these models while they are loaded: transformer to fp8 or nf4, text_encoder "
+                  "and text_encoder_2 to nf4")
+      ->type_name("COMPONENT=FORMAT,…");
   command
       .add_option("--name", flags.name,
                   "Name of this worker, unique among running workers; default: host and process id")

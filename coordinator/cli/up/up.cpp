@@ -17,6 +17,10 @@ void add_up(CLI::App& app, Invocation& run) {
   command->add_option("--model", flags->models, "A model folder in the layout of diffusers; repeatable")
       ->type_name("NAME=DIR")
       ->allow_extra_args(false);
+  command
+      ->add_option("--quantize", flags->quantize,
+                   "Quantize components of these models while they are loaded (models.NAME.quantize)")
+      ->type_name("COMPONENT=FORMAT,…");
   command->add_option("--device", flags->device, "auto, cpu or cuda (worker.device)");
   command->add_option("--dtype", flags->dtype, "auto, fp32 or bf16 (worker.dtype)");
   command

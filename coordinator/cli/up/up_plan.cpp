@@ -45,6 +45,7 @@ Result<config::Settings> settings_of(const UpFlags& flags) {
     if (!named.insert(name).second)
       return invalid_argument("--model has the name '" + name + "' twice; give each model a unique name");
     sources.sets.push_back("models." + name + ".path=" + model.substr(equals + 1));
+    if (!flags.quantize.empty()) sources.sets.push_back("models." + name + ".quantize=" + flags.quantize);
   }
   return config::load(sources);
 }
@@ -69,7 +70,9 @@ Result<void> check_models(config::Settings& settings) {
   }
   for (auto& [name, model] : settings.models) {
     std::error_code ec;
-    if (const fs::path whole = fs::absolute(model.path, ec); !ec) model.path = whole.lexically_normal().string();
+    for (std::string* path : {&model.path, &model.transformer})
+      if (const fs::path whole = fs::absolute(*path, ec); !path->empty() && !ec)
+        *path = whole.lexically_normal().string();
     const auto entry = families::read_model_entry(name, model.path, families::served());
     if (!entry) return entry.error();
   }

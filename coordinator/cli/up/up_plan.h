@@ -15,6 +15,7 @@ struct UpFlags {
   config::Sources sources;
   std::string listen, redis, data, device, dtype, ready_file;
   std::vector<std::string> models;  // NAME=DIR
+  std::string quantize;             // of every model in `models`
   int workers = -1;                 // -1: as configured
   bool json = false;
 };

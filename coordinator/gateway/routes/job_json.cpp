@@ -158,6 +158,7 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
           {"adapter_load_bytes_per_s", worker.adapter_load_bytes_per_s},
           {"adapter_swap_us", worker.adapter_swap_us},
           {"warm_classes", json::value_from(worker.warm_classes)},
+          {"quantized", json::value_from(worker.quantized)},
           {"capacity", worker.capacity},
           {"busy_units", worker.units.size()},
           {"jobs", json::value_from(jobs)},

@@ -53,8 +53,24 @@ void append(std::vector<LoraPiece>& pieces, const LoraPiece& next) {
     pieces.push_back(next);
 }
 
-// Targets for the aliases whose linears this transformer has.
-std::vector<LoraTarget> aliases_of(const std::vector<BaseLinear>& transformer) {
+// Linears that this transformer may lack and other FLUX models have: dev's guidance embedder, all blocks of a kind.
+std::vector<std::string> linears_elsewhere() {
+  std::vector<std::string> names;
+  const auto add = [&](const std::vector<Alias>& aliases, const std::string& bfl, const std::string& diffusers) {
+    for (const Alias& alias : aliases) {
+      names.push_back(bfl + std::string(alias.name));
+      for (const std::string_view linear : alias.linears) names.push_back(diffusers + std::string(linear));
+    }
+  };
+  add(kDoubleAliases, "double_blocks.0.", "transformer_blocks.0.");
+  add(kSingleAliases, "single_blocks.0.", "single_transformer_blocks.0.");
+  add(kOuterAliases, "", "");
+  return names;
+}
+
+}  // namespace
+
+std::vector<LoraTarget> flux_aliases(const std::vector<BaseLinear>& transformer) {
   std::vector<LoraTarget> targets;
   std::unordered_map<std::string_view, const BaseLinear*> by_name;
   std::set<std::string> double_blocks, single_blocks;  // "0", "1"
@@ -100,25 +116,8 @@ std::vector<LoraTarget> aliases_of(const std::vector<BaseLinear>& transformer) {
   return targets;
 }
 
-// Linears that this transformer may lack and other FLUX models have: dev's guidance embedder, all blocks of a kind.
-std::vector<std::string> linears_elsewhere() {
-  std::vector<std::string> names;
-  const auto add = [&](const std::vector<Alias>& aliases, const std::string& bfl, const std::string& diffusers) {
-    for (const Alias& alias : aliases) {
-      names.push_back(bfl + std::string(alias.name));
-      for (const std::string_view linear : alias.linears) names.push_back(diffusers + std::string(linear));
-    }
-  };
-  add(kDoubleAliases, "double_blocks.0.", "transformer_blocks.0.");
-  add(kSingleAliases, "single_blocks.0.", "single_transformer_blocks.0.");
-  add(kOuterAliases, "", "");
-  return names;
-}
-
-}  // namespace
-
 LoraBase flux_lora_base(std::vector<BaseLinear> transformer, std::vector<BaseLinear> clip, std::vector<BaseLinear> t5) {
-  std::vector<LoraTarget> aliases = aliases_of(transformer), clip_aliases;
+  std::vector<LoraTarget> aliases = flux_aliases(transformer), clip_aliases;
   for (const BaseLinear& l : clip)
     clip_aliases.push_back({"text_model." + l.name, l.in, l.out, {{l.slot, l.first_row, l.out}}});
   return {"FLUX",

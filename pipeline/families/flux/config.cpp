@@ -9,8 +9,6 @@ FluxConfig read_flux_config(const ConfigFile& file) {
   const std::string kind = file.text("_class_name", "FluxTransformer2DModel");
   if (kind != "FluxTransformer2DModel")
     file.refuse("_class_name is \"" + kind + "\"; it must be FluxTransformer2DModel");
-  if (file.has("quantization_config"))
-    file.refuse("the weights are quantized (quantization_config), which is not supported; use the bf16 folder");
   FluxConfig c{};
   c.in_channels = file.integer("in_channels", 64, 4, kMost);
   const std::int64_t patch = file.integer("patch_size", 1, 1, 64);

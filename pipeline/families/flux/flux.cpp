@@ -14,21 +14,22 @@ namespace ditfleet::pipeline {
 namespace {
 
 std::unique_ptr<Model> load(const LoadContext& context) {
-  const std::string& dir = context.dir;
+  const std::string& dir = context.source.dir;
   const auto begun = std::chrono::steady_clock::now();
   auto prompts = Prompts::load(dir);
   const auto tokenizers =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
-  auto folder = load_flux_folder(dir, context.placement, context.regions, context.adapter_columns);
+  auto folder = load_flux_folder(context.source, context.placement, context.regions, context.adapter_columns);
   if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
     fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
                                  std::to_string(prompts.clip_length()) + "; text_encoder has positions for " +
                                  std::to_string(folder.clip.config().max_position_embeddings));
   ModelInfo info;
-  info.name = context.name;
+  info.name = context.source.name;
   info.dir = dir;
   info.size_multiple = folder.size_multiple();
   info.weight_bytes = folder.weight_bytes();
+  info.linears = folder.linears();
   info.load_times = folder.load_times;
   info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
   return std::make_unique<FluxModel>(std::move(info), context.placement, std::move(folder), std::move(prompts),
@@ -36,9 +37,9 @@ std::unique_ptr<Model> load(const LoadContext& context) {
 }
 
 // The blocks that the folder's transformer has, without and with adapters.
-region::AheadPrograms programs(const std::string& dir, region::ElementType type, bool gpu,
+region::AheadPrograms programs(const ModelSource& source, region::ElementType type, bool gpu,
                                const region::CompileOptions& options) {
-  const FluxConfig config = read_flux_config(ConfigFile(dir + "/transformer/config.json"));
+  const FluxConfig config = read_flux_config(ConfigFile(source.dir + "/transformer/config.json"));
   region::AheadPrograms made;
   for (const bool adapters : {false, true}) {
     const region::BlockShape shape{

@@ -31,6 +31,22 @@ void check_index(const ConfigFile& index) {
   }
 }
 
+void check_quantize(const std::map<std::string, std::string>& quantize) {
+  const std::map<std::string, std::string> right = {
+      {"transformer", "fp8 or nf4"}, {"text_encoder", "nf4"}, {"text_encoder_2", "nf4"}};
+  for (const auto& [component, format] : quantize) {
+    const auto formats = right.find(component);
+    if (formats == right.end())
+      fail(Code::kInvalidArgument,
+           "quantize has the component \"" + component +
+               "\"; it must be transformer (fp8 or nf4), text_encoder (nf4) or text_encoder_2 (nf4)",
+           "quantize");
+    if (format != "nf4" && !(format == "fp8" && component == "transformer"))
+      fail(Code::kInvalidArgument, "quantize." + component + " is \"" + format + "\"; it must be " + formats->second,
+           "quantize");
+  }
+}
+
 void must_match(const std::string& dir, std::string_view what, std::int64_t a, std::string_view other, std::int64_t b) {
   if (a != b)
     fail(Code::kDataCorrupt, dir + ": " + std::string(what) + " is " + std::to_string(a) + ", but " +
@@ -40,8 +56,14 @@ void must_match(const std::string& dir, std::string_view what, std::int64_t a, s
 
 }  // namespace
 
-FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions,
+FluxFolder load_flux_folder(const ModelSource& source, Placement placement, std::shared_ptr<region::RegionHost> regions,
                             std::int64_t adapter_rank) {
+  const std::string& dir = source.dir;
+  check_quantize(source.quantize);
+  const auto quantize = [&](const char* component) {
+    const auto format = source.quantize.find(component);
+    return format == source.quantize.end() ? std::string() : format->second;
+  };
   check_index(ConfigFile(dir + "/model_index.json"));
   const auto scheduler = read_scheduler_config(ConfigFile(dir + "/scheduler/scheduler_config.json"));
   const auto clip = read_clip_config(ConfigFile(dir + "/text_encoder/config.json"));
@@ -59,10 +81,11 @@ FluxFolder load_flux_folder(const std::string& dir, Placement placement, std::sh
     const auto now = std::chrono::steady_clock::now();
     return std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(last, now));
   };
-  auto text_encoder = ClipEncoder::load(dir + "/text_encoder", placement, regions);
-  auto text_encoder_2 = T5Encoder::load(dir + "/text_encoder_2", placement, regions);
+  auto text_encoder = ClipEncoder::load(dir + "/text_encoder", placement, regions, quantize("text_encoder"));
+  auto text_encoder_2 = T5Encoder::load(dir + "/text_encoder_2", placement, regions, quantize("text_encoder_2"));
   const auto text_time = lap();
-  auto transformer = FluxTransformer::load(dir + "/transformer", placement, regions, adapter_rank);
+  auto transformer = FluxTransformer::load(dir + "/transformer", placement, regions, adapter_rank, source.transformer,
+                                           quantize("transformer"));
   const auto transformer_time = lap(), compile_time = transformer.compile_time();
   auto decoder = VaeDecoder::load(dir + "/vae", placement, std::move(regions));
   const auto vae_time = lap();

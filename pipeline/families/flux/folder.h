@@ -21,14 +21,18 @@ struct FluxFolder {
   PartTimes load_times;  // as ModelInfo::load_times, without tokenizers
 
   std::int64_t weight_bytes() const { return clip.bytes() + t5.bytes() + transformer.bytes() + vae.bytes(); }
+  std::map<std::string, std::map<std::string, int>> linears() const {  // as ModelInfo::linears
+    return {{"transformer", transformer.linears()}, {"text_encoder", clip.linears()}, {"text_encoder_2", t5.linears()}};
+  }
   // Width and height of an image must be multiples of this.
   int size_multiple() const { return static_cast<int>(2 * vae.config().factor()); }
 };
 
-// Reads every configuration and checks that the parts fit together before it reads weights. `adapter_rank`: see
-// FluxTransformer::load. Throws Failure: kNotFound (a missing file or tensor), kDataCorrupt (the message contains the
-// file and what would be right). Throws LibTorch's exceptions when memory runs out, and what compiling regions throws.
-FluxFolder load_flux_folder(const std::string& dir, Placement placement,
+// `source`: its name is not used. Reads every configuration and checks that the parts fit together before it reads
+// weights. `adapter_rank`: see FluxTransformer::load. Throws Failure: kNotFound (a missing file or tensor),
+// kDataCorrupt (the message contains the file and what would be right), kInvalidArgument (`quantize`). Throws
+// LibTorch's exceptions when memory runs out, and what compiling regions throws.
+FluxFolder load_flux_folder(const ModelSource& source, Placement placement,
                             std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0);
 
 }  // namespace ditfleet::pipeline

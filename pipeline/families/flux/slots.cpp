@@ -2,6 +2,8 @@
 
 #include <functional>
 
+#include "pipeline/families/flux/adapter_names.h"
+
 namespace ditfleet::pipeline {
 namespace {
 
@@ -72,6 +74,42 @@ FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p, std::int64_t adapt
     s.single_blocks[i].norm_k = p.tensor(at + "norm_k.weight", {c.head_dim});
   }
   return s;
+}
+
+FileNames flux_file_names(const FluxConfig& c, const Parameters& p) {
+  FileNames names;
+  if (!p.contains("img_in.bias")) return names;
+  std::vector<BaseLinear> linears;
+  FluxSlots s;
+  s.double_blocks.resize(static_cast<std::size_t>(c.num_layers));
+  s.single_blocks.resize(static_cast<std::size_t>(c.num_single_layers));
+  each_linear(s, c, 0,
+              [&](LinearSlot&, const std::vector<std::string>& each, std::int64_t in, std::int64_t out, LoraColumns) {
+                for (const std::string& name : each) linears.push_back({name, linears.size(), 0, in, out});
+              });
+  for (const LoraTarget& target : flux_aliases(linears)) {
+    if (target.name.find(".processor.") != std::string::npos) continue;  // of XLabs' adapters
+    std::int64_t row = 0;
+    for (const LoraPiece& piece : target.pieces) {
+      auto& rows = names[linears[piece.slot].name];
+      rows.insert(piece.first_row == 0 ? rows.begin() : rows.end(), {target.name, row, piece.rows, target.out});
+      row += piece.rows;
+    }
+  }
+  const auto norms = [&](const std::string& at, const std::string& suffix, const std::string& bfl) {
+    names[at + ".norm_" + suffix + "q.weight"] = {{bfl + ".query_norm.scale", 0, c.head_dim, c.head_dim}};
+    names[at + ".norm_" + suffix + "k.weight"] = {{bfl + ".key_norm.scale", 0, c.head_dim, c.head_dim}};
+  };
+  for (std::int64_t i = 0; i < c.num_layers; ++i) {
+    const std::string at = "transformer_blocks." + std::to_string(i) + ".attn",
+                      bfl = "double_blocks." + std::to_string(i);
+    norms(at, "", bfl + ".img_attn.norm");
+    norms(at, "added_", bfl + ".txt_attn.norm");
+  }
+  for (std::int64_t i = 0; i < c.num_single_layers; ++i)
+    norms("single_transformer_blocks." + std::to_string(i) + ".attn", "",
+          "single_blocks." + std::to_string(i) + ".norm");
+  return names;
 }
 
 std::vector<NamedLinear> named_linears(FluxSlots& s) {

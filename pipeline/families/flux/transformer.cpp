@@ -24,12 +24,25 @@ namespace {
 
 constexpr std::size_t kMostGraphs = 16;  // buckets; each keeps its inputs, a few MB
 
+bool takes_fp8(std::string_view linear) {
+  return linear.find("transformer_blocks.") != std::string_view::npos && linear.find(".norm") == std::string_view::npos;
+}
+bool takes_nf4(std::string_view) { return true; }
+
+Parameters open_parameters(const std::string& dir, const std::string& file, Placement placement) {
+  if (file.empty()) return Parameters::open(dir, Library::kDiffusers, placement);
+  return Parameters(unwrap(Checkpoint::open_file(file, {"model.diffusion_model.", "diffusion_model."})), placement);
+}
+
 }  // namespace
 
 FluxTransformer FluxTransformer::load(const std::string& dir, Placement placement,
-                                      std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank) {
+                                      std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank,
+                                      const std::string& file, const std::string& quantize) {
   const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
-  auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
+  auto parameters = open_parameters(dir, file, placement);
+  parameters.set_file_names(flux_file_names(config, parameters));
+  if (!quantize.empty()) parameters.quantize_on_load(quantize, quantize == "fp8" ? takes_fp8 : takes_nf4);
   const bool compiled = regions && regions->compiler && regions->options.transformer;
   if (adapter_rank > region::kMostAdapterColumns)
     fail(Code::kInvalidArgument,
@@ -37,13 +50,15 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
              std::to_string(region::kMostAdapterColumns),
          "max_lora_rank");
   FluxSlots slots = bind_flux_slots(config, parameters, compiled ? adapter_rank : 0);
-  parameters.warn_of_unused("");
-  return FluxTransformer(config, std::move(slots), parameters.bytes(), placement, std::move(regions));
+  parameters.finish("");
+  FluxTransformer made(config, std::move(slots), parameters.bytes(), placement, std::move(regions));
+  made.linears_ = parameters.linears();
+  return made;
 }
 
 FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement,
                                  std::shared_ptr<region::RegionHost> regions)
-    : config_(config), slots_(std::move(slots)), bytes_(bytes) {
+    : config_(config), slots_(std::move(slots)), bytes_(bytes), placement_(placement) {
   if (!regions || !regions->compiler || !regions->options.transformer) return;
   const auto begun = std::chrono::steady_clock::now();
   BackgroundThreads threads("gpu_libraries", 1);  // loads the libraries while the programs compile
@@ -104,8 +119,7 @@ void FluxTransformer::open_libraries(Placement placement, const region::RegionHo
 
 void FluxTransformer::prewarm(std::int64_t text_tokens, std::int64_t image_tokens) const {
   if (!regions_ || regions_->mode_for(image_tokens, 1) == region::Mode::kNone) return;
-  const at::Tensor& weight = slots_.image_in.weight;
-  regions_->prewarm({weight.device(), weight.scalar_type()}, text_tokens, image_tokens);
+  regions_->prewarm(placement_, text_tokens, image_tokens);
 }
 
 ModulationTable FluxTransformer::modulation(const at::Tensor& timesteps, double guidance,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -20,11 +21,13 @@ struct FluxAdapters;
 
 class FluxTransformer {
  public:
-  // Reads config.json and the weights in `dir`. The blocks are compiled if the backend of `regions` is not eager.
-  // Compiled blocks reserve `adapter_rank` columns for adapters next to each weight. Throws what ConfigFile, Parameters
-  // and Region throw.
+  // Reads config.json and the weights in `dir`, or those in `file`, in diffusers' or BFL's names, unless it is empty.
+  // `quantize`: empty, "fp8" (the linears of the blocks but modulation) or "nf4" (all linears). The blocks are compiled
+  // if the backend of `regions` is not eager. Compiled blocks reserve `adapter_rank` columns for adapters next to each
+  // weight. Throws what ConfigFile, Parameters and Region throw.
   static FluxTransformer load(const std::string& dir, Placement placement,
-                              std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0);
+                              std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0,
+                              const std::string& file = {}, const std::string& quantize = {});
   // Uses parameters that are already loaded.
   FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement,
                   std::shared_ptr<region::RegionHost> regions);
@@ -41,6 +44,7 @@ class FluxTransformer {
   const FluxConfig& config() const { return config_; }
   const FluxSlots& slots() const { return slots_; }
   std::int64_t bytes() const { return bytes_; }
+  const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
   // Time in load() until the programs were available.
   std::chrono::microseconds compile_time() const { return compile_time_; }
 
@@ -66,6 +70,8 @@ class FluxTransformer {
   std::shared_ptr<FluxRegions> regions_;    // null: blocks run eagerly (blocks.h)
   std::shared_ptr<region::Graphs> graphs_;  // null: not available on this device or in this build
   std::int64_t bytes_ = 0;
+  Placement placement_;
+  std::map<std::string, int> linears_;
   std::chrono::microseconds compile_time_{0};
   std::shared_ptr<const FluxAdapters> adapters_;  // null: no adapters, or they are added eagerly
 };

@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::int64_t kMost = 1 << 24;  // beyond any sensible size, below any overflow
 
+bool takes_nf4(std::string_view) { return true; }
+
 }  // namespace
 
 ClipConfig read_clip_config(const ConfigFile& file) {
@@ -40,12 +42,13 @@ ClipConfig read_clip_config(const ConfigFile& file) {
   return c;
 }
 
-ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement,
-                              std::shared_ptr<region::RegionHost> regions) {
+ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions,
+                              const std::string& quantize) {
   ClipEncoder m;
   m.config_ = read_clip_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
   auto p = Parameters::open(dir, Library::kTransformers, placement);
+  if (!quantize.empty()) p.quantize_on_load(quantize, takes_nf4);
   // transformers 4 saved the names below "text_model."; 5 saves them bare.
   const std::string at = p.contains("text_model.embeddings.token_embedding.weight") ? "text_model." : "";
   const std::int64_t d = m.config_.hidden_size, inner = m.config_.intermediate_size;
@@ -65,10 +68,11 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement,
     m.layers_.push_back(std::move(l));
   }
   m.final_norm_ = p.norm(at + "final_layer_norm", d);
-  p.warn_of_unused(at + "encoder.");
+  p.finish(at + "encoder.");
   m.bytes_ = p.bytes();
+  m.linears_ = p.linears();
   const auto activation = activation_op(regions, "clip.layer", m.config_.activation_name);
-  if (!activation || m.layers_.empty()) return m;
+  if (!activation || m.layers_.empty() || p.quantized()) return m;
   std::vector<Weights> slots;
   for (const Layer& l : m.layers_) {
     auto& one = slots.emplace_back();

@@ -1,6 +1,7 @@
 // CLIP's text encoder (transformers CLIPTextModel): the pooled embedding of a prompt.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,13 +32,14 @@ ClipConfig read_clip_config(const ConfigFile& file);
 
 class ClipEncoder {
  public:
-  // Reads config.json and the weights in `dir`. The layers run as a compiled region if `regions` compiles text
-  // encoders. Throws what ConfigFile, Parameters and LayerRegion throw.
+  // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear). The layers run as a
+  // compiled region if `regions` compiles text encoders. Throws what ConfigFile, Parameters and LayerRegion throw.
   static ClipEncoder load(const std::string& dir, Placement placement,
-                          std::shared_ptr<region::RegionHost> regions = nullptr);
+                          std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {});
 
   const ClipConfig& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
+  const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
 
   // `ids`: padded, at most max_position_embeddings, each below vocab_size. Other ids throw Failure (kInvalidArgument).
   // Returns the pooled output [1, hidden_size] at the first eos_token_id. If eos_token_id is 2, as in old folders, it
@@ -64,6 +66,7 @@ class ClipEncoder {
   std::shared_ptr<const LayerRegion> region_;  // null: layers run eagerly
   NormSlot final_norm_;
   std::int64_t bytes_ = 0;
+  std::map<std::string, int> linears_;
 };
 
 }  // namespace ditfleet::pipeline

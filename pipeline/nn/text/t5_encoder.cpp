@@ -47,6 +47,9 @@ at::Tensor relative_buckets(std::int64_t length, std::int64_t buckets, std::int6
   return relative.gt(0).to(c10::ScalarType::Long) * half + at::where(distance.lt(exact), distance, large);
 }
 
+// As transformers, which keeps `wo` in the model's type.
+bool takes_nf4(std::string_view linear) { return !linear.ends_with(".wo"); }
+
 }  // namespace
 
 T5Config read_t5_config(const ConfigFile& file) {
@@ -81,11 +84,13 @@ T5Config read_t5_config(const ConfigFile& file) {
   return c;
 }
 
-T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
+T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions,
+                          const std::string& quantize) {
   T5Encoder m;
   m.config_ = read_t5_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
   auto p = Parameters::open(dir, Library::kTransformers, placement);
+  if (!quantize.empty()) p.quantize_on_load(quantize, takes_nf4);
   const T5Config& c = m.config_;
   const std::int64_t inner = c.num_heads * c.d_kv;
   // transformers 5 ties the two only where the file has one of them; the encoder reads its own.
@@ -109,10 +114,11 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   m.relative_bias_ = p.tensor("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
                               {c.relative_attention_num_buckets, c.num_heads});
   m.final_norm_ = p.tensor("encoder.final_layer_norm.weight", {c.d_model});
-  p.warn_of_unused("encoder.");
+  p.finish("encoder.");
   m.bytes_ = p.bytes();
+  m.linears_ = p.linears();
   const auto activation = activation_op(regions, "t5.layer", c.activation_name);
-  if (!activation) return m;
+  if (!activation || p.quantized()) return m;
   std::vector<Weights> slots;
   for (const Layer& l : m.layers_) {
     Weights& one = slots.emplace_back(Weights{{"norm1", l.norm1}, {"norm2", l.norm2}});

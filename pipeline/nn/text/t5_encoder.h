@@ -1,6 +1,7 @@
 // T5's encoder (transformers T5EncoderModel): an embedding for each token of the prompt.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,13 +32,14 @@ T5Config read_t5_config(const ConfigFile& file);
 
 class T5Encoder {
  public:
-  // Reads config.json and the weights in `dir`. The layers run as a compiled region if `regions` compiles text
-  // encoders. Throws what ConfigFile, Parameters and LayerRegion throw.
+  // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear but wo). The layers run as a
+  // compiled region if `regions` compiles text encoders. Throws what ConfigFile, Parameters and LayerRegion throw.
   static T5Encoder load(const std::string& dir, Placement placement,
-                        std::shared_ptr<region::RegionHost> regions = nullptr);
+                        std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {});
 
   const T5Config& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
+  const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
 
   // `ids`: padded; padding is attended like any other token. Returns [1, ids.size(), d_model]. Thread-safe.
   at::Tensor encode(const std::vector<std::int32_t>& ids) const;
@@ -64,6 +66,7 @@ class T5Encoder {
   std::shared_ptr<const LayerRegion> region_;  // null: layers run eagerly
   at::Tensor final_norm_;
   std::int64_t bytes_ = 0;
+  std::map<std::string, int> linears_;
 };
 
 }  // namespace ditfleet::pipeline

@@ -69,7 +69,7 @@ VaeDecoder VaeDecoder::load(const std::string& dir, Placement placement, std::sh
   const VaeConfig config = read_vae_config(ConfigFile(dir + "/config.json"));
   auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
   VaeDecoder made(config, bind(parameters, config), std::move(regions));
-  parameters.warn_of_unused("decoder.");
+  parameters.finish("decoder.");
   made.bytes_ = parameters.bytes();
   return made;
 }
