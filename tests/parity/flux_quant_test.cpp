@@ -13,6 +13,8 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
+#include "pipeline/weights/safetensors.h"
+#include "shared/core/json.h"
 #include "tests/parity/flux_golden.h"
 
 namespace ditfleet::pipeline {
@@ -112,6 +114,16 @@ TEST_P(FluxQuantized, DrawsWhatDiffusersDraws) {
   const std::string& folder = GetParam().folder;
   const bool nf4 = folder.starts_with("nf4"), dynamic = folder.starts_with("fp8_rows");
   const Drawn drawn = draw(source_of(folder), golden);
+
+  const auto file = unwrap(SafetensorsFile::open(golden.path));
+  const json::object request = unwrap(parse_json(file.metadata().at("request"))).as_object();
+  const auto& linears = Models::get().model(source_of(folder), golden.bf16).info().linears;
+  for (const auto& [part, wanted] : request.at("quantized").as_object()) {
+    int found = 0;
+    for (const auto& [format, count] : linears.at(std::string(part)))
+      if (format.starts_with("nf4") || format.starts_with("fp8")) found += count;
+    EXPECT_EQ(found, wanted.to_number<int>()) << part;
+  }
 
   const double text = golden.bf16 ? 4e-2 : 1e-4;
   EXPECT_LE(golden::distance(drawn.pooled, golden.tensor("pooled_prompt_embeds")), text);
