@@ -66,7 +66,7 @@ def draw_with_diffusers(by, folder):
 def share_right(system, worker):
     how = SYSTEMS[system]
     if system.startswith("ditfleet"):
-        return evaluate("--worker", worker, "--device", "cpu", "--dtype", "bf16", *(["--quantize", how] if how else []))
+        return evaluate("--worker", worker, "--device", "cpu", "--dtype", "bf16", "--threads", "1", *(["--quantize", how] if how else []))
     with tempfile.TemporaryDirectory() as folder:
         draw_with_diffusers(how, folder)
         return evaluate("--pictures", folder)
