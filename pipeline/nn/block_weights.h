@@ -15,14 +15,14 @@
 namespace ditfleet::pipeline {
 
 // A weight as it is stored: a tensor, or values that are computed before each use.
-struct StoredWeight {
+struct BlockWeight {
   at::Tensor tensor;
   std::shared_ptr<const QuantizedWeight> quantized = nullptr;
 
-  StoredWeight(at::Tensor weight) : tensor(std::move(weight)) {}  // implicit, so that tables stay readable
-  StoredWeight(std::shared_ptr<const QuantizedWeight> weight) : quantized(std::move(weight)) {}
+  BlockWeight(at::Tensor weight) : tensor(std::move(weight)) {}  // implicit, so that tables stay readable
+  BlockWeight(std::shared_ptr<const QuantizedWeight> weight) : quantized(std::move(weight)) {}
 };
-using Weights = std::map<std::string, StoredWeight>;  // of a block, by input name
+using Weights = std::map<std::string, BlockWeight>;  // of a block, by input name
 
 // Adds what a block computes a linear from: NAME.weight, NAME.bias, and NAME.scale if the product is in fp8.
 void add_linear(Weights& weights, const std::string& name, const LinearSlot& slot);

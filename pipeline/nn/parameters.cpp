@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/nn/config_file.h"
+#include "pipeline/region/libraries/fp8.h"
 #include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
@@ -71,7 +73,8 @@ at::Tensor copy_to(Placement placement, const TensorView& view) {
 Parameters::Parameters(Checkpoint checkpoint, Placement placement, const json::object* config)
     : checkpoint_(std::move(checkpoint)),
       placement_(placement),
-      stored_(unwrap(StoredWeights::find(checkpoint_, config))) {}
+      stored_(unwrap(StoredWeights::find(checkpoint_, config))),
+      fp8_products_(region::has_fp8_products(placement.device)) {}
 
 Parameters Parameters::open(const std::string& dir, Library library, Placement placement) {
   const std::string file = dir + "/config.json";
@@ -229,39 +232,55 @@ QuantizedRows Parameters::stored_rows(const FileRows& rows, const StoredWeight& 
           on_device(first / kNf4Block, (count + kNf4Block - 1) / kNf4Block), rows.rows};
 }
 
-std::shared_ptr<const QuantizedWeight> Parameters::quantized_weight(const std::vector<std::string>& linears,
-                                                                    std::int64_t in, std::int64_t out_of_each) {
+std::shared_ptr<QuantizedWeight> Parameters::format_of(const std::vector<std::string>& linears, std::int64_t in,
+                                                       std::int64_t out_of_each) const {
   auto made = std::make_shared<QuantizedWeight>();
   made->out = out_of_each * static_cast<std::int64_t>(linears.size());
   made->in = in;
   made->compute = placement_.dtype;
-  made->dynamic = true;
-  std::vector<std::string> formats;  // of each linear
-  auto& parts = made->parts;
+  made->dynamic = fp8_products_;
+  bool any = false;
   for (const std::string& linear : linears) {
+    const bool on_load = quantizes(linear, in, out_of_each), stored = !on_load && stores_quantized(linear, out_of_each);
+    any = any || on_load || stored;
+    made->dynamic = made->dynamic && ((on_load && quantize_ == "fp8") || stored);
+    if (!stored) continue;
+    for (const FileRows& rows : rows_in_file(linear, out_of_each)) {
+      made->dynamic = made->dynamic && stored_.find(rows.name)->dynamic;
+      if (stored_.find(rows.name)->nf4) made->compute = nf4_type();
+    }
+  }
+  return any ? made : nullptr;
+}
+
+const std::shared_ptr<const region::Dequantizer>& Parameters::dequantizer() {
+  if (regions_) dequantizer_ = region::make_dequantizer(*std::exchange(regions_, nullptr));
+  return dequantizer_;
+}
+
+std::shared_ptr<const QuantizedWeight> Parameters::quantized_weight(const std::vector<std::string>& linears,
+                                                                    std::int64_t in, std::int64_t out_of_each) {
+  auto made = format_of(linears, in, out_of_each);
+  if (!made) return nullptr;
+  for (const std::string& linear : linears) {
+    std::string format = std::string(type_name(placement_.dtype));
     if (quantizes(linear, in, out_of_each)) {
       const at::Tensor weight = load(linear + ".weight", {out_of_each, in});
-      parts.push_back(quantize_ == "nf4" ? quantize_nf4(weight) : quantize_fp8(weight));
-      made->dynamic = made->dynamic && quantize_ == "fp8";
-      formats.push_back(quantize_);
+      made->parts.push_back(quantize_ == "nf4" ? quantize_nf4(weight) : quantize_fp8(weight));
+      format = quantize_;
     } else if (stores_quantized(linear, out_of_each)) {
       for (const FileRows& rows : rows_in_file(linear, out_of_each)) {
         const StoredWeight& stored = *stored_.find(rows.name);
-        parts.push_back(stored_rows(rows, stored, in));
-        made->dynamic = made->dynamic && stored.dynamic;
-        if (stored.nf4) made->compute = nf4_type();
+        made->parts.push_back(stored_rows(rows, stored, in));
+        format = stored.nf4 ? "nf4" : "fp8";
       }
-      formats.push_back(stored_.find(rows_in_file(linear, out_of_each).front().name)->nf4 ? "nf4" : "fp8");
     } else {
-      parts.push_back({load(linear + ".weight", {out_of_each, in}), {}, out_of_each});
-      made->dynamic = false;
-      formats.emplace_back(type_name(placement_.dtype));
+      made->parts.push_back({load(linear + ".weight", {out_of_each, in}), {}, out_of_each});
     }
-  }
-  join_fp8(parts);
-  made->dynamic = made->dynamic && parts.size() == 1;
-  for (const std::string& format : formats)
     ++linears_[format == "fp8" && made->dynamic ? std::string(made->format()) : format];
+  }
+  if (!made->dynamic) made->program = dequantizer();
+  join_fp8(made->parts);
   bytes_ += made->bytes();
   return made;
 }
@@ -274,10 +293,8 @@ LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::i
 LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in,
                                       std::int64_t out_of_each, bool bias, LoraColumns lora_columns) {
   const auto count = static_cast<std::int64_t>(prefixes.size());
-  const auto is_quantized = [&](const std::string& linear) {
-    return quantizes(linear, in, out_of_each) || stores_quantized(linear, out_of_each);
-  };
-  const bool quantized = std::any_of(prefixes.begin(), prefixes.end(), is_quantized);
+  const auto weight_in_parts = quantized_weight(prefixes, in, out_of_each);
+  const bool quantized = weight_in_parts != nullptr;
   LinearSlot slot;
   if (lora_columns.count > 0) {
     slot = slot_with_lora_columns(count * out_of_each, quantized ? 0 : in, lora_columns,
@@ -286,7 +303,7 @@ LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, 
   }
   if (quantized) {
     slot.weight = at::Tensor();
-    slot.quantized = quantized_weight(prefixes, in, out_of_each);
+    slot.quantized = weight_in_parts;
   }
   std::vector<at::Tensor> weights, biases;
   for (std::int64_t i = 0; i < count; ++i) {

@@ -17,6 +17,10 @@
 #include "pipeline/weights/checkpoint.h"
 #include "pipeline/weights/stored_weights.h"
 
+namespace ditfleet::region {
+struct RegionHost;
+}
+
 namespace ditfleet::pipeline {
 
 struct NormSlot {
@@ -43,11 +47,12 @@ using FileNames = std::map<std::string, std::vector<FileRows>, std::less<>>;
 // (kDataCorrupt) for an element type that weights cannot have.
 at::Tensor copy_to(Placement placement, const TensorView& view);
 
-// Copies tensors from a checkpoint to the placement's device. Linears that the checkpoint stores quantized stay so; all
-// other tensors are converted to the placement's element type. The caller owns the returned tensors, which are
-// contiguous. All members throw Failure: kNotFound (a missing tensor), kDataCorrupt (a wrong shape or type, with the
-// right one in the message, or a file that became shorter) or kUnavailable (it cannot be read). They throw LibTorch's
-// exceptions when memory runs out. Not thread-safe.
+// Copies tensors from a checkpoint to the placement's device. Linears that the checkpoint stores quantized stay so,
+// except that a GPU without fp8 products computes fp8 weights in the placement's type; all other tensors are converted
+// to the placement's element type. The caller owns the returned tensors, which are contiguous. All members throw
+// Failure: kNotFound (a missing tensor), kDataCorrupt (a wrong shape or type, with the right one in the message, or a
+// file that became shorter) or kUnavailable (it cannot be read). They throw LibTorch's exceptions when memory runs out.
+// Not thread-safe.
 class Parameters {
  public:
   // `config`: quantization_config of config.json, or null.
@@ -59,6 +64,11 @@ class Parameters {
   // fp8 leaves linears with a dimension that is no multiple of 16 as they are. Throws Failure (kInvalidArgument) if the
   // checkpoint stores quantized linears.
   void quantize_on_load(const std::string& format, bool (*chosen)(std::string_view linear));
+  // The host of the program that computes the values of quantized weights on a GPU. Null: LibTorch computes them.
+  void set_regions(std::shared_ptr<const region::RegionHost> regions) { regions_ = std::move(regions); }
+  // Whether products with fp8 weights may be computed in fp8; else they are computed in the placement's type. By
+  // default the placement's device decides.
+  void set_fp8_products(bool allowed) { fp8_products_ = allowed; }
   void set_file_names(FileNames names) { file_names_ = std::move(names); }
 
   bool contains(const std::string& name) const { return checkpoint_.contains(name); }
@@ -68,6 +78,10 @@ class Parameters {
   at::Tensor tensor(const std::string& name, const Shape& shape);
   LinearSlot linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias = true,
                     LoraColumns lora_columns = {});
+  // How stacked_linear() would store and compute these linears: its result's `quantized` without parts. Null: they are
+  // not quantized. Reads no weights.
+  std::shared_ptr<QuantizedWeight> format_of(const std::vector<std::string>& linears, std::int64_t in,
+                                             std::int64_t out_of_each) const;
   // Stacks the rows of several linears with the same input.
   LinearSlot stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in, std::int64_t out_of_each,
                             bool bias = true, LoraColumns lora_columns = {});
@@ -95,6 +109,8 @@ class Parameters {
   bool stores_quantized(const std::string& linear, std::int64_t out) const;
   c10::ScalarType nf4_type() const;  // that stored NF4 weights compute in
   at::Tensor load(const std::string& name, const Shape& shape);
+  const std::shared_ptr<const region::Dequantizer>& dequantizer();
+  // Null: not quantized.
   std::shared_ptr<const QuantizedWeight> quantized_weight(const std::vector<std::string>& linears, std::int64_t in,
                                                           std::int64_t out_of_each);
   QuantizedRows stored_rows(const FileRows& rows, const StoredWeight& stored, std::int64_t in);
@@ -109,6 +125,9 @@ class Parameters {
   FileNames file_names_;
   std::string quantize_;  // "nf4", "fp8" or empty
   bool (*chosen_)(std::string_view linear) = nullptr;
+  std::shared_ptr<const region::RegionHost> regions_;  // until dequantizer() has used it
+  std::shared_ptr<const region::Dequantizer> dequantizer_;
+  bool fp8_products_;
   at::Tensor staging_;               // bytes on the way to another device or element type
   std::vector<std::string> ragged_;  // linears that fp8 cannot take
   std::set<std::string> taken_;

@@ -17,13 +17,6 @@
 namespace ditfleet::pipeline::golden {
 namespace {
 
-// DITFLEET_FIXTURES: where the fixtures are on a machine that has only the test binary.
-std::filesystem::path root() {
-  const char* elsewhere = std::getenv("DITFLEET_FIXTURES");
-  return elsewhere ? std::filesystem::path(elsewhere)
-                   : std::filesystem::path(DITFLEET_SOURCE_DIR) / "tests/fixtures/flux";
-}
-
 c10::ScalarType scalar_type(DType dtype) {
   switch (dtype) {
     case DType::kF32: return c10::ScalarType::Float;
@@ -36,6 +29,12 @@ c10::ScalarType scalar_type(DType dtype) {
 
 }  // namespace
 
+std::filesystem::path fixtures() {
+  const char* flux = std::getenv("DITFLEET_FIXTURES");
+  return flux ? std::filesystem::path(flux).parent_path()
+              : std::filesystem::path(DITFLEET_SOURCE_DIR) / "tests/fixtures";
+}
+
 std::string test_device() {
   const char* device = std::getenv("DITFLEET_TEST_DEVICE");
   return device ? device : "cpu";
@@ -47,16 +46,16 @@ region::CompileOptions test_compile() {
   return {.backend = backend ? backend : "eager", .mode = mode ? mode : "default", .fullgraph = backend != nullptr};
 }
 
-std::string Case::model_dir() const { return (root() / folder / "model").string(); }
-std::string Case::file() const { return (root() / folder / (name + ".safetensors")).string(); }
+std::string Case::model_dir() const { return (fixtures() / set / folder / "model").string(); }
+std::string Case::file() const { return (fixtures() / set / folder / (name + ".safetensors")).string(); }
 
-std::vector<Case> all_cases() {
+std::vector<Case> all_cases(const std::string& set) {
   std::vector<Case> cases;
-  for (const auto& folder : std::filesystem::directory_iterator(root())) {
-    if (!folder.is_directory()) continue;
+  for (const auto& folder : std::filesystem::directory_iterator(fixtures() / set)) {
+    if (!std::filesystem::exists(folder.path() / "model")) continue;
     for (const auto& file : std::filesystem::directory_iterator(folder.path()))
       if (file.path().extension() == ".safetensors")
-        cases.push_back({folder.path().filename().string(), file.path().stem().string()});
+        cases.push_back({folder.path().filename().string(), file.path().stem().string(), set});
   }
   std::sort(cases.begin(), cases.end(), [](const Case& a, const Case& b) { return a.file() < b.file(); });
   return cases;
@@ -91,6 +90,11 @@ Golden load(const Case& which) {
   r.fields.set("true_cfg_scale", number("true_cfg", 1.0));
   r.fields.set("max_sequence_length", static_cast<int>(number("max_sequence_length", 512)));
   r.seed = spec.at("seed").to_number<std::int64_t>();
+  if (spec.contains("loras"))
+    for (const auto& lora : spec.at("loras").as_array()) {
+      const auto file = fixtures() / which.set / (std::string(lora.at(0).as_string()) + ".safetensors");
+      r.loras.push_back({file.string(), lora.at(1).to_number<double>()});
+    }
   golden.bf16 = spec.contains("bf16");
   return golden;
 }

@@ -1,8 +1,9 @@
-// A golden case of tests/fixtures/flux: what diffusers computed for one request (see make.py there).
+// A golden case of tests/fixtures/flux or quant: what diffusers computed for one request (see make.py there).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,8 @@
 
 namespace ditfleet::pipeline::golden {
 
+// tests/fixtures, or the parent of DITFLEET_FIXTURES on a machine that has only the test binary.
+std::filesystem::path fixtures();
 // Where the tests compute: DITFLEET_TEST_DEVICE, or "cpu".
 std::string test_device();
 // DITFLEET_TEST_COMPILE, or "eager": the compile backend; DITFLEET_TEST_MODE, or "default": its mode. Under another
@@ -18,12 +21,13 @@ region::CompileOptions test_compile();
 
 struct Case {
   std::string folder, name;  // "dev", "plain"
+  std::string set = "flux";  // the folder in tests/fixtures
   std::string model_dir() const;
   std::string file() const;
 };
 
 // Every case beside the fixtures' folders, sorted.
-std::vector<Case> all_cases();
+std::vector<Case> all_cases(const std::string& set = "flux");
 
 struct Golden {
   GenerationRequest request;

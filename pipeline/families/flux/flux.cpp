@@ -5,9 +5,10 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
-#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/flux/model.h"
+#include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/programs/channels_last_source.h"
+#include "pipeline/region/programs/dequantize_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
 
 namespace ditfleet::pipeline {
@@ -37,20 +38,21 @@ std::unique_ptr<Model> load(const LoadContext& context) {
 }
 
 // The blocks that the folder's transformer has, without and with adapters.
-region::AheadPrograms programs(const ModelSource& source, region::ElementType type, bool gpu,
+region::AheadPrograms programs(const ModelSource& source, region::ElementType type, const std::string& arch,
                                const region::CompileOptions& options) {
-  const FluxConfig config = read_flux_config(ConfigFile(source.dir + "/transformer/config.json"));
   region::AheadPrograms made;
-  for (const bool adapters : {false, true}) {
-    const region::BlockShape shape{
-        .heads = config.heads, .head_dim = config.head_dim, .type = type, .adapters = adapters};
-    if (!options.transformer) continue;
-    if (config.num_layers > 0) made.blocks.push_back(unwrap(region::flux_double_block(shape)));
-    if (config.num_single_layers > 0) made.blocks.push_back(unwrap(region::flux_single_block(shape)));
+  check_quantize(source.quantize);
+  if (options.transformer) {
+    const auto quantize = source.quantize.find("transformer");
+    const bool wide = type == region::ElementType::kF32, fp8_products = arch != "sm_80" && arch != "sm_86";
+    made.blocks = FluxTransformer::programs(
+        source.dir + "/transformer", {c10::kCPU, wide ? c10::ScalarType::Float : c10::ScalarType::BFloat16},
+        source.transformer, quantize == source.quantize.end() ? "" : quantize->second, fp8_products);
   }
-  if (!gpu) return made;
+  if (arch == region::kHostArch) return made;
   if (!made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());  // brings adapters to the blocks
   if (options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
+  made.fixed.push_back(region::dequantize_program());
   return made;
 }
 

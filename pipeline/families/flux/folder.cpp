@@ -31,6 +31,15 @@ void check_index(const ConfigFile& index) {
   }
 }
 
+void must_match(const std::string& dir, std::string_view what, std::int64_t a, std::string_view other, std::int64_t b) {
+  if (a != b)
+    fail(Code::kDataCorrupt, dir + ": " + std::string(what) + " is " + std::to_string(a) + ", but " +
+                                 std::string(other) + " is " + std::to_string(b) +
+                                 "; they must be equal in the parts of one model");
+}
+
+}  // namespace
+
 void check_quantize(const std::map<std::string, std::string>& quantize) {
   const std::map<std::string, std::string> right = {
       {"transformer", "fp8 or nf4"}, {"text_encoder", "nf4"}, {"text_encoder_2", "nf4"}};
@@ -46,15 +55,6 @@ void check_quantize(const std::map<std::string, std::string>& quantize) {
            "quantize");
   }
 }
-
-void must_match(const std::string& dir, std::string_view what, std::int64_t a, std::string_view other, std::int64_t b) {
-  if (a != b)
-    fail(Code::kDataCorrupt, dir + ": " + std::string(what) + " is " + std::to_string(a) + ", but " +
-                                 std::string(other) + " is " + std::to_string(b) +
-                                 "; they must be equal in the parts of one model");
-}
-
-}  // namespace
 
 FluxFolder load_flux_folder(const ModelSource& source, Placement placement, std::shared_ptr<region::RegionHost> regions,
                             std::int64_t adapter_rank) {

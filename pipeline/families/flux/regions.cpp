@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <future>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "pipeline/device/failure.h"
@@ -96,6 +97,11 @@ region::ElementType element_type(Placement placement) {
   return placement.dtype == c10::ScalarType::Float ? region::ElementType::kF32 : region::ElementType::kBF16;
 }
 
+region::BlockShape shape_of(const FluxConfig& config, region::ElementType type, bool adapted,
+                            const std::vector<Weight>& forms) {
+  return {.heads = config.heads, .head_dim = config.head_dim, .type = type, .adapters = adapted, .weights = forms};
+}
+
 int position_of(const std::vector<std::string>& names, const std::string& name) {
   const auto at = std::find(names.begin(), names.end(), name);
   if (at == names.end()) fail(Code::kInternal, "the region has no input " + name);
@@ -104,6 +110,21 @@ int position_of(const std::vector<std::string>& names, const std::string& name) 
 
 }  // namespace
 
+std::vector<region::Program> FluxRegions::programs(const FluxConfig& config, const FluxSlots& slots,
+                                                   Placement placement) {
+  std::vector<region::Program> made;
+  const auto add = [&](auto make, const auto& blocks, bool adapted) {
+    std::set<std::vector<Weight>> forms;
+    for (const auto& block : blocks) forms.insert(forms_of(block, placement, adapted));
+    for (const auto& one : forms) made.push_back(unwrap(make(shape_of(config, element_type(placement), adapted, one))));
+  };
+  for (const bool adapted : {false, true}) {
+    add(region::flux_double_block, slots.double_blocks, adapted);
+    add(region::flux_single_block, slots.single_blocks, adapted);
+  }
+  return made;
+}
+
 template <class BlockSlots, class Make>
 void FluxRegions::add_blocks(const std::vector<BlockSlots>& blocks, const FluxConfig& config, Placement placement,
                              Make make, const std::vector<std::string>& call, bool adapted, std::vector<Block>& made) {
@@ -111,10 +132,7 @@ void FluxRegions::add_blocks(const std::vector<BlockSlots>& blocks, const FluxCo
   for (std::size_t i = 0; i < blocks.size(); ++i) by_forms[forms_of(blocks[i], placement, adapted)].push_back(i);
   for (const auto& [forms, indices] : by_forms) {
     Table& table = *tables_.emplace_back(std::make_unique<Table>());
-    const auto recipe = [make, forms = forms, adapted, heads = config.heads, head_dim = config.head_dim](auto type) {
-      return make(region::BlockShape{
-          .heads = heads, .head_dim = head_dim, .type = type, .adapters = adapted, .weights = forms});
-    };
+    const auto recipe = [=, forms = forms](auto type) { return make(shape_of(config, type, adapted, forms)); };
     table.region = std::make_unique<region::Region>(unwrap(recipe(region::ElementType::kF32)).block, recipe, host_);
     const auto names = table.region->input_names();
     for (const auto& name : call) table.activations.push_back(position_of(names, name));

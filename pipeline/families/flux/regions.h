@@ -26,6 +26,9 @@ class FluxRegions {
   FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
               std::shared_ptr<region::RegionHost> host);
 
+  // The programs that a constructor with room for adapters compiles. Of `slots` only the linears' formats are read.
+  static std::vector<region::Program> programs(const FluxConfig& config, const FluxSlots& slots, Placement placement);
+
   // The mode of calls with this number of image tokens and frames.
   region::Mode mode_for(std::int64_t tokens, std::int64_t frames) const {
     return region::mode_for(host_->options, tokens, frames);

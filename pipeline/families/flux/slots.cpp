@@ -112,6 +112,16 @@ FileNames flux_file_names(const FluxConfig& c, const Parameters& p) {
   return names;
 }
 
+FluxSlots flux_formats(const FluxConfig& c, const Parameters& p) {
+  FluxSlots s;
+  s.double_blocks.resize(static_cast<std::size_t>(c.num_layers));
+  s.single_blocks.resize(static_cast<std::size_t>(c.num_single_layers));
+  each_linear(s, c, 0,
+              [&](LinearSlot& slot, const std::vector<std::string>& names, std::int64_t in, std::int64_t out,
+                  LoraColumns) { slot.quantized = p.format_of(names, in, out); });
+  return s;
+}
+
 std::vector<NamedLinear> named_linears(FluxSlots& s) {
   std::vector<NamedLinear> all;
   FluxConfig any{};  // sizes do not matter, and what the model lacks is undefined

@@ -49,6 +49,9 @@ struct FluxSlots {
 // mlp_in and qkv have the same input. Throws what Parameters throws.
 FluxSlots bind_flux_slots(const FluxConfig& config, Parameters& parameters, std::int64_t adapter_rank = 0);
 
+// The same without weights: of each linear only whether it is quantized, and how (Parameters::format_of).
+FluxSlots flux_formats(const FluxConfig& config, const Parameters& parameters);
+
 // For a file in the names of BFL's original code: where each parameter is. Empty for a file in diffusers' names.
 FileNames flux_file_names(const FluxConfig& config, const Parameters& parameters);
 

@@ -29,9 +29,15 @@ bool takes_fp8(std::string_view linear) {
 }
 bool takes_nf4(std::string_view) { return true; }
 
-Parameters open_parameters(const std::string& dir, const std::string& file, Placement placement) {
+// The folder's weights, or those of `file` if it is not empty.
+Parameters open_weights(const std::string& dir, const std::string& file, Placement placement) {
   if (file.empty()) return Parameters::open(dir, Library::kDiffusers, placement);
   return Parameters(unwrap(Checkpoint::open_file(file, {"model.diffusion_model.", "diffusion_model."})), placement);
+}
+
+void set_up(Parameters& parameters, const FluxConfig& config, const std::string& quantize) {
+  parameters.set_file_names(flux_file_names(config, parameters));
+  if (!quantize.empty()) parameters.quantize_on_load(quantize, quantize == "fp8" ? takes_fp8 : takes_nf4);
 }
 
 }  // namespace
@@ -40,9 +46,9 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
                                       std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank,
                                       const std::string& file, const std::string& quantize) {
   const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
-  auto parameters = open_parameters(dir, file, placement);
-  parameters.set_file_names(flux_file_names(config, parameters));
-  if (!quantize.empty()) parameters.quantize_on_load(quantize, quantize == "fp8" ? takes_fp8 : takes_nf4);
+  auto parameters = open_weights(dir, file, placement);
+  set_up(parameters, config, quantize);
+  parameters.set_regions(regions);
   const bool compiled = regions && regions->compiler && regions->options.transformer;
   if (adapter_rank > region::kMostAdapterColumns)
     fail(Code::kInvalidArgument,
@@ -54,6 +60,23 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
   FluxTransformer made(config, std::move(slots), parameters.bytes(), placement, std::move(regions));
   made.linears_ = parameters.linears();
   return made;
+}
+
+std::vector<region::Program> FluxTransformer::programs(const std::string& dir, Placement placement,
+                                                       const std::string& file, const std::string& quantize,
+                                                       bool fp8_products) {
+  const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
+  auto parameters = [&] {
+    try {
+      return open_weights(dir, file, placement);
+    } catch (const Failure& failure) {  // configuration without weights: nothing is stored quantized
+      if (failure.error().code != Code::kNotFound || !file.empty()) throw;
+      return Parameters(Checkpoint(), placement);
+    }
+  }();
+  set_up(parameters, config, quantize);
+  parameters.set_fp8_products(fp8_products);
+  return FluxRegions::programs(config, flux_formats(config, parameters), placement);
 }
 
 FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement,

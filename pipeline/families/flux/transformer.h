@@ -7,6 +7,7 @@
 #include <string>
 
 #include "pipeline/families/flux/modulation.h"
+#include "pipeline/region/ir/program.h"
 #include "pipeline/region/options.h"
 
 namespace ditfleet::region {
@@ -28,6 +29,10 @@ class FluxTransformer {
   static FluxTransformer load(const std::string& dir, Placement placement,
                               std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0,
                               const std::string& file = {}, const std::string& quantize = {});
+  // The programs of the blocks, without and with adapters, that load() with the same arguments compiles. Reads
+  // configuration and headers. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
+  static std::vector<region::Program> programs(const std::string& dir, Placement placement, const std::string& file,
+                                               const std::string& quantize, bool fp8_products);
   // Uses parameters that are already loaded.
   FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement,
                   std::shared_ptr<region::RegionHost> regions);

@@ -48,6 +48,7 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
   m.config_ = read_clip_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
   auto p = Parameters::open(dir, Library::kTransformers, placement);
+  p.set_regions(regions);
   if (!quantize.empty()) p.quantize_on_load(quantize, takes_nf4);
   // transformers 4 saved the names below "text_model."; 5 saves them bare.
   const std::string at = p.contains("text_model.embeddings.token_embedding.weight") ? "text_model." : "";

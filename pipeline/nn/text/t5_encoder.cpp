@@ -90,6 +90,7 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   m.config_ = read_t5_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
   auto p = Parameters::open(dir, Library::kTransformers, placement);
+  p.set_regions(regions);
   if (!quantize.empty()) p.quantize_on_load(quantize, takes_nf4);
   const T5Config& c = m.config_;
   const std::int64_t inner = c.num_heads * c.d_kv;

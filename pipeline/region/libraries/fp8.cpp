@@ -8,7 +8,10 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/reciprocal.h>
 
+#include <algorithm>
+
 #include "pipeline/region/ir/program.h"
+#include "pipeline/region/libraries/driver.h"
 
 namespace ditfleet::region {
 namespace {
@@ -27,6 +30,16 @@ at::Tensor by_scaled_mm(const Fp8Product& p) {
 }
 
 }  // namespace
+
+bool has_fp8_products(c10::Device device) {
+  if (device.is_cpu()) return true;
+  const auto cuda = driver();
+  int handle = 0, major = 0, minor = 0;
+  constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
+  return cuda && (*cuda)->device(&handle, std::max<int>(0, device.index())) == 0 &&
+         (*cuda)->attribute(&major, kMajor, handle) == 0 && (*cuda)->attribute(&minor, kMinor, handle) == 0 &&
+         10 * major + minor >= 89;
+}
 
 at::Tensor fp8_row_scales(const at::Tensor& x) {
   return at::clamp(as_float(at::amax(at::abs(x), {-1}, /*keepdim=*/true)) * (1 / kLargestF8), kLeastRowScale);

@@ -7,6 +7,9 @@
 
 namespace ditfleet::region {
 
+// Whether the device has fp8 products: a GPU from compute capability 8.9 on. True for a CPU, which emulates them.
+bool has_fp8_products(c10::Device device);
+
 // The scale of each row (last axis) of x [.., n]: max |x| / 448, at least kLeastRowScale. Returns [.., 1] fp32.
 at::Tensor fp8_row_scales(const at::Tensor& x);
 // x · (1 / scales), rounded to the nearest E4M3 value, ties to even. `scales` broadcasts to x. Returns x's shape.
