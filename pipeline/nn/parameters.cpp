@@ -291,15 +291,16 @@ LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, 
   std::vector<at::Tensor> weights, biases;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::string& prefix = prefixes[static_cast<std::size_t>(i)];
+    if (!quantized) {
+      ++linears_[type_name(placement_.dtype)];
+      if (chosen_ && chosen_(prefix)) ragged_.push_back(prefix);
+      const at::Tensor weight = tensor(prefix + ".weight", {out_of_each, in});
+      if (slot.wide.defined())
+        slot.weight.narrow(0, i * out_of_each, out_of_each).copy_(weight);
+      else
+        weights.push_back(weight);
+    }
     if (bias) biases.push_back(tensor(prefix + ".bias", {out_of_each}));
-    if (quantized) continue;
-    ++linears_[type_name(placement_.dtype)];
-    if (chosen_ && chosen_(prefix)) ragged_.push_back(prefix);
-    const at::Tensor weight = tensor(prefix + ".weight", {out_of_each, in});
-    if (slot.wide.defined())
-      slot.weight.narrow(0, i * out_of_each, out_of_each).copy_(weight);
-    else
-      weights.push_back(weight);
   }
   if (!quantized && !slot.wide.defined()) slot.weight = count == 1 ? weights.front() : at::cat(weights, 0);
   if (bias) slot.bias = count == 1 ? biases.front() : at::cat(biases, 0);
