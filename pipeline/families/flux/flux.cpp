@@ -39,6 +39,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
 // The blocks that the folder's transformer has, without and with adapters.
 region::AheadPrograms programs(const ModelSource& source, region::ElementType type, bool gpu,
                                const region::CompileOptions& options) {
+  check_quantize(source);
   const FluxConfig config = read_flux_config(ConfigFile(source.dir + "/transformer/config.json"));
   region::AheadPrograms made;
   for (const bool adapters : {false, true}) {
