@@ -156,6 +156,12 @@ std::vector<std::string> Parameters::unused(std::string_view prefix) const {
   return left;
 }
 
+c10::ScalarType Parameters::nf4_type() const {
+  const std::string& stored = stored_.nf4_compute();
+  if (stored.empty()) return placement_.dtype;
+  return stored == "bfloat16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
+}
+
 void Parameters::finish(std::string_view prefix) const {
   const auto left = unused(prefix);
   for (const std::string& name : left)
@@ -168,7 +174,7 @@ void Parameters::finish(std::string_view prefix) const {
   if (!ragged_.empty())
     spdlog::info("{}: {} linears stay in {} because a dimension is no multiple of 16, such as {}", dir(),
                  ragged_.size(), type_name(placement_.dtype), ragged_.front());
-  if (!quantized()) return;
+  if (linears_.size() == linears_.count(type_name(placement_.dtype))) return;  // none is quantized
   std::string counts;
   for (const auto& [format, count] : linears_)
     counts += (counts.empty() ? "" : ", ") + std::to_string(count) + " in " + format;
@@ -180,14 +186,6 @@ void Parameters::finish(std::string_view prefix) const {
                nf4_type() == c10::ScalarType::Float
                    ? "; with bfloat16 in config.json their products are several times as fast on a GPU"
                    : "");
-}
-
-bool Parameters::quantized() const { return linears_.size() > linears_.count(type_name(placement_.dtype)); }
-
-c10::ScalarType Parameters::nf4_type() const {
-  const std::string& stored = stored_.nf4_compute();
-  if (stored.empty()) return placement_.dtype;
-  return stored == "bfloat16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
 }
 
 bool Parameters::quantizes(const std::string& linear, std::int64_t in, std::int64_t out) const {
@@ -280,6 +278,7 @@ std::shared_ptr<const QuantizedWeight> Parameters::quantized_weight(const std::v
     ++linears_[format == "fp8" && made->dynamic ? std::string(made->format()) : format];
   }
   if (!made->dynamic) made->program = dequantizer();
+  computes_in_other_type_ = computes_in_other_type_ || made->compute != placement_.dtype;
   join_fp8(made->parts);
   bytes_ += made->bytes();
   return made;
@@ -308,15 +307,16 @@ LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, 
   std::vector<at::Tensor> weights, biases;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::string& prefix = prefixes[static_cast<std::size_t>(i)];
+    if (!quantized) {
+      ++linears_[type_name(placement_.dtype)];
+      if (chosen_ && chosen_(prefix)) ragged_.push_back(prefix);
+      const at::Tensor weight = tensor(prefix + ".weight", {out_of_each, in});
+      if (slot.wide.defined())
+        slot.weight.narrow(0, i * out_of_each, out_of_each).copy_(weight);
+      else
+        weights.push_back(weight);
+    }
     if (bias) biases.push_back(tensor(prefix + ".bias", {out_of_each}));
-    if (quantized) continue;
-    ++linears_[type_name(placement_.dtype)];
-    if (chosen_ && chosen_(prefix)) ragged_.push_back(prefix);
-    const at::Tensor weight = tensor(prefix + ".weight", {out_of_each, in});
-    if (slot.wide.defined())
-      slot.weight.narrow(0, i * out_of_each, out_of_each).copy_(weight);
-    else
-      weights.push_back(weight);
   }
   if (!quantized && !slot.wide.defined()) slot.weight = count == 1 ? weights.front() : at::cat(weights, 0);
   if (bias) slot.bias = count == 1 ? biases.front() : at::cat(biases, 0);

@@ -100,7 +100,8 @@ class Parameters {
   // Number of linears of the checkpoint by format: "nf4", "fp8", …; those that are not quantized by the placement's
   // type, "bf16" or "fp32".
   const std::map<std::string, int>& linears() const { return linears_; }
-  bool quantized() const;  // whether any linear is
+  // Whether products with a quantized weight are computed in another type than the placement's.
+  bool computes_in_other_type() const { return computes_in_other_type_; }
   Placement placement() const { return placement_; }
 
  private:
@@ -128,6 +129,7 @@ class Parameters {
   std::shared_ptr<const region::RegionHost> regions_;  // until dequantizer() has used it
   std::shared_ptr<const region::Dequantizer> dequantizer_;
   bool fp8_products_;
+  bool computes_in_other_type_ = false;
   at::Tensor staging_;               // bytes on the way to another device or element type
   std::vector<std::string> ragged_;  // linears that fp8 cannot take
   std::set<std::string> taken_;

@@ -63,6 +63,7 @@ class StoredWeightsReader {
       const auto codes = bytes(weight.scales);
       const auto map = floats(weight.nested_map), absmax = floats(weight.nested_absmax);
       check(weight.nested_absmax, absmax);
+      values.reserve(codes.size());
       for (std::size_t i = 0; i < codes.size(); ++i) {
         const float product =
             map[std::to_integer<std::size_t>(codes[i])] * absmax[i / static_cast<std::size_t>(kNestedBlock)];

@@ -44,7 +44,7 @@ class YamlReader {
   }
 
   Result<void> walk(const YAML::Node& node, const std::vector<std::string>& path) {
-    const bool deep = is_list_path(path) || (path.size() > 2 && path[0] == "models" && path[2] == "quantize");
+    const bool deep = is_list_path(path) || (!path.empty() && path[0] == "models");
     if (path.size() > (deep ? 4u : 3u)) return wrong(node, "'" + joined(path) + "' is nested too deep");
     if (node.IsNull()) return {};  // a file or a section with nothing in it
     if (path.empty() && !node.IsMap())

@@ -54,9 +54,11 @@ class Models : public ::testing::Environment {
   }
   Model& model(const ModelSource& source, bool bf16) {
     auto& engine = engines_[bf16];
-    if (!engine)
-      engine = unwrap(
-          Engine::create({golden::test_device(), bf16 ? "bf16" : "fp32", 0, golden::test_compile()}, {&flux_family()}));
+    if (!engine) {
+      EngineOptions options{golden::test_device(), bf16 ? "bf16" : "fp32", 0, golden::test_compile()};
+      options.lora_slots = 1;
+      engine = unwrap(Engine::create(options, {&flux_family()}));
+    }
     auto& model = models_[{source.name, bf16}];
     if (!model) model = unwrap(engine->load_model(source));
     return *model;

@@ -162,7 +162,8 @@ class FakeModel final : public pipeline::Model {
 
  private:
   std::shared_ptr<Script> script_;
-  pipeline::ModelInfo info_{.name = "demo"};
+  pipeline::ModelInfo info_{.name = "demo",
+                            .linears = {{"text_encoder", {{"fp32", 3}}}, {"transformer", {{"fp32", 1}, {"nf4", 2}}}}};
 };
 
 // Its first put() ends by an exception.

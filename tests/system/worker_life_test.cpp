@@ -35,6 +35,7 @@ TEST_F(WorkerLife, WarmsUpBeforeItIsReady) {
   const auto workers = *wait(client_->workers(soon()));
   EXPECT_EQ(workers.at(0).warm_classes, std::vector<std::string>{"demo/16x16x1/embedded/512/fp32"});
   EXPECT_EQ(workers.at(0).models, std::vector<std::string>{"demo"});
+  EXPECT_EQ(workers.at(0).quantized, std::vector<std::string>{"demo/transformer: 1 fp32, 2 nf4"});
   EXPECT_EQ(workers.at(0).pid, ::getpid());
 }
 

@@ -263,12 +263,18 @@ TEST_F(Plans, SayWhatIsWrong) {
   EXPECT_THAT(plan_up(f).error().message, HasSubstr("/nonexistent/model_index.json"));
   f = flags();
   f.redis = "redis://127.0.0.1:1";
+  f.quantize = "nf4";
+  EXPECT_THAT(plan_up(f).error().message, HasSubstr("models.tiny.quantize"));
+  f.quantize = "";
   f.data = (dir_ / "model/model_index.json/x").string();
   EXPECT_THAT(plan_up(f).error().message, HasSubstr("--data"));
   f = flags();
   f.redis = "redis://127.0.0.1:1";
+  f.quantize = "transformer=nf4";
   const auto external = plan_up(f);
   ASSERT_TRUE(external.ok());
+  EXPECT_EQ(external->settings.models.at("tiny").quantize,
+            (std::map<std::string, std::string>{{"transformer", "nf4"}}));
   EXPECT_TRUE(external->redis.program.argv.empty());
 }
 

@@ -41,7 +41,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
 region::AheadPrograms programs(const ModelSource& source, region::ElementType type, const std::string& arch,
                                const region::CompileOptions& options) {
   region::AheadPrograms made;
-  check_quantize(source.quantize);
+  check_quantize(source);
   if (options.transformer) {
     const auto quantize = source.quantize.find("transformer");
     const bool wide = type == region::ElementType::kF32, fp8_products = arch != "sm_80" && arch != "sm_86";

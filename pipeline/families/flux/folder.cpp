@@ -40,10 +40,10 @@ void must_match(const std::string& dir, std::string_view what, std::int64_t a, s
 
 }  // namespace
 
-void check_quantize(const std::map<std::string, std::string>& quantize) {
+void check_quantize(const ModelSource& source) {
   const std::map<std::string, std::string> right = {
       {"transformer", "fp8 or nf4"}, {"text_encoder", "nf4"}, {"text_encoder_2", "nf4"}};
-  for (const auto& [component, format] : quantize) {
+  for (const auto& [component, format] : source.quantize) {
     const auto formats = right.find(component);
     if (formats == right.end())
       fail(Code::kInvalidArgument,
@@ -59,7 +59,7 @@ void check_quantize(const std::map<std::string, std::string>& quantize) {
 FluxFolder load_flux_folder(const ModelSource& source, Placement placement, std::shared_ptr<region::RegionHost> regions,
                             std::int64_t adapter_rank) {
   const std::string& dir = source.dir;
-  check_quantize(source.quantize);
+  check_quantize(source);
   const auto quantize = [&](const char* component) {
     const auto format = source.quantize.find(component);
     return format == source.quantize.end() ? std::string() : format->second;

@@ -28,8 +28,8 @@ struct FluxFolder {
   int size_multiple() const { return static_cast<int>(2 * vae.config().factor()); }
 };
 
-// Throws Failure (kInvalidArgument) for a component or format that `quantize` cannot have.
-void check_quantize(const std::map<std::string, std::string>& quantize);
+// Throws Failure (kInvalidArgument) if `quantize` has another component or format than FLUX supports.
+void check_quantize(const ModelSource& source);
 
 // `source`: its name is not used. Reads every configuration and checks that the parts fit together before it reads
 // weights. `adapter_rank`: see FluxTransformer::load. Throws Failure: kNotFound (a missing file or tensor),

@@ -72,8 +72,8 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
   p.finish(at + "encoder.");
   m.bytes_ = p.bytes();
   m.linears_ = p.linears();
-  const auto activation = activation_op(regions, "clip.layer", m.config_.activation_name);
-  if (!activation || m.layers_.empty() || p.quantized()) return m;
+  const auto activation = activation_op(regions, "clip.layer", m.config_.activation_name, p);
+  if (!activation || m.layers_.empty()) return m;
   std::vector<Weights> slots;
   for (const Layer& l : m.layers_) {
     auto& one = slots.emplace_back();

@@ -3,8 +3,12 @@
 namespace ditfleet::pipeline {
 
 std::optional<region::OpCode> activation_op(const std::shared_ptr<region::RegionHost>& host, const std::string& block,
-                                            const std::string& name) {
+                                            const std::string& name, const Parameters& parameters) {
   if (!host || !host->compiler || !host->options.text_encoders) return {};
+  if (parameters.computes_in_other_type()) {
+    host->fall_back(block, "unsupported_op", "[" + block + "] NF4 weights compute in another type than the layer");
+    return {};
+  }
   if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return region::OpCode::kGeluTanh;
   if (name == "quick_gelu") return region::OpCode::kQuickGelu;
   if (name == "silu" || name == "swish") return region::OpCode::kSilu;

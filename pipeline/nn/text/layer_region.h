@@ -8,16 +8,17 @@
 
 #include "pipeline/device/device.h"
 #include "pipeline/nn/block_weights.h"
+#include "pipeline/nn/parameters.h"
 #include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/region/run/region.h"
 
 namespace ditfleet::pipeline {
 
 // Returns the IR's operator for the activation `name`. Empty: the layers must run eagerly, because the host does not
-// compile text encoders (compile.components) or because the IR has no such operator. The latter counts as a fallback,
-// and with fullgraph it throws Failure (kInvalidArgument).
+// compile text encoders (compile.components), the IR has no such operator, or quantized weights compute in another type
+// than the rest. The last two count as fallbacks, and with fullgraph they throw Failure (kInvalidArgument).
 std::optional<region::OpCode> activation_op(const std::shared_ptr<region::RegionHost>& host, const std::string& block,
-                                            const std::string& name);
+                                            const std::string& name, const Parameters& parameters);
 
 class LayerRegion {
  public:

@@ -118,8 +118,8 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   p.finish("encoder.");
   m.bytes_ = p.bytes();
   m.linears_ = p.linears();
-  const auto activation = activation_op(regions, "t5.layer", c.activation_name);
-  if (!activation || p.quantized()) return m;
+  const auto activation = activation_op(regions, "t5.layer", c.activation_name, p);
+  if (!activation) return m;
   std::vector<Weights> slots;
   for (const Layer& l : m.layers_) {
     Weights& one = slots.emplace_back(Weights{{"norm1", l.norm1}, {"norm2", l.norm2}});
