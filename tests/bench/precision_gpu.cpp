@@ -1,12 +1,16 @@
 // Measures quantized weights on a GPU at FLUX.1-dev's size with random weights, 1024×1024, 512 text tokens. gpu.sh runs
 // it.
 //
-//   precision_gpu_bench SCENARIO [--cache DIR] [--layers DOUBLE,SINGLE] [--revision TEXT] [--machine TEXT]
+//   precision_gpu_bench SCENARIO [--cache DIR] [--layers DOUBLE,SINGLE] [--model DIR] [--quantize FORMAT]
+//                       [--revision TEXT] [--machine TEXT]
 //
 // SCENARIO: fp8 | bf16  first forward, step and 28 steps
 //           nf4         one step relative to bf16's, in turns
 //           lora_fp8    one step with a rank 64 adapter on q, k, v and o relative to none, in turns
 //           mixed       fp8: 200 jobs of four steps at eight sizes in random order
+//           whole       from a prompt to a PNG with the folder --model and its --quantize FORMAT (transformer): alone,
+//           and
+//                       back to back with the stages of different images on three threads, as a worker runs them
 //           profile     a few fp8 steps for a profiler
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linspace.h>
@@ -18,9 +22,12 @@
 #include <random>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
 #include "pipeline/families/flux/rope.h"
 #include "pipeline/region/programs/dequantize.h"
 #include "pipeline/region/run/region.h"
+#include "shared/core/background_threads.h"
 #include "shared/kernel_cache/cache.h"
 #include "tests/bench/flux_size.h"
 
@@ -185,6 +192,72 @@ void mixed() {
   row("compiles", static_cast<double>(run.host->counters->counts().compiles - compiles), "programs");
 }
 
+// A loaded folder.
+class Pictures {
+ public:
+  Pictures() {
+    pipeline::EngineOptions o;
+    o.device = "cuda";
+    o.compile = options();
+    o.kernel_cache = open_cache();
+    engine_ = pipeline::unwrap(pipeline::Engine::create(o, {&pipeline::flux_family()}));
+    pipeline::ModelSource source{"flux", flags["--model"]};
+    if (!flags["--quantize"].empty()) source.quantize["transformer"] = flags["--quantize"];
+    model_ = pipeline::unwrap(engine_->load_model(source));
+  }
+
+  std::unique_ptr<pipeline::Generation> encode() {
+    pipeline::GenerationRequest request;
+    request.prompt = "picture number " + std::to_string(++prompts_);  // a new prompt, so that no embedding is reused
+    request.seed = prompts_;
+    request.fields.set("width", 1024);
+    request.fields.set("height", 1024);
+    request.fields.set("num_inference_steps", kSteps);
+    return pipeline::unwrap(model_->encode(request));
+  }
+  pipeline::Media draw(pipeline::Generation& generation) {
+    pipeline::unwrap(model_->denoise(generation, nullptr));
+    return pipeline::unwrap(model_->decode(generation));
+  }
+  static std::size_t png(const pipeline::Media& image) {
+    return pipeline::unwrap(pipeline::encode_media(image, job::OutputFormat::kPng, 100)).size();
+  }
+
+ private:
+  std::unique_ptr<pipeline::Engine> engine_;
+  std::unique_ptr<pipeline::Model> model_;
+  int prompts_ = 0;
+};
+
+void whole() {
+  constexpr int kImages = 8;
+  Pictures pictures;
+  const std::string in = flags["--quantize"].empty() ? "bf16" : flags["--quantize"];
+  BackgroundThreads text("text", 1), device("device", 1), encoder("png", 1);
+  const auto encode = [&] { return text.run([&] { return pictures.encode(); }); };
+  const auto draw = [&](std::unique_ptr<pipeline::Generation> generation) {
+    return device.run([&, g = std::shared_ptr(std::move(generation))] { return pictures.draw(*g); });
+  };
+  const auto png = [&](pipeline::Media image) {
+    return encoder.run([i = std::move(image)] { return Pictures::png(i); });
+  };
+  const auto raw_alone = [&] { return draw(encode().get()).get(); };
+  for (int i = 0; i < 2; ++i) png(raw_alone()).get();
+  row("prompt_to_png_s", steady_s([&] { png(raw_alone()).get(); }, 5), "s", in);
+  row("prompt_to_pixels_s", steady_s([&] { raw_alone(); }, 5), "s", in);
+  const auto back_to_back = [&] {
+    std::vector<std::future<std::size_t>> files;
+    auto next = encode();
+    for (int i = 0; i < kImages; ++i) {
+      auto ready = next.get();
+      if (i + 1 < kImages) next = encode();
+      files.push_back(png(draw(std::move(ready)).get()));
+    }
+    for (auto& file : files) file.get();
+  };
+  row("back_to_back_s", first_s(back_to_back) / kImages, "s", in);
+}
+
 void profile() {
   const Run run(Format::kFp8, open_host());
   for (int i = 0; i < 3; ++i) run.step();
@@ -202,5 +275,6 @@ int main(int argc, char** argv) {
        {"nf4", nf4},
        {"lora_fp8", lora_fp8},
        {"mixed", mixed},
+       {"whole", whole},
        {"profile", profile}});
 }

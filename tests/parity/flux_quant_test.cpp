@@ -35,7 +35,7 @@ constexpr double kPixelsMeanBf16 = 2;
 struct Bounds {
   double least, most;
 };
-constexpr Bounds kProjectionNf4{0.97, 1.03}, kProjectionFp8{0.9, 1.1}, kProjectionDynamic{0.65, 1.25};
+constexpr Bounds kProjectionNf4{0.97, 1.03}, kProjectionFp8{0.85, 1.15}, kProjectionDynamic{0.65, 1.25};
 constexpr double kProjectionUnquantized = 0.3;
 
 fs::path quant(const std::string& folder) { return golden::fixtures() / "quant" / folder; }

@@ -55,8 +55,12 @@ class Planner {
       step.x_scales = storage_.view_of(op.inputs[2]);
       step.weight_scales = op.inputs[3];
     }
-    if (const int addend = addend_of(op); addend >= 0) step.addend = storage_.view_of(addend);
     step.out = storage_.place(unit.writes.front(), group, unit);
+    if (const int addend = addend_of(op); addend >= 0) {
+      step.accumulates = true;
+      const View from = storage_.view_of(addend);
+      if (!same_place(from, step.out)) plan_.steps.push_back(CopyStep{from, step.out, value(addend).name});
+    }
     plan_.steps.push_back(std::move(step));
   }
 
@@ -187,8 +191,8 @@ class Planner {
     std::vector<const View*> views;
     if (const auto* gemm = std::get_if<GemmStep>(&step)) {
       for (const auto& part : gemm->parts) views.push_back(&part.x);
-      for (const View* view : {&gemm->x_scales, &gemm->addend, &gemm->out})
-        if (view->buffer >= 0) views.push_back(view);
+      if (gemm->x_scales.buffer >= 0) views.push_back(&gemm->x_scales);
+      views.push_back(&gemm->out);
     } else if (const auto* rows = std::get_if<RowStep>(&step)) {
       for (const auto& instance : rows->instances)
         for (const auto& operand : instance.operands) views.push_back(&operand.view);
@@ -266,7 +270,7 @@ std::string print(const Plan& plan) {
       out += "  gemm       " + gemm->name + ": " + place(gemm->out) + (gemm->gelu ? " = gelu of" : " =");
       for (std::size_t i = 0; i < gemm->parts.size(); ++i)
         out += (i ? " + " : " ") + place(gemm->parts[i].x) + "·" + plan.program.value(gemm->weight).name;
-      if (gemm->addend.buffer >= 0) out += " + " + place(gemm->addend);
+      if (gemm->accumulates) out += " + " + place(gemm->out);
     } else if (const auto* attention = std::get_if<AttentionStep>(&step)) {
       out += "  attention  " + attention->name + ": " + place(attention->out) + " = " + place(attention->q) + ", " +
              place(attention->k) + ", " + place(attention->v);

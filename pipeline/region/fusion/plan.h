@@ -27,7 +27,7 @@ struct Buffer {
   int first = -1, last = -1;  // steps between which it is in use
 };
 
-// out = Σ x · weight[:, first_column …]ᵀ + bias + addend, or GELU of that. Several parts are the operands of a join
+// out = Σ x · weight[:, first_column …]ᵀ + bias (+ out), or GELU of that. Several parts are the operands of a join
 // that is not materialized.
 struct GemmStep {
   struct Part {
@@ -41,7 +41,7 @@ struct GemmStep {
   // fp8: the scales of x [.., 1], contiguous, and of the weight (a value). There is one part then.
   View x_scales;
   int weight_scales = -1;
-  View addend;  // buffer -1: none
+  bool accumulates = false;  // the addend is in `out` already
   View out;
   std::string name;
 };

@@ -184,9 +184,29 @@ std::optional<View> Storage::slice_of_join(int v) {
   return {};
 }
 
+std::optional<View> Storage::where_it_is_added(int v) {
+  int readers = 0;
+  const Unit* product = nullptr;
+  int group = -1;
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    for (const Unit& unit : groups_[g]) {
+      const int count = static_cast<int>(std::count(unit.reads.begin(), unit.reads.end(), v));
+      readers += count;
+      const Op& op = plan_.program.ops[static_cast<std::size_t>(unit.ops.front())];
+      if (count != 1 || !is_linear(op.code) || addend_of(op) != v) continue;
+      product = &unit;
+      group = static_cast<int>(g);
+    }
+  if (!product || readers != 1) return {};
+  const int sum = product->writes.front();
+  if (value(sum).type != value(v).type) return {};
+  return placed_.contains(sum) ? placed_.at(sum) : place(sum, group, *product);
+}
+
 View Storage::place(int v, int group, const Unit& unit) {
-  std::optional<View> view;
-  if (auto output = output_home(v)) {
+  if (const auto placed = placed_.find(v); placed != placed_.end()) return placed->second;
+  std::optional<View> view = where_it_is_added(v);
+  if (auto output = view ? std::nullopt : output_home(v)) {
     int buffer = -1;
     for (std::size_t b = 0; b < plan_.buffers.size(); ++b)
       if (plan_.buffers[b].kind == BufferKind::kOutput && plan_.buffers[b].value == *output)

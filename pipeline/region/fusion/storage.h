@@ -32,6 +32,8 @@ class Storage {
   std::optional<int> output_home(int value) const;
   std::optional<View> in_place(int value, int group, const Unit& unit) const;
   std::optional<View> slice_of_join(int value);
+  // The place of the product that the value is only added to.
+  std::optional<View> where_it_is_added(int value);
   std::optional<View> next_to_joined(const Op& attention, bool fixed_stride);
   View home_of_join(const Op& join);
   bool joins_in_place(const Op& join) const;

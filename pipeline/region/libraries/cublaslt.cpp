@@ -82,11 +82,8 @@ struct CublasLt::Descriptors {
     if (!error) error = lib.layout_create(&weight, operand_type, u(s.in), u(s.out), s.weight_stride);
     if (!error) error = lib.layout_create(&x, operand_type, u(s.in), u(s.rows), s.x_stride);
     if (!error) error = lib.layout_create(&out, type, u(s.out), u(s.rows), s.out_stride);
-    if (!error)
-      error = lib.layout_create(&addend, type, u(s.out), u(s.rows), s.addend_stride ? s.addend_stride : s.out_stride);
   }
   ~Descriptors() {
-    if (addend) lib.layout_destroy(addend);
     if (out) lib.layout_destroy(out);
     if (x) lib.layout_destroy(x);
     if (weight) lib.layout_destroy(weight);
@@ -96,7 +93,7 @@ struct CublasLt::Descriptors {
   Descriptors& operator=(const Descriptors&) = delete;
 
   const Library& lib;
-  void *desc = nullptr, *weight = nullptr, *x = nullptr, *out = nullptr, *addend = nullptr;
+  void *desc = nullptr, *weight = nullptr, *x = nullptr, *out = nullptr;
   int error = 0;
 };
 
@@ -139,14 +136,13 @@ Result<GemmAlgorithm> CublasLt::algorithm(const GemmShape& s, const GemmOperands
   int e = d.error ? d.error : library_->preference_create(&preference);
   const std::size_t cap = workspace_bytes;
   if (!e) e = library_->preference_set(preference, kWorkspace, &cap, sizeof cap);
-  const std::uint32_t x = s.alignment[0], weight = s.alignment[1], out = s.alignment[2],
-                      addend = s.addend_stride ? s.alignment[3] : out;
+  const std::uint32_t x = s.alignment[0], weight = s.alignment[1], out = s.alignment[2];
   for (const auto& [attribute, bytes] : {std::pair(kAlignmentA, weight), std::pair(kAlignmentB, x),
-                                         std::pair(kAlignmentC, addend), std::pair(kAlignmentD, out)})
+                                         std::pair(kAlignmentC, out), std::pair(kAlignmentD, out)})
     if (!e) e = library_->preference_set(preference, attribute, &bytes, sizeof bytes);
   Heuristic found;
   int count = 0;
-  if (!e) e = library_->heuristic(handle_, d.desc, d.weight, d.x, d.addend, d.out, preference, 1, &found, &count);
+  if (!e) e = library_->heuristic(handle_, d.desc, d.weight, d.x, d.out, d.out, preference, 1, &found, &count);
   if (preference) library_->preference_destroy(preference);
   if (e || count == 0 || found.state != 0)
     return unavailable("[cublaslt] no algorithm for the product of [" + std::to_string(s.rows) + ", " +
@@ -160,11 +156,11 @@ Result<GemmAlgorithm> CublasLt::algorithm(const GemmShape& s, const GemmOperands
 Result<void> CublasLt::run(const GemmShape& s, const GemmOperands& o, const GemmAlgorithm& algorithm, void* workspace,
                            void* stream) const {
   const Descriptors d(*library_, s, o);
-  const float one = 1, beta = s.addend_stride ? 1 : 0;
+  const float one = 1, beta = s.accumulates ? 1 : 0;
   int e = d.error;
   if (!e)
-    e = library_->matmul(handle_, d.desc, &one, o.weight, d.weight, o.x, d.x, &beta, s.addend_stride ? o.addend : o.out,
-                         d.addend, o.out, d.out, algorithm.words.data(), workspace, algorithm.workspace_bytes, stream);
+    e = library_->matmul(handle_, d.desc, &one, o.weight, d.weight, o.x, d.x, &beta, o.out, d.out, o.out, d.out,
+                         algorithm.words.data(), workspace, algorithm.workspace_bytes, stream);
   if (e != 0) return Error{Code::kDeviceFault, "[cublaslt] cannot launch a product: status " + std::to_string(e)};
   return {};
 }

@@ -1,4 +1,4 @@
-// The matrix product of a linear by cuBLASLt: out = x · weightᵀ + addend + bias, with an epilogue. The library is
+// The matrix product of a linear by cuBLASLt: out = x · weightᵀ + bias (+ out), with an epilogue. The library is
 // opened at run time; LibTorch's CUDA part also needs it.
 #pragma once
 
@@ -21,19 +21,18 @@ enum class GemmEpilogue : std::uint8_t {
 // Everything that determines the library's choice of an algorithm. Strides between rows are in elements; all matrices
 // are row-major, weight is [out, in].
 struct GemmShape {
-  ElementType type = ElementType::kBF16;  // of out, bias, addend and, without f8, x and weight
+  ElementType type = ElementType::kBF16;  // of out, bias and, without f8, x and weight
   bool f8 = false;                        // x and weight are f8 with one scale per row
   GemmEpilogue epilogue = GemmEpilogue::kBias;
   std::int64_t rows = 0, in = 0, out = 0;
   std::int64_t x_stride = 0, weight_stride = 0, out_stride = 0;
-  std::int64_t addend_stride = 0;            // 0: no addend
-  std::array<std::uint16_t, 4> alignment{};  // of x, weight, out and addend: bytes, a power of two up to 256
+  bool accumulates = false;                  // adds to the elements of `out`
+  std::array<std::uint16_t, 3> alignment{};  // of x, weight and out: bytes, a power of two up to 256
   auto operator<=>(const GemmShape&) const = default;
 };
 
 struct GemmOperands {
   const void *x = nullptr, *weight = nullptr, *bias = nullptr;
-  const void* addend = nullptr;                               // may be `out`
   const float *x_scales = nullptr, *weight_scales = nullptr;  // of f8; aligned to 16 bytes
   void* out = nullptr;
 };

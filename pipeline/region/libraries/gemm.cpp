@@ -26,8 +26,7 @@ Gemm::Gemm(int device)
       library_(pipeline::unwrap(CublasLt::open())) {}
 
 bool Gemm::run(GemmShape shape, const GemmOperands& operands) const {
-  shape.alignment = {alignment_of(operands.x), alignment_of(operands.weight), alignment_of(operands.out),
-                     alignment_of(operands.addend)};
+  shape.alignment = {alignment_of(operands.x), alignment_of(operands.weight), alignment_of(operands.out)};
   const auto algorithm = algorithm_for(shape, operands);
   if (!algorithm) return false;
   // The workspace returns to the allocator at once: its next user on this stream comes later in the stream's order.

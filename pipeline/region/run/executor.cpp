@@ -66,7 +66,8 @@ class Call {
   struct Product {
     const ResolvedGemm& step;
     bool first = true, last = true;  // of the parts
-    at::Tensor x, columns, bias, addend, out;
+    bool accumulates = false;        // adds to out
+    at::Tensor x, columns, bias, out;
     at::Tensor x_scales = {}, weight_scales = {};
   };
 
@@ -88,12 +89,8 @@ class Call {
                              : tensor(part.x.buffer, rows.x_offset, {rows.count, part.columns}, {rows.x_stride, 1}),
             .columns = (step.parts.size() == 1 ? weight : weight.narrow(1, part.first_column, part.columns)).t(),
             .bias = step.bias < 0 ? at::Tensor() : input(step.bias),
-            .addend = {},
             .out = tensor(step.out.buffer, rows.out_offset, {rows.count, width}, {rows.out_stride, 1})};
-        if (p == 0 && step.addend.buffer >= 0)
-          product.addend =
-              tensor(step.addend.buffer, step.addend.offset + rows.first * width, {rows.count, width}, {width, 1});
-        if (p > 0) product.addend = product.out;
+        product.accumulates = step.accumulates || p > 0;
         if (step.weight_scales >= 0) {
           product.x_scales = tensor(step.x_scales.buffer, step.x_scales.offset + rows.first, {rows.count, 1}, {1, 1});
           product.weight_scales = input(step.weight_scales);
@@ -110,22 +107,22 @@ class Call {
         by_library(product))
       return;
     at::Tensor& out = product.out;
-    if (product.x.size(1) == 0)
-      out.zero_();
-    else if (product.weight_scales.defined())
+    if (product.x.size(1) == 0) {
+      if (!product.accumulates) out.zero_();
+    } else if (product.weight_scales.defined()) {
       out.copy_(fp8_linear({.x = product.x,
                             .x_scales = product.x_scales,
                             .weight = product.columns.t(),
                             .weight_scales = product.weight_scales,
                             .bias = product.bias,
-                            .addend = product.addend},
+                            .addend = product.accumulates ? out : at::Tensor()},
                            out.scalar_type()));
-    else if (!product.addend.defined() && !product.bias.defined())
+    } else if (product.accumulates || product.bias.defined()) {
+      at::addmm_out(out, product.accumulates ? out : product.bias, product.x, product.columns);
+      if (product.accumulates && product.first && product.bias.defined()) out.add_(product.bias);
+    } else {
       at::mm_out(out, product.x, product.columns);
-    else
-      at::addmm_out(out, product.addend.defined() ? product.addend : product.bias, product.x, product.columns);
-    if (product.first && product.addend.defined() && product.bias.defined() && !product.weight_scales.defined())
-      out.add_(product.bias);
+    }
     if (gelu) at::gelu_out(out, out, "tanh");
   }
 
@@ -148,11 +145,10 @@ class Call {
                                  .x_stride = product.x.stride(0),
                                  .weight_stride = product.columns.stride(1),
                                  .out_stride = product.out.stride(0),
-                                 .addend_stride = product.addend.defined() ? product.addend.stride(0) : 0},
+                                 .accumulates = product.accumulates},
                                 {.x = product.x.const_data_ptr(),
                                  .weight = product.columns.const_data_ptr(),
                                  .bias = biased ? product.bias.const_data_ptr() : nullptr,
-                                 .addend = product.addend.defined() ? product.addend.const_data_ptr() : nullptr,
                                  .x_scales = scales(product.x_scales),
                                  .weight_scales = scales(product.weight_scales),
                                  .out = product.out.mutable_data_ptr()});

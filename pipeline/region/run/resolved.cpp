@@ -39,21 +39,18 @@ class Resolver {
 
   ResolvedView optional_view(const View& v) { return v.buffer < 0 ? ResolvedView{} : view(v); }
 
-  bool only_added(int buffer) const {
-    bool added = false, read = false;
-    for (const Step& step : plan_.steps) {
-      const auto* gemm = std::get_if<GemmStep>(&step);
-      added = added || (gemm && gemm->addend.buffer == buffer);
-      if (const auto* rows = std::get_if<RowStep>(&step))
+  // Whether the step's result is read by a product that adds to it, and by nothing else.
+  bool only_accumulated(const GemmStep& step) const {
+    bool later = false;
+    for (const Step& one : plan_.steps) {
+      const auto* gemm = std::get_if<GemmStep>(&one);
+      if (later && gemm && same_place(gemm->out, step.out)) return gemm->accumulates;
+      if (const auto* rows = std::get_if<RowStep>(&one); later && rows)
         for (const auto& instance : rows->instances)
-          for (const auto& operand : instance.operands) read = read || operand.view.buffer == buffer;
+          for (const auto& operand : instance.operands)
+            if (same_place(operand.view, step.out)) return false;
+      later = later || gemm == &step;
     }
-    return added && !read;
-  }
-  bool no_addend(int buffer) const {
-    for (const Step& step : plan_.steps)
-      if (const auto* gemm = std::get_if<GemmStep>(&step); gemm && gemm->out.buffer == buffer)
-        return number(gemm->parts.front().columns) == 0 && only_added(buffer);
     return false;
   }
 
@@ -100,12 +97,15 @@ class Resolver {
                    .gelu = step.gelu,
                    .x_scales = optional_view(step.x_scales),
                    .weight_scales = step.weight_scales,
-                   .addend = optional_view(step.addend),
                    .out = view(step.out)};
     if (r.out.sizes.back() == 0) return;  // no adapters
-    // The product of an adapter of rank 0 is not computed if it would only be added.
-    if (number(step.parts.front().columns) == 0 && only_added(step.out.buffer)) return;
-    if (step.addend.buffer >= 0 && no_addend(step.addend.buffer)) r.addend = {};
+    // Products of adapters of rank 0 are not computed, and what they would be added to is not read.
+    if (number(step.parts.front().columns) == 0 && only_accumulated(step)) {
+      skipped_.push_back(&step.out);
+      return;
+    }
+    const auto is_out = [&](const View* view) { return same_place(*view, step.out); };
+    r.accumulates = step.accumulates && std::erase_if(skipped_, is_out) == 0;
     for (const auto& part : step.parts) {
       ResolvedGemm::Part p{
           .x = view(part.x), .first_column = number(part.first_column), .columns = number(part.columns)};
@@ -200,6 +200,7 @@ class Resolver {
 
   const Plan& plan_;
   const Sizes& sizes_;
+  std::vector<const View*> skipped_;  // results of products that were not computed
   Resolved made_;
 };
 

@@ -32,7 +32,7 @@ struct ResolvedGemm {
   bool gelu = false;
   ResolvedView x_scales;  // fp8
   int weight_scales = -1;
-  ResolvedView addend;  // contiguous; buffer -1: none
+  bool accumulates = false;
   ResolvedView out;
 };
 

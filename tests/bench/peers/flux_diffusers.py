@@ -20,6 +20,7 @@ TEXT, STEPS = 512, 28
 class Bench:
     def __init__(self, options):
         self.options = options
+        self.system = "diffusers compile_repeated_blocks"
         torch.set_grad_enabled(False)
         with torch.device("meta"):
             model = diffusers.FluxTransformer2DModel(guidance_embeds=True).to(torch.bfloat16)
@@ -36,7 +37,7 @@ class Bench:
     def row(self, metric, value, unit, scenario=None):
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         versions = f"torch {torch.__version__.split('+')[0]} diffusers {diffusers.__version__}"
-        print(f"{now},{self.options.revision},{self.options.machine},{versions},diffusers compile_repeated_blocks,"
+        print(f"{now},{self.options.revision},{self.options.machine},{versions},{self.system},"
               f"{scenario or self.options.scenario},{metric},{value:.6g},{unit}", flush=True)
 
     def inputs(self, height, width, batch=1):
@@ -111,12 +112,17 @@ class Bench:
         self.row("step_1024_batch_2_ms", steady * 1e3, "ms", "warm")
 
 
-def main():
+def parse(scenarios):
     parser = argparse.ArgumentParser()
-    parser.add_argument("scenario", choices=["cold", "shared_cache"])
+    parser.add_argument("scenario", choices=scenarios)
+    parser.add_argument("--model", help="a model folder, for scenarios of whole images")
     parser.add_argument("--revision", default="unknown")
     parser.add_argument("--machine", default="unknown")
-    bench = Bench(parser.parse_args())
+    return parser.parse_args()
+
+
+def main():
+    bench = Bench(parse(["cold", "shared_cache"]))
     at_1024 = bench.first_forward()
     if bench.options.scenario == "cold":
         bench.steps(at_1024)
