@@ -4,16 +4,19 @@
 #
 #   tests/bench/gpu.sh regions [BUILD_DIR]      compiled FLUX blocks; about 5 minutes (BUILD_DIR: build)
 #   tests/bench/gpu.sh lora [BUILD_DIR]         adapters in slots: steps, swaps, 50 random adapters; about 5 minutes
+#   tests/bench/gpu.sh precision [BUILD_DIR]    fp8 and NF4: steps, whole images, adapters; about 8 minutes. Goes on where
+#                                               an earlier run of this revision and machine stopped.
 #
 #   DITFLEET_BENCH_RESULTS   folder of the CSVs (default: tests/bench/results)
 #   DITFLEET_BENCH_PEER=0    skip the peer
+#   DITFLEET_BENCH_MODEL     a folder of FLUX.1-dev's size for `precision` (default: one with random weights, 34 GB)
 #   DITFLEET_BENCH_PYTHON    Python with torch and diffusers for the peer (default: python3, or BUILD_DIR/bench-venv)
 #   DITFLEET_BENCH_REVISION  revision in the rows (default: git describe)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 what=${1:-}
-case $what in regions | lora) ;; *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+case $what in regions | lora | precision) ;; *) sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 build=$(cd "${2:-$top/build}" && pwd)
 results=${DITFLEET_BENCH_RESULTS:-$here/results}
 mkdir -p "$results"
@@ -45,11 +48,46 @@ peer_python() {
     python=$build/bench-venv/bin/python
     [ -x "$python" ] || python3 -m venv "$build/bench-venv"
     "$python" -c 'import torch, diffusers' 2>/dev/null ||
-      "$build/bench-venv/bin/pip" -q install torch==2.11.0 diffusers==0.42.1 transformers accelerate >&2
+      "$build/bench-venv/bin/pip" -q install torch==2.11.0 diffusers==0.42.1 torchao==0.18.0 transformers accelerate >&2
   fi
   echo "$python"
 }
 
+if [ "$what" = precision ]; then
+  # once SYSTEM SCENARIO METRIC COMMAND…: runs the command unless the CSV has this row of this revision and machine.
+  once() {
+    local system=$1 scenario=$2 metric=$3
+    shift 3
+    grep -qF ",$revision,$machine," "$csv" && grep -F ",$revision,$machine," "$csv" |
+      grep -q ",$system[^,]*,$scenario,$metric," && return
+    run "$@"
+  }
+  prompts=$top/deploy/demo-model/heldout_prompts.jsonl demo=$top/deploy/demo-model/model
+  peer() { [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || once "diffusers" "$1" "$2" "$python" "$here/peers/precision_diffusers.py" "${@:3}"; }
+  [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || python=$(peer_python)
+  export TORCHINDUCTOR_CACHE_DIR=$work/inductor
+  "$bench" fp8 --layers 1,1 > /dev/null 2>> "$log" || true  # warm-up, as below
+  once ditfleet fp8 image_28_s "$bench" fp8 --cache "$work/cold"
+  peer fp8 image_28_s fp8
+  once ditfleet nf4 step_ratio "$bench" nf4 --cache "$work/cache"
+  once ditfleet lora_fp8 step_ratio "$bench" lora_fp8 --cache "$work/cache"
+  once ditfleet mixed throughput_ratio "$bench" mixed --cache "$work/cache"
+  once ditfleet fp8 trajectory_cosine "$bench" trajectory --model "$demo" --prompts "$prompts" --cache "$work/cache"
+  peer fp8 trajectory_cosine trajectory --model "$demo" --prompts "$prompts"
+  # Whole images need a folder of FLUX.1-dev's size: DITFLEET_BENCH_MODEL, or one with random weights.
+  model=${DITFLEET_BENCH_MODEL:-}
+  if [ -z "$model" ] && [ "${DITFLEET_BENCH_PEER:-1}" != 0 ]; then
+    model=$work/flux
+    "$python" "$here/make_flux_size.py" "$model" >> "$log" 2>&1 || model=
+  fi
+  if [ -n "$model" ]; then
+    once ditfleet fp8 back_to_back_s "$bench" whole --model "$model" --quantize fp8 --cache "$work/cache"
+    peer fp8 back_to_back_s whole_fp8 --model "$model"
+    once ditfleet bf16 back_to_back_s "$bench" whole --model "$model" --cache "$work/cache"
+    peer bf16 back_to_back_s whole_bf16 --model "$model"
+  fi
+  exit
+fi
 if [ "$what" = lora ]; then
   # Warm-up: loads the libraries and fills the kernel cache.
   "$bench" step --layers 1,1 --cache "$work/cache" > /dev/null 2>> "$log" || true

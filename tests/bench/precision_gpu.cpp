@@ -2,7 +2,7 @@
 // it.
 //
 //   precision_gpu_bench SCENARIO [--cache DIR] [--layers DOUBLE,SINGLE] [--model DIR] [--quantize FORMAT]
-//                       [--revision TEXT] [--machine TEXT]
+//                       [--prompts FILE] [--revision TEXT] [--machine TEXT]
 //
 // SCENARIO: fp8 | bf16  first forward, step and 28 steps
 //           nf4         one step relative to bf16's, in turns
@@ -11,23 +11,32 @@
 //           whole       from a prompt to a PNG with the folder --model and its --quantize FORMAT (transformer): alone,
 //           and
 //                       back to back with the stages of different images on three threads, as a worker runs them
+//           trajectory  latents of the trained model --model in fp8 relative to bf16, after each of 20 steps; the first
+//                       16 lines of --prompts
 //           profile     a few fp8 steps for a profiler
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cosine_similarity.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <random>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
+#include "pipeline/families/flux/folder.h"
+#include "pipeline/families/flux/prompts.h"
 #include "pipeline/families/flux/rope.h"
 #include "pipeline/region/programs/dequantize.h"
 #include "pipeline/region/run/region.h"
+#include "pipeline/sampling/sampler.h"
 #include "shared/core/background_threads.h"
+#include "shared/core/json.h"
 #include "shared/kernel_cache/cache.h"
 #include "tests/bench/flux_size.h"
 
@@ -38,6 +47,8 @@ using Clock = std::chrono::steady_clock;
 using c10::ScalarType;
 using pipeline::FluxTransformer;
 using pipeline::LinearSlot;
+
+constexpr int kTrajectoryText = 32;  // text tokens of the demo model
 
 enum class Format { kBf16, kFp8, kNf4 };
 
@@ -258,6 +269,58 @@ void whole() {
   row("back_to_back_s", first_s(back_to_back) / kImages, "s", in);
 }
 
+// The latents after each step for each prompt, in the order of prompts.
+std::vector<std::vector<at::Tensor>> trajectories(const std::string& quantize,
+                                                  const std::vector<std::string>& prompts) {
+  constexpr std::int64_t kSide = 16, kTrajectorySteps = 20;  // tokens; 256×256 pixels
+  pipeline::ModelSource source{"demo", flags["--model"]};
+  if (!quantize.empty()) source.quantize["transformer"] = quantize;
+  const pipeline::Placement placement{gpu, ScalarType::BFloat16};
+  const auto folder = pipeline::load_flux_folder(source, placement, open_host());
+  const auto tokenizers = pipeline::Prompts::load(source.dir);
+  const FluxTransformer& flux = folder.transformer;
+  const auto schedule = pipeline::make_schedule(folder.scheduler, kTrajectorySteps, kSide * kSide);
+  const auto on_gpu = [](const std::vector<float>& values) { return at::tensor(values).to(gpu); };
+  const at::Tensor sigmas = on_gpu(schedule.sigmas), timesteps = on_gpu(schedule.timesteps);
+  const at::Tensor rope = pipeline::rope_table(flux.config(), kTrajectoryText, kSide, kSide, placement);
+  std::vector<std::vector<at::Tensor>> made;
+  for (std::size_t p = 0; p < prompts.size(); ++p) {
+    const auto ids = tokenizers.ids(prompts[p], kTrajectoryText);
+    const at::Tensor text = flux.embed_text(folder.t5.encode(ids.t5));
+    const auto table = flux.modulation(timesteps, 3.5, folder.clip.pooled(ids.clip));
+    at::Tensor latents =
+        pipeline::pack_latents(pipeline::draw_noise(static_cast<std::int64_t>(p), flux.config().in_channels / 4,
+                                                    2 * kSide, 2 * kSide, placement.dtype))
+            .to(gpu);
+    pipeline::FlowMatchEuler sampler(sigmas);
+    auto& steps = made.emplace_back();
+    for (std::int64_t i = 0; i < kTrajectorySteps; ++i) {
+      latents = sampler.step(latents, flux.velocity(latents, text, table.step(i), rope), i);
+      steps.push_back(latents.to(ScalarType::Float).flatten().clone());
+    }
+  }
+  return made;
+}
+
+void trajectory() {
+  constexpr std::size_t kPrompts = 16;
+  std::ifstream file(flags["--prompts"]);
+  std::vector<std::string> prompts;
+  for (std::string line; prompts.size() < kPrompts && std::getline(file, line);) {
+    const auto parsed = pipeline::unwrap(parse_json(line));
+    prompts.emplace_back(parsed.at("prompt").as_string());
+  }
+  const auto bf16 = trajectories("", prompts), fp8 = trajectories("fp8", prompts);
+  double worst = 1;  // of the steps, each averaged over the prompts
+  for (std::size_t i = 0; i < bf16.front().size(); ++i) {
+    double sum = 0;
+    for (std::size_t p = 0; p < prompts.size(); ++p)
+      sum += at::cosine_similarity(bf16[p][i], fp8[p][i], 0).item<double>();
+    worst = std::min(worst, sum / static_cast<double>(prompts.size()));
+  }
+  row("trajectory_cosine", worst, "1", "fp8");
+}
+
 void profile() {
   const Run run(Format::kFp8, open_host());
   for (int i = 0; i < 3; ++i) run.step();
@@ -276,5 +339,6 @@ int main(int argc, char** argv) {
        {"lora_fp8", lora_fp8},
        {"mixed", mixed},
        {"whole", whole},
+       {"trajectory", trajectory},
        {"profile", profile}});
 }

@@ -116,6 +116,7 @@ def parse(scenarios):
     parser = argparse.ArgumentParser()
     parser.add_argument("scenario", choices=scenarios)
     parser.add_argument("--model", help="a model folder, for scenarios of whole images")
+    parser.add_argument("--prompts", help="a file of prompts, for scenarios of trained models")
     parser.add_argument("--revision", default="unknown")
     parser.add_argument("--machine", default="unknown")
     return parser.parse_args()

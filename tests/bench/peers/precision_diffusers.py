@@ -5,11 +5,14 @@ tuning, with cuDNN attention. Prints CSV rows (tests/bench/README.md).
     precision_diffusers.py SCENARIO --revision TEXT --machine TEXT
 
 SCENARIO: fp8 | bf16              first forward with the contents of TORCHINDUCTOR_CACHE_DIR, steps, 28 steps
+          trajectory              latents of the trained model --model in fp8 relative to bf16, after each of 20 steps
           whole_fp8 | whole_bf16  from a prompt to a PNG (level 1) with the folder --model: alone and back to back
 """
 import importlib.metadata
 import io
+import json
 
+import diffusers
 import torch
 from flux_diffusers import STEPS, Bench, parse
 
@@ -27,17 +30,17 @@ def quantize(transformer):
 class PrecisionBench(Bench):
     def __init__(self, options):
         self.options = options
-        whole, self.format = options.scenario.startswith("whole"), options.scenario.split("_")[-1]
-        if not whole:
+        kind, _, self.format = options.scenario.rpartition("_")
+        if options.scenario == "trajectory":
+            kind, self.format = "trajectory", "fp8"
+        if not kind:
             super().__init__(options)
+        torch.set_grad_enabled(False)
         self.options.scenario = self.format
         self.system = "diffusers compile_repeated_blocks"
         if self.format == "fp8":
             self.system = f"diffusers torchao {importlib.metadata.version('torchao')} compile_repeated_blocks"
-        if whole:
-            self.whole()
-        else:
-            self.transformer()
+        {"": self.transformer, "whole": self.whole, "trajectory": self.trajectory}[kind]()
 
     def transformer(self):
         if self.format == "fp8":
@@ -65,9 +68,6 @@ class PrecisionBench(Bench):
         self.row("image_28_s", self.median(image, 3), "s")
 
     def whole(self):
-        import diffusers
-
-        torch.set_grad_enabled(False)
         pipe = diffusers.FluxPipeline.from_pretrained(self.options.model, torch_dtype=torch.bfloat16).to("cuda")
         pipe.set_progress_bar_config(disable=True)
         pipe.transformer.set_attention_backend("_native_cudnn")
@@ -88,6 +88,25 @@ class PrecisionBench(Bench):
         self.row("prompt_to_pixels_s", self.median(draw, 5), "s")
         self.row("back_to_back_s", self.once(lambda: [png() for _ in range(IMAGES)]) / IMAGES, "s")
 
+    def trajectory(self):
+        with open(self.options.prompts, encoding="utf-8") as file:
+            prompts = [json.loads(next(file))["prompt"] for _ in range(16)]
+        made = {}
+        for quantized in (False, True):
+            pipe = diffusers.FluxPipeline.from_pretrained(self.options.model, torch_dtype=torch.bfloat16).to("cuda")
+            pipe.set_progress_bar_config(disable=True)
+            if quantized:
+                quantize(pipe.transformer)
+            steps = made[quantized] = []
+            for seed, prompt in enumerate(prompts):
+                pipe(prompt, height=256, width=256, num_inference_steps=20, max_sequence_length=32, output_type="latent",
+                     generator=torch.Generator("cpu").manual_seed(seed),
+                     callback_on_step_end=lambda pipe, i, t, values: steps.append(
+                         values["latents"].float().flatten().clone()) or values)
+        cosine = torch.stack([torch.nn.functional.cosine_similarity(a, b, dim=0)
+                              for a, b in zip(made[False], made[True])])
+        self.row("trajectory_cosine", cosine.view(len(prompts), -1).mean(0).min().item(), "1")
+
 
 if __name__ == "__main__":
-    PrecisionBench(parse(["fp8", "bf16", "whole_fp8", "whole_bf16"]))
+    PrecisionBench(parse(["fp8", "bf16", "trajectory", "whole_fp8", "whole_bf16"]))
