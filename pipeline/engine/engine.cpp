@@ -118,7 +118,8 @@ Result<region::AheadReport> Engine::compile_regions(const Families& families, co
         continue;
       }
       const auto type = wide ? region::ElementType::kF32 : region::ElementType::kBF16;
-      auto one = region::compile_ahead(family.programs(source, type, arch, options), type, arch, cache, options);
+      auto one = region::compile_ahead(family.programs(source, type, region::features_of(arch), options), type, arch,
+                                       cache, options);
       if (!one) return one.error();
       report.compiled += one->compiled;
       report.hits += one->hits;

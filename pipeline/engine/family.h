@@ -27,8 +27,8 @@ struct LoadContext {
 struct Family {
   std::vector<std::string_view> class_names;  // _class_name in model_index.json
   std::unique_ptr<Model> (*load)(const LoadContext& context);
-  // The programs that workers look up on one architecture. Reads only configuration files and headers.and headers.
-  region::AheadPrograms (*programs)(const ModelSource& source, region::ElementType type, const std::string& arch,
+  // The programs that workers look up on one architecture. Reads only configuration files and headers.
+  region::AheadPrograms (*programs)(const ModelSource& source, region::ElementType type, region::ArchFeatures arch,
                                     const region::CompileOptions& options);
   std::unique_ptr<Tokenizers> (*load_tokenizers)(const std::string& dir);
 };

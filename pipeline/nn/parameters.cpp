@@ -83,10 +83,14 @@ Parameters Parameters::open(const std::string& dir, Library library, Placement p
   return Parameters(unwrap(Checkpoint::open(dir, library)), placement, config ? &config->fields() : nullptr);
 }
 
-void Parameters::quantize_on_load(const std::string& format, bool (*chosen)(std::string_view linear)) {
+void Parameters::check_quantize_on_load() const {
   if (!stored_.empty())
     fail(Code::kInvalidArgument, dir() + ": the weights are already quantized; remove `quantize` for this component",
          "quantize");
+}
+
+void Parameters::quantize_on_load(const std::string& format, bool (*chosen)(std::string_view linear)) {
+  check_quantize_on_load();
   quantize_ = format;
   chosen_ = chosen;
 }

@@ -64,6 +64,8 @@ class Parameters {
   // fp8 leaves linears with a dimension that is no multiple of 16 as they are. Throws Failure (kInvalidArgument) if the
   // checkpoint stores quantized linears.
   void quantize_on_load(const std::string& format, bool (*chosen)(std::string_view linear));
+  void check_quantize_on_load() const;  // throws what quantize_on_load() throws
+  bool has_quantized() const { return !stored_.empty(); }
   // The host of the program that computes the values of quantized weights on a GPU. Null: LibTorch computes them.
   void set_regions(std::shared_ptr<const region::RegionHost> regions) { regions_ = std::move(regions); }
   // Whether products with fp8 weights may be computed in fp8; else they are computed in the placement's type. By

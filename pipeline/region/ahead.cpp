@@ -88,6 +88,8 @@ Result<void> check_architectures(const std::vector<std::string>& architectures) 
   return {};
 }
 
+ArchFeatures features_of(const std::string& arch) { return {arch != kHostArch, arch != "sm_80" && arch != "sm_86"}; }
+
 Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType type, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options) {
   if (programs.blocks.empty() && programs.fixed.empty()) return AheadReport();

@@ -19,6 +19,12 @@ class KernelCache;
 
 namespace ditfleet::region {
 
+// What decides which programs a supported architecture ("sm_90a", "cpu") has.
+struct ArchFeatures {
+  bool gpu, fp8_products;  // the CPU computes fp8 products in fp32
+};
+ArchFeatures features_of(const std::string& arch);
+
 // The programs that a model family compiles for one architecture.
 struct AheadPrograms {
   std::vector<Program> blocks;

@@ -42,6 +42,21 @@ run() {
   grep -E '^[0-9]{4}-[0-9-]+T[0-9:]+Z,' "$work/out" | tee -a "$csv" || true
 }
 
+# sampled COMMAND…: adds rows with the medians of clock and power under load, to show the power limit.
+sampled() {
+  nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits -lms 250 > "$work/clocks" &
+  local sampler=$! column metric unit value
+  "$@"
+  kill $sampler
+  for column in '1 sm_clock MHz' '2 power W'; do
+    read -r column metric unit <<< "$column"
+    value=$(awk -F, -v column="$column" '$2 > 500 {print $column + 0}' "$work/clocks" | sort -n |
+      awk '{v[NR] = $1} END {if (NR) print v[int((NR + 1) / 2)]}')
+    [ -z "$value" ] ||
+      echo "$(date -u +%Y-%m-%dT%H:%M:%SZ),$revision,$machine,-,machine,environment,$metric,$value,$unit" | tee -a "$csv"
+  done
+}
+
 peer_python() {
   local python=${DITFLEET_BENCH_PYTHON:-python3}
   if ! "$python" -c 'import torch, diffusers' 2>/dev/null; then
@@ -54,38 +69,35 @@ peer_python() {
 }
 
 if [ "$what" = precision ]; then
-  # once SYSTEM SCENARIO METRIC COMMAND…: runs the command unless the CSV has this row of this revision and machine.
-  once() {
-    local system=$1 scenario=$2 metric=$3
-    shift 3
-    grep -qF ",$revision,$machine," "$csv" && grep -F ",$revision,$machine," "$csv" |
-      grep -q ",$system[^,]*,$scenario,$metric," && return
-    run "$@"
-  }
+  # has SYSTEM SCENARIO METRIC: whether the CSV has this row of this revision and machine.
+  has() { grep -F ",$revision,$machine," "$csv" | grep -q ",$1[^,]*,$2,$3,"; }
+  # once SYSTEM SCENARIO METRIC COMMAND…
+  once() { has "${@:1:3}" || "${@:4}"; }
   prompts=$top/deploy/demo-model/heldout_prompts.jsonl demo=$top/deploy/demo-model/model
-  peer() { [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || once "diffusers" "$1" "$2" "$python" "$here/peers/precision_diffusers.py" "${@:3}"; }
+  peers=$here/peers/precision_diffusers.py
+  peer() { [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || once diffusers "$@"; }
   [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || python=$(peer_python)
   export TORCHINDUCTOR_CACHE_DIR=$work/inductor
   "$bench" fp8 --layers 1,1 > /dev/null 2>> "$log" || true  # warm-up, as below
-  once ditfleet fp8 image_28_s "$bench" fp8 --cache "$work/cold"
-  peer fp8 image_28_s fp8
-  once ditfleet nf4 step_ratio "$bench" nf4 --cache "$work/cache"
-  once ditfleet lora_fp8 step_ratio "$bench" lora_fp8 --cache "$work/cache"
-  once ditfleet mixed throughput_ratio "$bench" mixed --cache "$work/cache"
-  once ditfleet fp8 trajectory_cosine "$bench" trajectory --model "$demo" --prompts "$prompts" --cache "$work/cache"
-  peer fp8 trajectory_cosine trajectory --model "$demo" --prompts "$prompts"
+  once ditfleet fp8 image_28_s sampled run "$bench" fp8 --cache "$work/cold"
+  peer fp8 image_28_s run "$python" "$peers" fp8
+  once ditfleet nf4 step_ratio run "$bench" nf4 --cache "$work/cache"
+  once ditfleet lora_fp8 step_ratio run "$bench" lora_fp8 --cache "$work/cache"
+  once ditfleet fp8 trajectory_cosine run "$bench" trajectory --model "$demo" --prompts "$prompts" --cache "$work/cache"
+  peer fp8 trajectory_cosine run "$python" "$peers" trajectory --model "$demo" --prompts "$prompts"
   # Whole images need a folder of FLUX.1-dev's size: DITFLEET_BENCH_MODEL, or one with random weights.
   model=${DITFLEET_BENCH_MODEL:-}
-  if [ -z "$model" ] && [ "${DITFLEET_BENCH_PEER:-1}" != 0 ]; then
+  if [ -z "$model" ] && [ "${DITFLEET_BENCH_PEER:-1}" != 0 ] && ! has diffusers bf16 back_to_back_s; then
     model=$work/flux
     "$python" "$here/make_flux_size.py" "$model" >> "$log" 2>&1 || model=
   fi
   if [ -n "$model" ]; then
-    once ditfleet fp8 back_to_back_s "$bench" whole --model "$model" --quantize fp8 --cache "$work/cache"
-    peer fp8 back_to_back_s whole_fp8 --model "$model"
-    once ditfleet bf16 back_to_back_s "$bench" whole --model "$model" --cache "$work/cache"
-    peer bf16 back_to_back_s whole_bf16 --model "$model"
+    once ditfleet fp8 back_to_back_s run "$bench" whole --model "$model" --quantize fp8 --cache "$work/cache"
+    peer fp8 back_to_back_s run "$python" "$peers" whole_fp8 --model "$model"
+    once ditfleet bf16 back_to_back_s run "$bench" whole --model "$model" --cache "$work/cache"
+    peer bf16 back_to_back_s run "$python" "$peers" whole_bf16 --model "$model"
   fi
+  once ditfleet mixed throughput_ratio run "$bench" mixed --cache "$work/cache"
   exit
 fi
 if [ "$what" = lora ]; then
@@ -103,15 +115,7 @@ fi
 for scenario in cold warm; do "$bench" "$scenario" --layers 1,1 > /dev/null 2>> "$log" || true; done
 for i in 1 2 3; do run "$bench" cold --cache "$work/cold$i"; done
 for i in 1 2; do run "$bench" shared_cache --cache "$work/cold1"; done  # with programs of another process
-# Samples clock and power during warm steps, to show the power limit.
-nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits -lms 250 > "$work/clocks" &
-sampler=$!
-run "$bench" warm --cache "$work/cold1"
-kill $sampler
-median() { sort -n | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
-environment() { echo "$(date -u +%Y-%m-%dT%H:%M:%SZ),$revision,$machine,-,machine,environment,$1,$2,$3" | tee -a "$csv"; }
-environment sm_clock "$(awk -F, '$2 > 500 {print $1}' "$work/clocks" | median)" MHz
-environment power "$(awk -F, '$2 > 500 {print $2}' "$work/clocks" | median)" W
+sampled run "$bench" warm --cache "$work/cold1"
 if [ "${DITFLEET_BENCH_PEER:-1}" != 0 ]; then
   python=$(peer_python)
   export TORCHINDUCTOR_CACHE_DIR=$work/inductor

@@ -8,9 +8,8 @@
 //           nf4         one step relative to bf16's, in turns
 //           lora_fp8    one step with a rank 64 adapter on q, k, v and o relative to none, in turns
 //           mixed       fp8: 200 jobs of four steps at eight sizes in random order
-//           whole       from a prompt to a PNG with the folder --model and its --quantize FORMAT (transformer): alone,
-//           and
-//                       back to back with the stages of different images on three threads, as a worker runs them
+//           whole       from a prompt to a PNG with the folder --model and its --quantize FORMAT (transformer):
+//                       alone, and back to back with the stages of images on three threads, as a worker runs them
 //           trajectory  latents of the trained model --model in fp8 relative to bf16, after each of 20 steps; the first
 //                       16 lines of --prompts
 //           profile     a few fp8 steps for a profiler
@@ -187,7 +186,7 @@ void mixed() {
   std::vector<double> alone;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     job(i);
-    alone.push_back(steady_s([&] { job(i); }, 9));
+    alone.push_back(steady_s([&] { job(i); }, 5));
   }
   const auto compiles = run.host->counters->counts().compiles;
   std::mt19937 random(20261124);
@@ -254,8 +253,8 @@ void whole() {
   };
   const auto raw_alone = [&] { return draw(encode().get()).get(); };
   for (int i = 0; i < 2; ++i) png(raw_alone()).get();
-  row("prompt_to_png_s", steady_s([&] { png(raw_alone()).get(); }, 5), "s", in);
-  row("prompt_to_pixels_s", steady_s([&] { raw_alone(); }, 5), "s", in);
+  row("prompt_to_png_s", steady_s([&] { png(raw_alone()).get(); }, 3), "s", in);
+  row("prompt_to_pixels_s", steady_s([&] { raw_alone(); }, 3), "s", in);
   const auto back_to_back = [&] {
     std::vector<std::future<std::size_t>> files;
     auto next = encode();

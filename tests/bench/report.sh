@@ -85,10 +85,18 @@ def number(value, unit):
     return digits + ("" if not name or name.startswith("/") else "\N{NO-BREAK SPACE}") + name
 
 
+def bound_of(target, peer):
+    """The bound of a target: "≤ 4", "≤ peer", "≤ 0.82 peer" or "≥ peer - 0.002"; None if the run has no peer."""
+    words = target.split(" ")[1:]
+    if "peer" not in words:
+        return float(words[0])
+    factor, _, rest = " ".join(words).partition("peer")
+    return None if peer is None else float(factor or 1) * peer + float(rest.replace(" ", "") or 0)
+
+
 def met(target, value, peer):
-    sign, _, bound = target.partition(" ")
-    bound = peer if bound == "peer" else float(bound)
-    return bound is None or value <= bound if sign == "≤" else value >= bound
+    bound = bound_of(target, peer)
+    return bound is None or (value <= bound if target[0] == "≤" else value >= bound)
 
 
 def measured(figure, runs, peers):
@@ -108,9 +116,9 @@ def measured(figure, runs, peers):
     shown, target = number(value, unit), figure["target"]
     if target and not met(target, value, peer):
         shown = f"**{shown}**, missed"
-    if target and target != "≤ peer":
-        sign, bound = target.split(" ")
-        target = f"{sign}\N{NO-BREAK SPACE}{number(float(bound), unit)}"
+    if target and "peer" not in target:
+        target = f"{target[0]}\N{NO-BREAK SPACE}{number(bound_of(target, None), unit)}"
+    target = target.replace(" peer", " × peer") if target[2:3].isdigit() else target
     machine = rows[-1]["machine"].split(" driver ")[0].split(" (driver")[0].replace(" x ", " × ")
     machine = machine.replace(" ", "\N{NO-BREAK SPACE}")
     return [figure["figure"].replace(";", ","), target, shown, peer_text, rows[-1]["date"][:10], machine]

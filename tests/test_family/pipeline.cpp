@@ -181,7 +181,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
 const pipeline::Family& test_video_family() {
   static const pipeline::Family family{{"TestVideoPipeline"},
                                        load,
-                                       [](const ModelSource&, region::ElementType, const std::string&,
+                                       [](const ModelSource&, region::ElementType, region::ArchFeatures,
                                           const region::CompileOptions&) { return region::AheadPrograms(); },
                                        [](const std::string&) -> std::unique_ptr<Tokenizers> {
                                          fail(Code::kInvalidArgument, "the test family has no tokenizers");

@@ -6,7 +6,6 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
 #include "pipeline/families/flux/model.h"
-#include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/dequantize_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
@@ -38,21 +37,20 @@ std::unique_ptr<Model> load(const LoadContext& context) {
 }
 
 // The blocks that the folder's transformer has, without and with adapters.
-region::AheadPrograms programs(const ModelSource& source, region::ElementType type, const std::string& arch,
+region::AheadPrograms programs(const ModelSource& source, region::ElementType type, region::ArchFeatures arch,
                                const region::CompileOptions& options) {
   region::AheadPrograms made;
-  check_quantize(source);
+  const bool quantized = has_quantized_linears(source);
   if (options.transformer) {
-    const auto quantize = source.quantize.find("transformer");
-    const bool wide = type == region::ElementType::kF32, fp8_products = arch != "sm_80" && arch != "sm_86";
-    made.blocks = FluxTransformer::programs(
-        source.dir + "/transformer", {c10::kCPU, wide ? c10::ScalarType::Float : c10::ScalarType::BFloat16},
-        source.transformer, quantize == source.quantize.end() ? "" : quantize->second, fp8_products);
+    const bool wide = type == region::ElementType::kF32;
+    made.blocks = FluxTransformer::programs(source.dir + "/transformer",
+                                            {c10::kCPU, wide ? c10::ScalarType::Float : c10::ScalarType::BFloat16},
+                                            source.transformer, quantize_of(source, "transformer"), arch.fp8_products);
   }
-  if (arch == region::kHostArch) return made;
+  if (!arch.gpu) return made;
   if (!made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());  // brings adapters to the blocks
   if (options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
-  made.fixed.push_back(region::dequantize_program());
+  if (quantized) made.fixed.push_back(region::dequantize_program());
   return made;
 }
 

@@ -56,14 +56,36 @@ void check_quantize(const ModelSource& source) {
   }
 }
 
+std::string quantize_of(const ModelSource& source, const std::string& component) {
+  const auto format = source.quantize.find(component);
+  return format == source.quantize.end() ? std::string() : format->second;
+}
+
+bool has_quantized_linears(const ModelSource& source) {
+  check_quantize(source);
+  const Placement host{c10::kCPU, c10::ScalarType::Float};
+  bool found = !source.quantize.empty();
+  const auto look = [&](const std::string& component, const std::string& file, auto open) {
+    try {
+      const Parameters parameters = open(source.dir + "/" + component);
+      found = found || parameters.has_quantized();
+      if (!quantize_of(source, component).empty()) parameters.check_quantize_on_load();
+    } catch (const Failure& failure) {
+      if (failure.error().code != Code::kNotFound || !file.empty()) throw;
+    }
+  };
+  look("transformer", source.transformer,
+       [&](const std::string& dir) { return FluxTransformer::open(dir, source.transformer, host); });
+  for (const char* component : {"text_encoder", "text_encoder_2"})
+    look(component, "", [&](const std::string& dir) { return Parameters::open(dir, Library::kTransformers, host); });
+  return found;
+}
+
 FluxFolder load_flux_folder(const ModelSource& source, Placement placement, std::shared_ptr<region::RegionHost> regions,
                             std::int64_t adapter_rank) {
   const std::string& dir = source.dir;
+  const auto quantize = [&](const char* component) { return quantize_of(source, component); };
   check_quantize(source);
-  const auto quantize = [&](const char* component) {
-    const auto format = source.quantize.find(component);
-    return format == source.quantize.end() ? std::string() : format->second;
-  };
   check_index(ConfigFile(dir + "/model_index.json"));
   const auto scheduler = read_scheduler_config(ConfigFile(dir + "/scheduler/scheduler_config.json"));
   const auto clip = read_clip_config(ConfigFile(dir + "/text_encoder/config.json"));
@@ -76,6 +98,7 @@ FluxFolder load_flux_folder(const ModelSource& source, Placement placement, std:
              t5.d_model);
   must_match(dir, "a quarter of transformer's in_channels", flux.in_channels / 4, "vae's latent_channels",
              vae.latent_channels);
+  has_quantized_linears(source);  // reports wrong files before weights are read
   auto last = std::chrono::steady_clock::now();
   const auto lap = [&] {
     const auto now = std::chrono::steady_clock::now();

@@ -30,6 +30,14 @@ struct FluxFolder {
 
 // Throws Failure (kInvalidArgument) if `quantize` has another component or format than FLUX supports.
 void check_quantize(const ModelSource& source);
+// The format of `source.quantize` for a component, or empty.
+std::string quantize_of(const ModelSource& source, const std::string& component);
+
+// Opens the weight files of the transformer and the text encoders, and reads their headers. Returns whether a linear of
+// them is stored quantized, or is to be quantized on load. Components without weights are left out. Throws Failure:
+// kDataCorrupt, kInvalidArgument (`quantize` for a component that is stored quantized), kNotFound
+// (`source.transformer`).
+bool has_quantized_linears(const ModelSource& source);
 
 // `source`: its name is not used. Reads every configuration and checks that the parts fit together before it reads
 // weights. `adapter_rank`: see FluxTransformer::load. Throws Failure: kNotFound (a missing file or tensor),

@@ -29,12 +29,6 @@ bool takes_fp8(std::string_view linear) {
 }
 bool takes_nf4(std::string_view) { return true; }
 
-// The folder's weights, or those of `file` if it is not empty.
-Parameters open_weights(const std::string& dir, const std::string& file, Placement placement) {
-  if (file.empty()) return Parameters::open(dir, Library::kDiffusers, placement);
-  return Parameters(unwrap(Checkpoint::open_file(file, {"model.diffusion_model.", "diffusion_model."})), placement);
-}
-
 void set_up(Parameters& parameters, const FluxConfig& config, const std::string& quantize) {
   parameters.set_file_names(flux_file_names(config, parameters));
   if (!quantize.empty()) parameters.quantize_on_load(quantize, quantize == "fp8" ? takes_fp8 : takes_nf4);
@@ -42,11 +36,16 @@ void set_up(Parameters& parameters, const FluxConfig& config, const std::string&
 
 }  // namespace
 
+Parameters FluxTransformer::open(const std::string& dir, const std::string& file, Placement placement) {
+  if (file.empty()) return Parameters::open(dir, Library::kDiffusers, placement);
+  return Parameters(unwrap(Checkpoint::open_file(file, {"model.diffusion_model.", "diffusion_model."})), placement);
+}
+
 FluxTransformer FluxTransformer::load(const std::string& dir, Placement placement,
                                       std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank,
                                       const std::string& file, const std::string& quantize) {
   const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
-  auto parameters = open_weights(dir, file, placement);
+  auto parameters = open(dir, file, placement);
   set_up(parameters, config, quantize);
   parameters.set_regions(regions);
   const bool compiled = regions && regions->compiler && regions->options.transformer;
@@ -68,7 +67,7 @@ std::vector<region::Program> FluxTransformer::programs(const std::string& dir, P
   const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
   auto parameters = [&] {
     try {
-      return open_weights(dir, file, placement);
+      return open(dir, file, placement);
     } catch (const Failure& failure) {  // configuration without weights: nothing is stored quantized
       if (failure.error().code != Code::kNotFound || !file.empty()) throw;
       return Parameters(Checkpoint(), placement);

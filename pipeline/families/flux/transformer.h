@@ -22,6 +22,8 @@ struct FluxAdapters;
 
 class FluxTransformer {
  public:
+  // The weights in `dir`, or those in `file` unless it is empty.
+  static Parameters open(const std::string& dir, const std::string& file, Placement placement);
   // Reads config.json and the weights in `dir`, or those in `file`, in diffusers' or BFL's names, unless it is empty.
   // `quantize`: empty, "fp8" (the linears of the blocks but modulation) or "nf4" (all linears). The blocks are compiled
   // if the backend of `regions` is not eager. Compiled blocks reserve `adapter_rank` columns for adapters next to each

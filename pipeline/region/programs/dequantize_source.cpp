@@ -1,6 +1,8 @@
 #include "pipeline/region/programs/dequantize_source.h"
 
-#include "pipeline/region/codegen/phases.h"
+#include <iomanip>
+#include <sstream>
+
 #include "pipeline/weights/nf4.h"
 
 namespace ditfleet::region {
@@ -74,8 +76,10 @@ FixedProgram dequantize_program() {
   Source& source = program.source;
   source.text = std::string(kElementText) + "const int kValues = " + std::to_string(kDequantizedPerThread) + ";\n" +
                 kText + "__constant__ float kBook[16] = {";
-  for (float value : pipeline::kNf4Book) source.text += float_literal(value) + ", ";
-  source.text += "};\n";
+  std::ostringstream book;
+  book << std::scientific << std::setprecision(9);
+  for (float value : pipeline::kNf4Book) book << value << "f, ";
+  source.text += book.str() + "};\n";
   for (const auto& [name, format] : {std::pair("nf4", "Nf4"), std::pair("e4m3", "E4m3"), std::pair("e5m2", "E5m2")})
     for (const auto& [suffix, type] : {std::pair("_bf16", "bf16"), std::pair("_f32", "float")}) {
       source.kernels.push_back({.name = std::string(name) + suffix,

@@ -84,8 +84,8 @@ class PrecisionBench(Bench):
 
         for _ in range(2):
             png()
-        self.row("prompt_to_png_s", self.median(png, 5), "s")
-        self.row("prompt_to_pixels_s", self.median(draw, 5), "s")
+        self.row("prompt_to_png_s", self.median(png, 3), "s")
+        self.row("prompt_to_pixels_s", self.median(draw, 3), "s")
         self.row("back_to_back_s", self.once(lambda: [png() for _ in range(IMAGES)]) / IMAGES, "s")
 
     def trajectory(self):
