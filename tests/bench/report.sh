@@ -74,7 +74,8 @@ def rows_of(run, system, scenario, metric):
 
 def number(value, unit):
     if unit in ("1", "x") and abs(value) < 2:
-        digits = f"{value:.3f}".rstrip("0").rstrip(".")
+        digits = f"{value:.3f}" if abs(1 - value) >= 0.0005 else f"{value:.6f}"
+        digits = digits.rstrip("0").rstrip(".")
     elif abs(value) >= 1000:
         digits = f"{value:,.0f}"
     else:

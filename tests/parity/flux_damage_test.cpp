@@ -85,12 +85,12 @@ std::string damage(std::string& bytes, const std::string& other, std::mt19937_64
   }
 }
 
-void damage_and_draw(const golden::Case& which, int cases) {
-  const fs::path whole = which.model_dir();
-  const fs::path dir = fs::temp_directory_path() / ("ditfleet_damage_" + which.folder + std::to_string(::getpid()));
+void damage_and_draw(const fs::path& whole, int cases) {
+  const std::string name = whole.parent_path().filename();
+  const fs::path dir = fs::temp_directory_path() / ("ditfleet_damage_" + name + std::to_string(::getpid()));
   std::vector<fs::path> files;
   for (const auto& entry : fs::recursive_directory_iterator(whole))
-    if (entry.is_regular_file()) files.push_back(fs::relative(entry.path(), whole));
+    if (entry.is_regular_file()) files.push_back(entry.path().lexically_relative(whole));
   std::sort(files.begin(), files.end());
   auto engine = Engine::create({"cpu", "fp32", 1}, {&flux_family()});
   ASSERT_TRUE(engine);
@@ -139,12 +139,14 @@ void damage_and_draw(const golden::Case& which, int cases) {
     fs::rename(dir / "new", dir / file);
   }
   fs::remove_all(dir);
-  std::printf("%s: %d of %d refused\n", which.folder.c_str(), refused, cases);
+  std::printf("%s: %d of %d refused\n", name.c_str(), refused, cases);
   EXPECT_GT(refused, cases / 3);
 }
 
-TEST(FluxDamage, OfAFolderAsTransformers5WritesIt) { damage_and_draw({"dev", "plain"}, 200); }
-TEST(FluxDamage, OfAFolderAsItIsPublished) { damage_and_draw({"schnell", "plain"}, 200); }
+TEST(FluxDamage, OfAFolderAsTransformers5WritesIt) { damage_and_draw(golden::fixtures() / "flux/dev/model", 200); }
+TEST(FluxDamage, OfAFolderAsItIsPublished) { damage_and_draw(golden::fixtures() / "flux/schnell/model", 200); }
+TEST(FluxDamage, OfAFolderInNf4) { damage_and_draw(golden::fixtures() / "quant/nf4_double/model", 200); }
+TEST(FluxDamage, OfAFolderInFp8WithRowScales) { damage_and_draw(golden::fixtures() / "quant/fp8_rows/model", 200); }
 
 }  // namespace
 }  // namespace ditfleet::pipeline
