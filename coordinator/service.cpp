@@ -65,6 +65,7 @@ scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& se
   for (const auto& [name, tenant] : settings.tenants) out.scheduler.weights.emplace(name, tenant.weight);
   out.scheduler.lookahead = settings.scheduler.lookahead;
   out.scheduler.age_bound_ms = settings.scheduler.age_bound_ms;
+  out.scheduler.refuse_too_large = settings.scheduler.refuse_too_large;
   out.scheduler.silent_after_ms = config::silent_after_ms(settings);
   out.scheduler.new_nonce = new_nonce;
   return out;

@@ -25,9 +25,26 @@ constexpr auto kStopGrace = 5s;   // after the drain time, for the current step 
 constexpr auto kFaultGrace = 2s;  // to report a failed device
 constexpr auto kLeaveTimeout = 1s;
 
-// As sets: every use changes the order, which is not worth a heartbeat.
-std::pair<std::set<std::string>, std::set<std::string>> adapter_sets(const queue::WorkerInfo& info) {
-  return {{info.adapters.begin(), info.adapters.end()}, {info.host_adapters.begin(), info.host_adapters.end()}};
+// What the device and the host memory hold. As sets: every use changes the order, which is not worth a heartbeat.
+std::array<std::set<std::string>, 3> residents(const queue::WorkerInfo& info) {
+  std::set<std::string> absent;  // models whose weights are not on the device
+  for (const auto& [name, memory] : info.memory) {
+    if (!memory.resident) absent.insert(name);
+  }
+  return {std::set(info.adapters.begin(), info.adapters.end()),
+          std::set(info.host_adapters.begin(), info.host_adapters.end()), std::move(absent)};
+}
+
+void report_memory(const ModelSet& models, queue::WorkerInfo& info) {
+  for (const auto& [name, model] : models.models) {
+    const pipeline::MemoryReport report = model->memory();
+    queue::ModelMemory memory{.available_bytes = report.available_bytes,
+                              .bytes = report.bytes,
+                              .resident = report.resident,
+                              .load_us = report.load_time.count()};
+    for (const auto& limit : report.limits) memory.limits.push_back({limit.plan, limit.max_pixels});
+    if (memory != queue::ModelMemory()) info.memory.emplace(name, std::move(memory));
+  }
 }
 
 // Adds the components of a model that have quantized linears.
@@ -72,7 +89,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .encode = encode_,
                .adapters = adapters_,
                .encode_image = parts_.encode_image,
-               .adapters_changed = [this] { report_adapters(); },
+               .residents_changed = [this] { report_residents(); },
                .table_changed = [this] { update(); },
                .fault =
                    [this](const Error& error) {
@@ -193,13 +210,14 @@ asio::awaitable<void> Service::load_models() {
   tasks_.spawn("renewals", renewals(), Vital::kForever);
   tasks_.spawn("watchdog", watch_progress(), Vital::kForever);
   if (adapters_.takes_adapters())
-    tasks_.spawn("watch adapters", adapters_.watch(models_, [this] { report_adapters(); }), Vital::kForever);
+    tasks_.spawn("watch adapters", adapters_.watch(models_, [this] { report_residents(); }), Vital::kForever);
 }
 
-void Service::report_adapters() {
+void Service::report_residents() {
   queue::WorkerInfo info;
   adapters_.describe(models_, info);
-  if (adapter_sets(info) != reported_adapters_) heartbeat_now();
+  report_memory(models_, info);
+  if (residents(info) != reported_residents_) heartbeat_now();
 }
 
 asio::awaitable<Result<std::string>> Service::send_heartbeat() {
@@ -226,7 +244,8 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   info.version = options_.version;
   info.units = reported_units_ = table_.refs();
   adapters_.describe(models_, info);
-  reported_adapters_ = adapter_sets(info);
+  report_memory(models_, info);
+  reported_residents_ = residents(info);
   co_return co_await parts_.queue->heartbeat(info, Deadline::after(kCallTimeout));
 }
 

@@ -3,6 +3,7 @@
 // The service uses the io thread, which runs the io_context, and the threads "device", "text" and "encode".
 #pragma once
 
+#include <array>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -83,7 +84,7 @@ class Service {
   void perform_actions();
   void update();  // performs actions and wakes the coroutines that wait for a change
   void heartbeat_now();
-  void report_adapters();  // in a heartbeat, if they have changed since the last one
+  void report_residents();  // in a heartbeat, if they have changed since the last one
   void receive(queue::MailboxEntry entry);
   bool finished() const;
 
@@ -96,8 +97,8 @@ class Service {
   Watchdog watchdog_;
   ModelSet models_;
   TaskGroup tasks_;
-  std::vector<queue::UnitRef> reported_units_;                                 // in the last heartbeat
-  std::pair<std::set<std::string>, std::set<std::string>> reported_adapters_;  // in slots, in host memory
+  std::vector<queue::UnitRef> reported_units_;               // in the last heartbeat
+  std::array<std::set<std::string>, 3> reported_residents_;  // adapters in slots, in host memory, absent models
   asio::steady_timer wake_, renew_timer_, heartbeat_timer_;
   NamedThread device_{"device"}, text_{"text"}, encode_{"encode"};
   AdapterLoader adapters_;

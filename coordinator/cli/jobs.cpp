@@ -116,9 +116,23 @@ Result<void> cancel(const JobFlags& flags) {
                       [&](const json::value& job) { return flags.id + " " + text(job, "state") + "\n"; });
 }
 
+// The models whose sizes are limited by memory, with the largest number of pixels: "flux 1.6 MP,wan 29.4 MP".
+std::string limits_text(const json::value& worker) {
+  std::string out;
+  const auto* memory = field(worker, "memory").if_object();
+  for (const auto& [model, one] : memory == nullptr ? json::object() : *memory) {
+    std::int64_t most = 0;
+    for (const json::value& limit : items(one, "limits")) most = std::max(most, integer(limit, "max_pixels"));
+    if (most > 0)
+      out +=
+          fmt::format("{}{} {:.1f} MP", out.empty() ? "" : ",", std::string(model), 1e-6 * static_cast<double>(most));
+  }
+  return out.empty() ? "-" : out;
+}
+
 std::string workers_table(const json::value& answer) {
   std::vector<std::vector<std::string>> rows = {
-      {"NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LORAS", "JOBS", "SEEN"}};
+      {"NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LARGEST", "LORAS", "JOBS", "SEEN"}};
   for (const json::value& worker : items(answer, "workers")) {
     // Used slots / slots, + adapters in host memory only.
     std::string loras = "-";
@@ -128,8 +142,8 @@ std::string workers_table(const json::value& answer) {
               (in_host > taken ? "+" + std::to_string(in_host - taken) : "");
     }
     rows.push_back({text(worker, "name"), text(worker, "pid"), text(worker, "state"), text(worker, "device"),
-                    text(worker, "precision"), names(worker, "models", ""), loras, names(worker, "jobs", "-"),
-                    ago(integer(worker, "heartbeat_ms"))});
+                    text(worker, "precision"), names(worker, "models", ""), limits_text(worker), loras,
+                    names(worker, "jobs", "-"), ago(integer(worker, "heartbeat_ms"))});
   }
   return table(rows);
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 
 #include "coordinator/scheduling/placement/cost_model.h"
@@ -18,9 +19,9 @@ int steps_of(const job::JobSpec& spec) {
 
 Classified classify(job::JobSpec spec, const job::ModelEntry& model, const std::string& precision) {
   Classified out;
-  const auto shape = job::shape_class_of(spec, model, precision);
-  out.class_key = shape.key();
-  out.prior_us = prior_run_us(shape, steps_of(spec), !spec.loras.empty());
+  out.shape = job::shape_class_of(spec, model, precision);
+  out.class_key = out.shape.key();
+  out.prior_us = prior_run_us(out.shape, steps_of(spec), !spec.loras.empty());
   out.spec = std::move(spec);
   return out;
 }
@@ -69,6 +70,28 @@ std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots) {
                   "raise worker.lora.slots",
                   needed, spec.model, most_slots),
       "loras");
+}
+
+std::string with_commas(std::int64_t number) {
+  auto out = std::to_string(number);
+  for (auto at = std::ssize(out) - 3; at > 0; at -= 3) out.insert(static_cast<std::size_t>(at), ",");
+  return out;
+}
+
+std::optional<Error> unmet_memory(const Classified& job, const std::string& worker, const queue::ModelMemory& most) {
+  const auto& shape = job.shape;
+  const auto largest = std::max_element(most.limits.begin(), most.limits.end(),
+                                        [](const auto& a, const auto& b) { return a.max_pixels < b.max_pixels; });
+  if (largest == most.limits.end() || shape.pixels() <= largest->max_pixels) return std::nullopt;
+  const auto what = shape.frames > 1
+                        ? fmt::format("a {}×{} video of {} frames", shape.width, shape.height, shape.frames)
+                        : fmt::format("a {}×{} image", shape.width, shape.height);
+  return invalid_argument(
+      fmt::format("{} needs more memory than any worker of model '{}' has: at most {} pixels fit (worker {}, plan {}, "
+                  "{:.1f} GiB available); use a smaller size",
+                  what, job.spec.model, with_commas(largest->max_pixels), worker, largest->plan,
+                  static_cast<double>(most.available_bytes) / 0x1p30),
+      "width");
 }
 
 std::vector<std::string> adapters_of(const job::JobSpec& spec) {

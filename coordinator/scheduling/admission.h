@@ -21,6 +21,7 @@ namespace ditfleet::scheduling {
 struct Classified {
   job::JobSpec spec;
   std::string class_key;
+  job::ShapeClass shape;
   std::int64_t prior_us = 0;  // of one unit (cost_model.h)
 };
 
@@ -50,6 +51,11 @@ std::optional<Error> unmet_deadline(const Estimate& estimate, std::int64_t deadl
 
 // An error if the job lists more adapters than `most_slots`, the most adapter slots of any worker. 0 or less: unknown.
 std::optional<Error> unmet_slots(const job::JobSpec& spec, int most_slots);
+
+// An error if the job needs more memory than the model has on `worker`, the one that can hold the most.
+std::optional<Error> unmet_memory(const Classified& job, const std::string& worker, const queue::ModelMemory& most);
+
+std::string with_commas(std::int64_t number);  // 1,572,864
 
 std::vector<std::string> adapters_of(const job::JobSpec& spec);  // digests in the order of the request
 queue::Admission make_admission(const queue::IntakeEntry& entry, const Classified& job, std::int64_t cost_us);

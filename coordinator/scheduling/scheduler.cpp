@@ -56,6 +56,38 @@ int Scheduler::most_slots_seen(const std::string& model) const {
   return unreported ? 0 : slots_seen_[it->second];
 }
 
+std::optional<Error> Scheduler::unmet_memory(const Classified& job) const {
+  const auto model = model_ids_.find(job.spec.model);
+  if (!options_.refuse_too_large || model == model_ids_.end()) return std::nullopt;
+  const auto w = fleet_.roomiest(model->second);
+  if (!w) return std::nullopt;
+  return scheduling::unmet_memory(job, fleet_.at(*w).name, *fleet_.memory(model->second, *w));
+}
+
+std::int64_t Scheduler::needed_pixels(ClassId c) const {
+  const auto pixels = classes_[c].pixels;
+  return options_.refuse_too_large && pixels > fleet_.most_pixels(classes_[c].model) ? 0 : pixels;
+}
+
+void Scheduler::repark(std::int64_t now_us) {
+  std::vector<bool> changed(models_.size());
+  bool any = false;
+  for (ModelId m = 0; m < models_.size(); ++m) {
+    const auto most = fleet_.most_pixels(m);
+    changed[m] = std::exchange(grown(most_pixels_, m), most) != most;
+    any |= changed[m];
+  }
+  if (!any) return;
+  for (auto& [id, job] : jobs_) {
+    if (!changed[job->model]) continue;
+    for (int i = 0; i < static_cast<int>(job->units.size()); ++i) {
+      const auto& unit = job->units[static_cast<std::size_t>(i)];
+      if (unit.where == Unit::Where::kQueued || unit.where == Unit::Where::kParked)
+        unit_ready(*job, i, unit.ready_us, now_us);
+    }
+  }
+}
+
 ClassId Scheduler::intern_class(const std::string& key, const std::string& model) {
   if (const auto it = class_ids_.find(key); it != class_ids_.end()) return it->second;
   if (free_classes_.empty() && classes_.size() >= kKeptClasses) {
@@ -68,7 +100,11 @@ ClassId Scheduler::intern_class(const std::string& key, const std::string& model
     }
   }
   const auto id = take_id(classes_, free_classes_);
-  classes_[id] = {.key = key, .hash = rendezvous_hash(shape_key(key)), .model = intern_model(model)};
+  const auto shape = job::parse_class_key(key);
+  classes_[id] = {.key = key,
+                  .hash = rendezvous_hash(shape_key(key)),
+                  .model = intern_model(model),
+                  .pixels = shape ? shape->pixels() : 0};
   class_ids_.emplace(key, id);
   fleet_.define_class(id, key);
   return id;
@@ -152,6 +188,8 @@ void Scheduler::leave(Job& job, Unit& unit, int index, std::int64_t now_us) {
     queue_.remove(unit.handle);
   } else if (unit.where == Unit::Where::kAlone) {
     alone_.erase({&job, index});
+  } else if (unit.where == Unit::Where::kParked) {
+    parked_.erase({&job, index});
   } else if (unit.where == Unit::Where::kHeld) {
     fleet_.release(unit.worker, {job.id, index}, now_us);
   }
@@ -161,7 +199,7 @@ void Scheduler::leave(Job& job, Unit& unit, int index, std::int64_t now_us) {
 void Scheduler::set_past(Job& job, int index, int lapses, std::vector<std::string> failed_on, std::int64_t now_us) {
   auto& unit = job.units[index];
   if (unit.where == Unit::Where::kEnded || (unit.lapses == lapses && unit.failed_on == failed_on)) return;
-  if (unit.where == Unit::Where::kQueued || unit.where == Unit::Where::kAlone) {  // unit_ready() queues it again
+  if (is_waiting(unit)) {  // unit_ready() queues it again
     leave(job, unit, index, now_us);
     unit.where = Unit::Where::kUnknown;
   }
@@ -175,13 +213,19 @@ void Scheduler::set_past(Job& job, int index, int lapses, std::vector<std::strin
 void Scheduler::unit_ready(Job& job, int index, std::int64_t ready_us, std::int64_t now_us) {
   auto& unit = job.units[index];
   unit.touched_us = now_us;
-  const auto where = unit.lapses > 0 ? Unit::Where::kAlone : Unit::Where::kQueued;
+  const auto where = must_park(job)    ? Unit::Where::kParked
+                     : unit.lapses > 0 ? Unit::Where::kAlone
+                                       : Unit::Where::kQueued;
   if (unit.where == where || unit.where == Unit::Where::kEnded) return;
   leave(job, unit, index, now_us);
   unit.where = where;
   unit.ready_us = ready_us > 0 ? std::min(ready_us, now_us) : now_us;
   if (where == Unit::Where::kAlone) {
     alone_.emplace(&job, index);
+    return;
+  }
+  if (where == Unit::Where::kParked) {
+    parked_.emplace(&job, index);
     return;
   }
   const auto cost_us = costs_.typical_run_us(job.cls, job.model, job.prior_us);
@@ -210,12 +254,14 @@ Residency::Dropped Scheduler::hold(Job& job, int index, const Route& route, std:
   auto dropped = fleet_.adapters().hold(route.worker, adapters, options_.routing->eviction(), now_us);
   fleet_.hold(route.worker, {.ref = {job.id, index},
                              .cls = job.cls,
-                             .run_us = route.run_us + route.cold_us,
+                             .run_us = route.run_us + route.cold_us + route.load_us,
                              .assigned_us = now_us,
                              .cold = route.cold,
                              .alone = unit.lapses > 0,
                              .adapters = adapters,
-                             .ready_us = route.need.ready_us});
+                             .ready_us = route.need.ready_us,
+                             .model = job.model,
+                             .load_us = route.load_us});
   return dropped;
 }
 
@@ -231,6 +277,8 @@ void Scheduler::unit_held(Job& job, int index, const std::string& owner, const s
   route.cold = !fleet_.is_warm(job.cls, route.worker);
   route.run_us = costs_.run_us(job.cls, job.model, route.worker, job.prior_us);
   if (route.cold) route.cold_us = costs_.cold_us(job.model, route.run_us);
+  if (const auto rooms = fleet_.rooms(job.model); route.worker < rooms.size())
+    route.load_us = rooms[route.worker].load_us;
   route.need = fleet_.adapters().scan(lanes_[job.lane].adapters, now_us).at(route.worker);
   hold(job, index, route, nonce, now_us);
 }
@@ -360,9 +408,8 @@ void Scheduler::audit(std::span<const queue::UnitView> open, std::int64_t asked_
     const auto* unit = find_unit(view.ref, &job);
     if (job == nullptr && ended && ended->contains(view.ref.job)) continue;
     if (unit != nullptr && (unit->touched_us >= asked_us || unit->where == Unit::Where::kEnded)) continue;
-    const bool queued = unit != nullptr &&
-                        (unit->where == Unit::Where::kQueued || unit->where == Unit::Where::kAlone) &&
-                        unit->lapses == view.lapses && unit->failed_on == view.failed_on;
+    const bool queued =
+        unit != nullptr && is_waiting(*unit) && unit->lapses == view.lapses && unit->failed_on == view.failed_on;
     const bool held = unit != nullptr && unit->where == Unit::Where::kHeld && unit->nonce == view.nonce;
     if (queued && view.state == job::State::kReady) continue;
     if (held && view.state == job::State::kAssigned) continue;
@@ -404,10 +451,10 @@ Estimate Scheduler::estimate(const job::JobSpec& spec, const std::string& tenant
 QueueStats Scheduler::stats() const {
   QueueStats out;
   out.jobs = jobs_.size();
-  out.unplaceable = queue_.unplaceable();
+  out.unplaceable = queue_.unplaceable() + parked_.size();
   for (const auto& [id, job] : jobs_) {
     for (const auto& unit : job->units) {
-      out.ready += unit.where == Unit::Where::kQueued || unit.where == Unit::Where::kAlone;
+      out.ready += is_waiting(unit);
       out.held += unit.where == Unit::Where::kHeld;
       out.delayed += unit.where == Unit::Where::kDelayed;
     }

@@ -38,6 +38,7 @@ struct SchedulerOptions {
   int lookahead = 2;                      // units a worker holds, including the running one
   std::int64_t age_bound_ms = 60'000;
   std::int64_t silent_after_ms = 3'500;    // without a heartbeat
+  bool refuse_too_large = true;            // reject jobs that no registered worker has the memory for
   std::function<std::string()> new_nonce;  // required; the service draws 128 random bits
   TenantAdapters adapters;                 // unset: jobs with adapters are rejected
   std::shared_ptr<RoutingPolicy> routing;  // used by this scheduler only; null: EarliestFinishPolicy
@@ -59,7 +60,7 @@ struct Actions {
 
 struct QueueStats {
   std::size_t jobs = 0, ready = 0, held = 0, delayed = 0;
-  std::size_t unplaceable = 0;  // ready, but no registered worker has the model and enough adapter slots
+  std::size_t unplaceable = 0;  // ready, but no registered worker has the model, enough adapter slots and memory
   std::map<WorkerState, std::size_t> workers;
 };
 
@@ -109,8 +110,9 @@ class Scheduler {
  private:
   struct Unit {
     // kPending: not admitted yet. kQueued: in the fair queue. kAlone: ready, but a worker was lost with it, so that it
-    // runs with no other unit on its worker. kUnknown: until the next event or audit.
-    enum class Where { kPending, kQueued, kAlone, kDelayed, kHeld, kUnknown, kEnded };
+    // runs with no other unit on its worker. kParked: ready, but waits for a worker with more memory. kUnknown: until
+    // the next event or audit.
+    enum class Where { kPending, kQueued, kAlone, kParked, kDelayed, kHeld, kUnknown, kEnded };
     Where where = Where::kPending;
     std::int64_t charged_us = 0;  // in advance, not settled yet
     bool guess = false;           // the charge is not based on observed runs
@@ -140,6 +142,7 @@ class Scheduler {
     std::string key;
     std::uint64_t hash = 0;
     ModelId model = 0;
+    std::int64_t pixels = 0;
     std::size_t open = 0;  // units of the class
   };
   struct Lane {
@@ -156,11 +159,22 @@ class Scheduler {
   ModelId intern_model(const std::string& name);
   // The most adapter slots of any worker of the model so far. 0: unknown.
   int most_slots_seen(const std::string& model) const;
+  std::optional<Error> unmet_memory(const Classified& job) const;
+  // The pixels that a worker must be able to hold to get a unit of the class. 0: any worker gets it, because no
+  // registered worker can hold it; the worker's error then has the numbers.
+  std::int64_t needed_pixels(ClassId c) const;
+  bool must_park(const Job& job) const { return needed_pixels(job.cls) > fleet_.most_pixels(job.model); }
+  // Parks and unparks units after the memory of the fleet has changed.
+  void repark(std::int64_t now_us);
   std::vector<WorkerId> update_fleet(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us);
   ClassId intern_class(const std::string& key, const std::string& model);
   // enter_lane() counts one more user of the lane, leave_lane() one less.
   LaneId enter_lane(ClassId cls, std::vector<AdapterId> adapters, std::vector<std::string> failed_on);
   void leave_lane(LaneId id);
+  static bool is_waiting(const Unit& unit) {
+    return unit.where == Unit::Where::kQueued || unit.where == Unit::Where::kAlone ||
+           unit.where == Unit::Where::kParked;
+  }
   static LaneId lane_of(const Job& job, const Unit& unit) { return unit.lane.value_or(job.lane); }
   void forget_job(const Job& job);
   Job& add_job(const std::string& id, const std::string& tenant, const std::string& model, const std::string& class_key,
@@ -219,7 +233,9 @@ class Scheduler {
   std::vector<Lane> lanes_;
   std::vector<LaneId> free_lanes_;
   std::map<std::tuple<ClassId, std::vector<AdapterId>, std::vector<std::string>>, LaneId> lane_ids_;
-  std::set<std::pair<Job*, int>> alone_;  // units in Where::kAlone
+  std::set<std::pair<Job*, int>> alone_;   // units in Where::kAlone
+  std::set<std::pair<Job*, int>> parked_;  // units in Where::kParked
+  std::vector<std::int64_t> most_pixels_;  // of the fleet, by model, when repark() last ran
   Actions pending_;
   std::size_t pending_bytes_ = 0;  // of the specs in pending_.admit
   std::uint64_t arrivals_ = 0, round_ = 0;

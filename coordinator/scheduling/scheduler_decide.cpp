@@ -37,8 +37,13 @@ void Scheduler::assign_ready(Actions& actions, std::int64_t now_us) {
     if (queue_.has_work(m, fleet_.most_open_slots(m))) open.push_back(m);
   }
   skips_ = 0;
-  const FairQueue::Round round{.skipped = [this](LaneId lane) { return lanes_[lane].skipped_round == round_; },
-                               .closed = [this](LaneId lane) { return lanes_[lane].closed_round == round_; },
+  // No open worker has the memory for the lane's units.
+  const auto too_large = [this](LaneId lane) {
+    const auto cls = lanes_[lane].cls;
+    return needed_pixels(cls) > fleet_.most_open_pixels(classes_[cls].model);
+  };
+  const FairQueue::Round round{.skipped = [&](LaneId l) { return lanes_[l].skipped_round == round_ || too_large(l); },
+                               .closed = [&](LaneId l) { return lanes_[l].closed_round == round_ || too_large(l); },
                                .missing = [this](LaneId lane) { return lanes_[lane].missing_us; },
                                .max_lead_us = largest_us_ / 2};
   while (!open.empty()) {
@@ -87,7 +92,8 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batch
                              .may_wait = !must_go && skips_ < kMaxSkips,
                              .adapters = lane.adapters,
                              .waited_us = now_us - queued.ready_us,
-                             .avoided = names};
+                             .avoided = names,
+                             .pixels = needed_pixels(lane.cls)};
   const auto route = options_.routing->choose(fleet_, costs_, request, now_us);
   if (route.kind == Route::Kind::kAssign) {
     queue_.remove(candidate.handle);
@@ -107,7 +113,7 @@ std::vector<std::string> Scheduler::avoided(const Job& job, const Unit& unit, st
   for (const auto w : fleet_.with_model(job.model)) {
     const auto& worker = fleet_.at(w);
     if (std::find(unit.failed_on.begin(), unit.failed_on.end(), worker.name) == unit.failed_on.end()) {
-      another |= worker.state == WorkerState::kReady &&
+      another |= worker.state == WorkerState::kReady && fleet_.has_room(job.model, w, needed_pixels(job.cls)) &&
                  fleet_.adapters().slots(w) >= static_cast<int>(lanes_[job.lane].adapters.size());
     } else if (now_us - unit.ready_us < kAvoidUs || worker.failures >= kFailuresAvoided) {
       out.push_back(worker.name);
@@ -146,7 +152,8 @@ void Scheduler::place_alone(std::int64_t now_us, Batches& batches, Actions& acti
                          .may_wait = false,
                          .adapters = lane.adapters,
                          .alone = true,
-                         .avoided = names};
+                         .avoided = names,
+                         .pixels = needed_pixels(job->cls)};
     const auto route = options_.routing->choose(fleet_, costs_, request, now_us);
     if (route.kind == Route::Kind::kAssign && request.allows(fleet_, route.worker)) {
       alone_.erase({job, index});
@@ -159,6 +166,7 @@ void Scheduler::place_alone(std::int64_t now_us, Batches& batches, Actions& acti
       const auto& worker = fleet_.at(w);
       if (worker.state != WorkerState::kReady || worker.reserved || worker.held.empty() || worker.held.front().alone ||
           fleet_.adapters().slots(w) < static_cast<int>(lane.adapters.size()) ||
+          !fleet_.has_room(job->model, w, request.pixels) ||
           std::find(names.begin(), names.end(), worker.name) != names.end())
         continue;
       if (!soonest || fleet_.load(w).start_us(now_us) < fleet_.load(*soonest).start_us(now_us)) soonest = w;
@@ -219,10 +227,18 @@ void Scheduler::revoke_from_absent(std::int64_t now_us) {
 // Moves a unit that waits behind another on a busy worker to an idle worker that no ready unit could use.
 void Scheduler::revoke_for_idle(std::int64_t now_us) {
   for (ModelId m = 0; m < models_.size(); ++m) {
+    std::int64_t least_pixels = 0;  // of the waiting units
+    if (!fleet_.rooms(m).empty()) {
+      least_pixels = ModelRoom::kUnlimited;
+      for (LaneId l = 0; l < lanes_.size(); ++l) {
+        if (queue_.lane_work_us(l) > 0 && classes_[lanes_[l].cls].model == m)
+          least_pixels = std::min(least_pixels, needed_pixels(lanes_[l].cls));
+      }
+    }
     for (const auto idle : fleet_.with_model(m)) {
       const auto& taker = fleet_.at(idle);
       if (taker.state != WorkerState::kReady || !taker.held.empty() || !fleet_.load(idle).has_capacity() ||
-          queue_.has_work(m, fleet_.load(idle).adapter_slots))
+          (queue_.has_work(m, fleet_.load(idle).adapter_slots) && fleet_.has_room(m, idle, least_pixels)))
         continue;
       const HeldUnit* gain_unit = nullptr;
       std::int64_t most = kMoveGainUs;
@@ -238,9 +254,11 @@ void Scheduler::revoke_for_idle(std::int64_t now_us) {
         const auto run = costs_.run_us(last.cls, m, idle, job->prior_us);
         const auto cold = fleet_.is_warm(last.cls, idle) ? 0 : costs_.cold_us(m, run);
         const auto adapters = fleet_.adapters().scan(last.adapters, now_us);
-        if (!adapters.fits(idle)) continue;
+        if (!adapters.fits(idle) || !fleet_.has_room(m, idle, needed_pixels(last.cls))) continue;
         const auto need = adapters.at(idle);
-        const auto there_us = std::max(now_us, need.ready_us) + cold + run;
+        const auto rooms = fleet_.rooms(m);
+        const auto load = idle < rooms.size() ? rooms[idle].load_us : 0;
+        const auto there_us = std::max(now_us, need.ready_us) + load + cold + run;
         const auto gain = fleet_.load(w).start_us(now_us) - there_us - run / 4 - options_.routing->penalty_us(need);
         if (gain > most) {
           most = gain;

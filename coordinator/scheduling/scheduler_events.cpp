@@ -33,6 +33,7 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
     const bool fresh = known == nullptr;
     const auto deadline = deadline_us(entry, job->spec);
     auto unmet = fresh ? unmet_slots(job->spec, most_slots_seen(job->spec.model)) : std::nullopt;
+    if (fresh && !unmet) unmet = unmet_memory(*job);
     if (!unmet) unmet = unmet_deadline(estimate(job->spec, entry.tenant, now_us), deadline, now_us);
     if (unmet) {
       pending_.reject.push_back(make_rejection(entry, std::move(*unmet)));
@@ -136,7 +137,9 @@ void Scheduler::learn(const Job& job, Unit& unit, int index, const queue::Event&
   const auto began = std::max(held->started_us, fleet_.at(unit.worker).last_end_us);
   const auto observed = event.at_ms * 1000 - began;
   if (observed <= 0) return;
-  costs_.observe(job.cls, job.model, unit.worker, job.prior_us, observed, held->cold);
+  // The load of the model is no part of the run either. It is a prediction, so at most half of the time counts as load.
+  const auto run_us = observed - std::min(held->load_us, observed / 2);
+  costs_.observe(job.cls, job.model, unit.worker, job.prior_us, run_us, held->cold);
   const auto charged = static_cast<double>(unit.charged_us);
   const bool guess = unit.guess;
   settle(job, unit, index, observed);
@@ -145,6 +148,7 @@ void Scheduler::learn(const Job& job, Unit& unit, int index, const queue::Event&
 
 void Scheduler::on_workers(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {
   for (const auto w : update_fleet(workers, now_us)) costs_.forget_worker(w);
+  repark(now_us);
   revoke_from_absent(now_us);
   revoke_for_idle(now_us);
   queue_.tenants().prune(kKeptTenants);

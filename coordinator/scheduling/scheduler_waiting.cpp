@@ -27,6 +27,7 @@ std::string Scheduler::waits_for(const queue::UnitRef& ref, std::int64_t now_us)
     case Unit::Where::kAlone:
       return fmt::format("an empty worker: it runs alone, because {} lost with it",
                          unit.lapses == 1 ? "a worker was" : fmt::format("{} workers were", unit.lapses));
+    case Unit::Where::kParked: return queued_waits_for(*job, unit, now_us);
     case Unit::Where::kHeld: return held_waits_for(unit, ref, now_us);
     case Unit::Where::kDelayed:
       return job->deadline_us > 0 && job->deadline_us <= now_us ? "nothing: its deadline has passed"
@@ -51,8 +52,12 @@ std::string Scheduler::queued_waits_for(const Job& job, const Unit& unit, std::i
     return fmt::format("a worker with {} adapter slots, one per adapter: workers with '{}' have at most {}", needs,
                        model, most);
   }
+  const auto pixels = needed_pixels(job.cls);
+  if (const auto most = fleet_.most_pixels(job.model); pixels > most)
+    return fmt::format("a worker with more memory: it has {} pixels, workers with '{}' can hold at most {}",
+                       with_commas(pixels), model, with_commas(most));
   std::map<WorkerState, std::size_t> not_ready;
-  std::size_t fitting = 0, ready = 0, narrow_open = 0;  // narrow: with fewer slots than needed
+  std::size_t fitting = 0, ready = 0, narrow_open = 0, small_open = 0;  // narrow, small: fewer slots, less memory
   bool any_open = false;
   std::int64_t soonest_us = -1;
   for (const auto w : having) {
@@ -60,6 +65,10 @@ std::string Scheduler::queued_waits_for(const Job& job, const Unit& unit, std::i
     const auto& load = fleet_.load(w);
     if (fleet_.adapters().slots(w) < needs) {
       narrow_open += load.ready && load.has_capacity();
+      continue;
+    }
+    if (!fleet_.has_room(job.model, w, pixels)) {
+      small_open += load.ready && load.has_capacity();
       continue;
     }
     ++fitting;
@@ -74,7 +83,8 @@ std::string Scheduler::queued_waits_for(const Job& job, const Unit& unit, std::i
   }
   const auto able = [&](std::size_t n) {
     return fmt::format("{} with '{}'", workers(n), model) +
-           (narrow_open > 0 ? fmt::format(" and at least {} adapter slots", needs) : "");
+           (narrow_open > 0 ? fmt::format(" and at least {} adapter slots", needs) : "") +
+           (small_open > 0 ? fmt::format(" and memory for {} pixels", with_commas(pixels)) : "");
   };
   if (ready == 0) {
     std::string how;
@@ -92,7 +102,7 @@ std::string Scheduler::queued_waits_for(const Job& job, const Unit& unit, std::i
   if (lane.skipped_round == round_ && lane.missing_us > 0) {
     return needs > 0 ? fmt::format("a full worker that has its adapters: loading them elsewhere takes longer ({})",
                                    about(lane.missing_us))
-                     : fmt::format("a full worker that is warm for its class: a cold one takes longer ({})",
+                     : fmt::format("a full worker that is warm for its class: another takes longer to prepare ({})",
                                    about(lane.missing_us));
   }
   return "its turn";

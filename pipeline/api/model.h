@@ -63,6 +63,19 @@ struct ModelInfo {
   PartTimes load_times;
 };
 
+// What a model can generate in the device's memory, and whether its weights are there.
+struct MemoryReport {
+  struct Limit {
+    std::string plan;             // "resident", "model", "block"
+    std::int64_t max_pixels = 0;  // width x height x frames of the largest request that this plan holds
+  };
+  std::vector<Limit> limits;               // fastest plan first; empty: unknown, so nothing is refused
+  std::int64_t available_bytes = 0;        // device memory that this process may use
+  std::int64_t bytes = 0;                  // of the weights on the device when the model is resident
+  bool resident = true;                    // the weights are on the device now
+  std::chrono::microseconds load_time{0};  // to bring them from host memory; 0: unknown
+};
+
 // The state of one request between the stages. Not thread-safe.
 class Generation {
  public:
@@ -80,6 +93,7 @@ class Model {
  public:
   virtual ~Model() = default;
   virtual const ModelInfo& info() const = 0;
+  virtual MemoryReport memory() const { return {}; }  // thread-safe, does not block
   virtual Result<std::unique_ptr<Generation>> encode(const GenerationRequest& request) = 0;
   virtual Result<void> denoise(Generation& generation, const StepCallback& on_step) = 0;
   virtual Result<Media> decode(Generation& generation) = 0;

@@ -150,6 +150,9 @@ const Option kOptions[] = {
     {DITFLEET_OPTION(scheduler.age_bound_ms),
      .description = "A unit that has waited this long goes first, regardless of its priority.",
      .range = {100, kManyMs}},
+    {DITFLEET_OPTION(scheduler.refuse_too_large),
+     .description = "Reject a job at once if its images need more memory than any registered worker of the model has. "
+                    "Set it to false if larger workers are started on demand: such a job then waits for one."},
 
     {DITFLEET_OPTION(worker.count),
      .description = "Number of workers that `ditfleet up` starts. Each one loads its own copy of the models.",

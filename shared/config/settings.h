@@ -90,6 +90,7 @@ struct Settings {
     std::int64_t leader_ttl_ms = 3000;
     int lookahead = 2;
     std::int64_t age_bound_ms = 60'000;
+    bool refuse_too_large = true;
   } scheduler;
   struct {
     int count = 1;

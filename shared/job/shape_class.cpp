@@ -1,5 +1,6 @@
 #include "shared/job/shape_class.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -31,6 +32,11 @@ std::string ShapeClass::key() const {
   out += '/';
   out += precision;
   return out;
+}
+
+std::int64_t ShapeClass::pixels() const {  // a stored key may have any sizes
+  const double product = 1.0 * std::max(width, 0) * std::max(height, 0) * std::max(frames, 0);
+  return static_cast<std::int64_t>(std::min(product, 0x1p50));
 }
 
 std::optional<ShapeClass> parse_class_key(std::string_view key) {

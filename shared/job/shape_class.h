@@ -1,6 +1,7 @@
 // The shape class of a unit. A worker can be warm for it (see the glossary in shared/README.md).
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@ struct ShapeClass {
   bool operator==(const ShapeClass&) const = default;
   // "MODEL/1024x1024x1/embedded/512/bf16": the form in Redis, in metrics and in WorkerInfo::warm_classes.
   std::string key() const;
+  std::int64_t pixels() const;  // width × height × frames, at most 2^50
 };
 
 // Precondition: `spec` is a result of complete_spec() for `model`.

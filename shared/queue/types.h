@@ -2,6 +2,7 @@
 // another unit.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -189,6 +190,28 @@ inline std::vector<std::string> split_list(std::string_view packed) {
 // The worker's name in an owner "<name>:<run id>".
 inline std::string_view worker_name(std::string_view owner) { return owner.substr(0, owner.find(':')); }
 
+// The device memory of one model on a worker.
+struct ModelMemory {
+  struct Limit {
+    std::string plan;             // how the weights are placed: "resident", "model", "block"
+    std::int64_t max_pixels = 0;  // width × height × frames of the largest request that the plan holds
+    bool operator==(const Limit&) const = default;
+  };
+  std::vector<Limit> limits;         // fastest plan first; empty: unknown
+  std::int64_t available_bytes = 0;  // that the worker may use
+  std::int64_t bytes = 0;            // of the weights
+  bool resident = true;              // the weights are on the device
+  std::int64_t load_us = 0;          // from host memory to the device; 0: unknown
+
+  bool operator==(const ModelMemory&) const = default;
+  // The fastest plan that holds the request; nullptr: none, or the limits are unknown.
+  const Limit* plan_for(std::int64_t pixels) const {
+    const auto at =
+        std::find_if(limits.begin(), limits.end(), [&](const Limit& limit) { return pixels <= limit.max_pixels; });
+    return at == limits.end() ? nullptr : &*at;
+  }
+};
+
 // The heartbeat of one run of a worker.
 struct WorkerInfo {
   std::string name, boot;  // boot: the run id
@@ -199,6 +222,7 @@ struct WorkerInfo {
   std::vector<std::string> models, warm_classes;
   // Of each component with quantized linears, the number of linears by format: "dev/transformer: 494 nf4, 10 bf16".
   std::vector<std::string> quantized;
+  std::map<std::string, ModelMemory> memory;  // by model; a model may be missing
   // LoRA adapters. A worker without slots cannot run units that need an adapter.
   int adapter_slots = 0;
   std::vector<std::string> adapters;          // in slots

@@ -1,11 +1,45 @@
 #include "shared/queue/records.h"
 
+#include <algorithm>
+
 #include "shared/core/json.h"
 
 namespace ditfleet::queue {
 namespace {
 
-// Calls `visit` with the name and the member of each field of a worker's record, except for the units.
+constexpr std::size_t kMostModels = 64, kMostPlans = 8, kLongestPlan = 16;
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 50, kMostPixels = std::int64_t{1} << 50;
+constexpr std::int64_t kLongestLoadUs = 3'600'000'000;
+
+std::int64_t number_in(const json::object& object, std::string_view name, std::int64_t most) {
+  std::int64_t out = 0;
+  read_field(object, name, out);
+  return std::clamp<std::int64_t>(out, 0, most);
+}
+
+bool is_plan(std::string_view name) {
+  return !name.empty() && name.size() <= kLongestPlan &&
+         std::all_of(name.begin(), name.end(), [](char c) { return (c >= 'a' && c <= 'z') || c == '_'; });
+}
+
+ModelMemory parse_memory(const json::object& object) {
+  ModelMemory out{.available_bytes = number_in(object, "available_bytes", kMostBytes),
+                  .bytes = number_in(object, "bytes", kMostBytes),
+                  .load_us = number_in(object, "load_us", kLongestLoadUs)};
+  read_field(object, "resident", out.resident);
+  const json::value* limits = object.if_contains("limits");
+  if (limits == nullptr || !limits->is_array()) return out;
+  for (const json::value& value : limits->get_array()) {
+    const json::object* fields = value.if_object();
+    if (fields == nullptr || out.limits.size() == kMostPlans) continue;
+    ModelMemory::Limit limit{.max_pixels = number_in(*fields, "max_pixels", kMostPixels)};
+    read_field(*fields, "plan", limit.plan);
+    if (limit.max_pixels > 0 && is_plan(limit.plan)) out.limits.push_back(std::move(limit));
+  }
+  return out;
+}
+
+// Calls `visit` with the name and the member of each field of a worker's record, except for the memory and the units.
 template <class Info, class Visit>
 void each_field(Info& info, const Visit& visit) {
   visit("name", info.name);
@@ -32,9 +66,25 @@ void each_field(Info& info, const Visit& visit) {
 
 }  // namespace
 
+json::object memory_json(const std::map<std::string, ModelMemory>& memory) {
+  json::object out;
+  for (const auto& [model, one] : memory) {
+    json::array limits;
+    for (const auto& limit : one.limits)
+      limits.push_back(json::object{{"plan", limit.plan}, {"max_pixels", limit.max_pixels}});
+    out[model] = json::object{{"limits", std::move(limits)},
+                              {"available_bytes", one.available_bytes},
+                              {"bytes", one.bytes},
+                              {"resident", one.resident},
+                              {"load_us", one.load_us}};
+  }
+  return out;
+}
+
 std::string worker_json(const WorkerInfo& info) {
   json::object out;
   each_field(info, [&](const char* name, const auto& value) { out[name] = json::value_from(value); });
+  if (!info.memory.empty()) out["memory"] = memory_json(info.memory);
   json::array& units = out["units"].emplace_array();
   for (const UnitRef& ref : info.units) units.push_back(json::value{ref.job, ref.unit});
   return json::serialize(out);
@@ -47,6 +97,12 @@ Result<WorkerInfo> parse_worker(std::string_view json_text) {
   const json::object& object = value->get_object();
   WorkerInfo info{.state = {}, .capacity = 0};
   each_field(info, [&](const char* name, auto& member) { read_field(object, name, member); });
+  if (const json::value* memory = object.if_contains("memory"); memory != nullptr && memory->is_object()) {
+    for (const auto& [model, one] : memory->get_object()) {
+      if (one.is_object() && info.memory.size() < kMostModels)
+        info.memory.emplace(model, parse_memory(one.get_object()));
+    }
+  }
   if (const json::value* units = object.if_contains("units"); units != nullptr && units->is_array()) {
     for (const json::value& unit : units->get_array()) {
       if (unit.is_array() && unit.get_array().size() == 2 && unit.get_array()[0].is_string() &&

@@ -179,7 +179,7 @@ asio::awaitable<void> UnitRunner::load_adapters(UnitPtr unit) {
   auto loaded = co_await parts_.adapters.load(std::move(request));
   parts_.watchdog.ended(nonce, Clock::now());
   parts_.watchdog.adapters_progressed(Clock::now());
-  parts_.adapters_changed();
+  parts_.residents_changed();
   if (!units_.contains(nonce)) co_return;
   if (!loaded) {
     Error error = loaded.error();
@@ -210,7 +210,7 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
   };
   auto done = co_await run_on(parts_.text, Watchdog::Work::kText, unit, work);
   parts_.table.encoded(unit->entry.nonce);
-  if (!unit->spec.loras.empty()) parts_.adapters_changed();
+  parts_.residents_changed();
   if (!done && units_.contains(unit->entry.nonce))
     co_await fail(unit, with_adapter_names(done.error(), unit->spec.loras, unit->request.loras));
   parts_.table_changed();
@@ -301,6 +301,7 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
     return generate(unit, context);
   };
   auto image = co_await run_on(parts_.device, Watchdog::Work::kStep, unit, work);
+  parts_.residents_changed();
   if (image) {
     parts_.table.denoised(nonce);
     note_warm(unit->entry.class_key);

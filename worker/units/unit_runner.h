@@ -34,8 +34,9 @@ class UnitRunner {
     NamedThread &text, &device, &encode;
     AdapterLoader& adapters;
     ImageEncoder encode_image;
-    std::function<void()> adapters_changed;   // the models may hold other adapters than before
-    std::function<void()> table_changed;      // the table may have new actions
+    std::function<void()>
+        residents_changed;                // other adapters may be loaded, or other models on the device, than before
+    std::function<void()> table_changed;  // the table may have new actions
     std::function<void(const Error&)> fault;  // the device failed: the process must end without further work
   };
   explicit UnitRunner(Parts parts);

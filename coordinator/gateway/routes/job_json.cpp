@@ -6,6 +6,7 @@
 
 #include "coordinator/gateway/http/http.h"
 #include "coordinator/gateway/routes/openapi.h"
+#include "shared/queue/records.h"
 #include "shared/results/store.h"
 
 namespace ditfleet::gateway {
@@ -159,6 +160,7 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
           {"adapter_swap_us", worker.adapter_swap_us},
           {"warm_classes", json::value_from(worker.warm_classes)},
           {"quantized", json::value_from(worker.quantized)},
+          {"memory", queue::memory_json(worker.memory)},
           {"capacity", worker.capacity},
           {"busy_units", worker.units.size()},
           {"jobs", json::value_from(jobs)},

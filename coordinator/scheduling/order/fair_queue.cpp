@@ -153,11 +153,19 @@ bool FairQueue::has_work(ModelId model, int adapter_slots) const {
          models_[model].units.begin()->first <= adapter_slots;
 }
 
-const FairQueue::Age* FairQueue::oldest(const Backlog& backlog, int adapter_slots) {
+template <class Closed>
+const FairQueue::Age* FairQueue::oldest(const Backlog& backlog, int adapter_slots, std::int64_t before_us,
+                                        Closed is_closed) const {
   const Age* out = nullptr;
   for (const auto& [needs, group] : backlog.groups) {
     if (needs > adapter_slots) break;
-    if (out == nullptr || *group.by_age.begin() < *out) out = &*group.by_age.begin();
+    int looks = 0;
+    for (const auto& age : group.by_age) {
+      if (age.ready_us >= before_us || (out != nullptr && *out < age) || ++looks > kMaxLooks) break;
+      if (is_closed(units_[age.handle].lane)) continue;
+      out = &age;
+      break;
+    }
   }
   return out;
 }
@@ -199,11 +207,9 @@ std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, int adapte
       return too;
     };
     const auto& backlog = models_[model_id].backlogs.at(tenant);
-    const auto* longest = oldest(backlog, adapter_slots);
-    if (longest == nullptr) continue;
-    if (now_us - longest->ready_us > age_bound_us_ && !is_closed(units_[longest->handle].lane) &&
-        !too_far(longest->handle)) {
-      return Candidate{.handle = longest->handle, .aged = true};
+    const auto* aged = oldest(backlog, adapter_slots, now_us - age_bound_us_, is_closed);
+    if (aged != nullptr && !too_far(aged->handle)) {
+      return Candidate{.handle = aged->handle, .aged = true};
     }
     const bool first = !behind;
     std::int64_t missing = 0;

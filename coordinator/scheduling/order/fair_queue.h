@@ -127,7 +127,9 @@ class FairQueue {
     int most_slots = std::numeric_limits<int>::max();
   };
   static Order order_of(const QueuedUnit& unit, Handle handle);
-  static const Age* oldest(const Backlog& backlog, int adapter_slots);
+  // The unit that became ready first, if that was before `before_us`. Passes over a few in closed lanes.
+  template <class Closed>
+  const Age* oldest(const Backlog& backlog, int adapter_slots, std::int64_t before_us, Closed is_closed) const;
   // Calls `visit` for the heads of lanes that need at most `adapter_slots`, in order, until it returns true.
   template <class Visit>
   void visit_heads(const Backlog& backlog, int adapter_slots, Visit visit) const;

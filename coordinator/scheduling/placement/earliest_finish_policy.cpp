@@ -17,12 +17,12 @@ constexpr std::int64_t kTieRunDivisor = 50;
 struct Candidate {
   bool warm = false;
   WorkerId worker = 0;
-  std::int64_t start_us = 0, run_us = 0, cold_us = 0, penalty_us = 0;
+  std::int64_t start_us = 0, run_us = 0, cold_us = 0, load_us = 0, penalty_us = 0;
   AdapterNeed need;
   std::int64_t begin_us() const { return std::max(start_us, need.ready_us); }
-  std::int64_t finish_us() const { return begin_us() + cold_us + run_us; }
+  std::int64_t finish_us() const { return begin_us() + load_us + cold_us + run_us; }
   std::int64_t score_us() const { return finish_us() + penalty_us; }
-  std::int64_t missing_us() const { return need.load_us + need.swap_us + cold_us; }
+  std::int64_t missing_us() const { return need.load_us + need.swap_us + load_us + cold_us; }
 };
 
 std::string milliseconds(std::int64_t us) {
@@ -40,6 +40,7 @@ class Decision {
         request_(request),
         now_us_(now_us),
         adapters_(fleet.adapters().scan(request.adapters, now_us)),
+        rooms_(fleet.rooms(request.model)),
         observed_cold_us_(costs.observed_cold_us(request.model)),
         runs_(costs.runs(request.cls, request.model, request.prior_us)) {}
 
@@ -62,21 +63,26 @@ class Decision {
     route.cold = !best_->warm;
     route.run_us = best_->run_us;
     route.cold_us = best_->cold_us;
+    route.load_us = best_->load_us;
     route.need = best_->need;
     route.reason = describe();
     return route;
   }
 
  private:
-  bool can_take(WorkerId w) const { return fleet_.load(w).ready && adapters_.fits(w) && request_.allows(fleet_, w); }
+  bool has_room(WorkerId w) const { return w >= rooms_.size() || request_.pixels <= rooms_[w].max_pixels; }
+  bool can_take(WorkerId w) const {
+    return fleet_.load(w).ready && has_room(w) && adapters_.fits(w) && request_.allows(fleet_, w);
+  }
 
   // Also counts the workers that are warm and need no load.
   Candidate candidate(WorkerId w, bool warm) {
     Candidate out{.warm = warm, .worker = w, .start_us = fleet_.load(w).start_us(now_us_), .need = adapters_.at(w)};
     out.run_us = runs_(w);
     if (!warm) out.cold_us = observed_cold_us_ ? *observed_cold_us_ : costs_.cold_us(request_.model, out.run_us);
+    if (w < rooms_.size()) out.load_us = rooms_[w].load_us;
     out.penalty_us = policy_.penalty_us(out.need);
-    holders_ += warm && out.need.load_us == 0;
+    holders_ += warm && out.need.load_us == 0 && out.load_us == 0;
     return out;
   }
 
@@ -84,7 +90,7 @@ class Decision {
     std::uint64_t best_hash = 0;
     std::int64_t lowest_us = 0;
     for (const auto& [free_at_us, w] : fleet_.open_workers(request_.model)) {
-      if (!adapters_.fits(w) || !request_.allows(fleet_, w)) continue;
+      if (!has_room(w) || !adapters_.fits(w) || !request_.allows(fleet_, w)) continue;
       ++open_;
       const auto option = candidate(w, fleet_.is_warm(request_.cls, w));
       const auto hash = mix_bits(request_.lane_hash ^ fleet_.load(w).hash);
@@ -123,6 +129,10 @@ class Decision {
 
   std::string describe() const {
     std::string out = best_->warm ? "warm" : "cold (+" + milliseconds(best_->cold_us) + ")";
+    if (best_->load_us > 0) out += "; model load " + milliseconds(best_->load_us);
+    const auto* memory = fleet_.memory(request_.model, best_->worker);
+    const auto* limit = memory == nullptr ? nullptr : memory->plan_for(request_.pixels);
+    if (limit != nullptr && limit->plan != "resident") out += "; plan " + limit->plan;
     if (best_->need.load_us > 0) out += "; adapter load " + milliseconds(best_->need.load_us);
     if (best_->need.swap_us > 0) out += "; adapter swap " + milliseconds(best_->need.swap_us);
     out += fmt::format("; free in {} + run {}; earliest finish of {} worker{} with capacity",
@@ -139,6 +149,7 @@ class Decision {
   const RouteRequest& request_;
   const std::int64_t now_us_;
   const Residency::Scan adapters_;
+  const std::span<const ModelRoom> rooms_;
   const std::optional<std::int64_t> observed_cold_us_;
   const CostModel::Runs runs_;
   std::optional<Candidate> best_, next_;  // of the workers with capacity

@@ -1,11 +1,11 @@
 // The service's routing policy. A unit goes to the worker with the lowest
 //
-//   max(start, adapters in slots) + cold-class cost + run + load_weight · adapter load.
+//   max(start, adapters in slots) + model load + cold-class cost + run + load_weight · adapter load.
 //
-// Candidates are ready workers with the model, spare capacity and an adapter slot for each of the unit's adapters,
-// except workers that the unit avoids. The last term is the cost of a load for other units: it evicts an adapter that
-// some unit will load again. Ties go to the highest rendezvous hash of class, adapters and worker, so a unit returns to
-// the worker that is warm.
+// Candidates are ready workers with the model, enough memory for the unit's pixels, spare capacity and an adapter slot
+// for each of the unit's adapters, except workers that the unit avoids. The last term is the cost of a load for other
+// units: it evicts an adapter that some unit will load again. Ties go to the highest rendezvous hash of class, adapters
+// and worker, so a unit returns to the worker that is warm.
 //
 // A unit may also wait for a full worker that is warm and holds its adapters. It waits if the full worker needs less
 // preparation than the best candidate, and if all such workers together would finish the unit's lane before the best

@@ -13,6 +13,8 @@ constexpr int kStrikes = 3;
 constexpr std::int64_t kFirstBackoffUs = 5'000'000, kMostBackoffUs = 300'000'000;
 // A unit is overdue when it runs for this many predicted runs, and at least for this time.
 constexpr std::int64_t kOverdueRuns = 10, kOverdueUs = 60'000'000;
+// From host memory to a device, until a worker has measured it: pinned memory on PCIe 4.
+constexpr std::int64_t kPriorLoadBytesPerUs = 20'000;
 
 bool is_overdue(const HeldUnit& unit, std::int64_t now_us) {
   return unit.started && now_us - unit.started_us > std::max(kOverdueUs, kOverdueRuns * unit.run_us);
@@ -59,15 +61,24 @@ WorkerId Fleet::intern_owner(const std::string& owner) {
 std::vector<WorkerId> Fleet::update(const std::vector<queue::WorkerInfo>& infos, std::int64_t now_us,
                                     const std::function<ModelId(const std::string&)>& model_of) {
   now_us_ = now_us;
-  for (auto& worker : workers_) worker.state = WorkerState::kGone;
+  for (auto& worker : workers_) {
+    worker.state = WorkerState::kGone;
+    worker.memory.clear();
+  }
   for (auto& ids : by_model_) ids.clear();
   for (auto& open : open_) open.clear();
   for (auto& slots : open_slots_) slots.clear();
+  for (auto& pixels : open_pixels_) pixels.clear();
+  for (auto& rooms : rooms_) rooms.clear();
   for (auto& load : loads_) load.capacity = 0;  // so that refresh_load() lists it again
   for (const auto& info : infos) {
     std::vector<ModelId> models;
     for (const auto& name : info.models) models.push_back(model_of(name));
     apply(info, std::move(models));
+  }
+  most_pixels_.assign(rooms_.size(), ModelRoom::kUnlimited);
+  for (ModelId m = 0; m < rooms_.size(); ++m) {
+    if (const auto w = roomiest(m)) most_pixels_[m] = rooms_[m][*w].max_pixels;
   }
   std::vector<WorkerId> freed;
   for (WorkerId id = 0; id < workers_.size(); ++id) {
@@ -91,6 +102,15 @@ void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models) {
   worker.heartbeat_us = info.heartbeat_ms * 1000;
   worker.models = std::move(models);
   for (const auto m : worker.models) grown(by_model_, m).push_back(id);
+  for (std::size_t i = 0; !info.memory.empty() && i < worker.models.size(); ++i) {
+    const auto reported = info.memory.find(info.models[i]);
+    const auto& memory =
+        worker.memory.emplace_back(reported == info.memory.end() ? queue::ModelMemory{} : reported->second);
+    auto& room = grown(grown(rooms_, worker.models[i]), id) = {};
+    if (memory.limits.empty()) continue;
+    room.max_pixels = 0;
+    for (const auto& limit : memory.limits) room.max_pixels = std::max(room.max_pixels, limit.max_pixels);
+  }
   if (worker.reported_warm != info.warm_classes) {
     worker.reported_warm = info.warm_classes;
     worker.warm.clear();
@@ -143,7 +163,7 @@ void Fleet::define_class(ClassId c, const std::string& class_key) {
   for (WorkerId w = 0; w < workers_.size(); ++w) warm_[c][w] = workers_[w].warm.contains(class_keys_[c]);
 }
 
-// Updates `loads_`, `open_` and `open_slots_`.
+// Updates `loads_`, `open_`, `open_slots_`, `open_pixels_` and the load times in `rooms_`.
 void Fleet::refresh_load(WorkerId w) {
   const auto& worker = workers_[w];
   auto& load = loads_[w];
@@ -166,15 +186,39 @@ void Fleet::refresh_load(WorkerId w) {
           .capacity = full ? static_cast<int>(worker.held.size()) : worker.capacity,
           .adapter_slots = adapters_.slots(w),
           .ready = takes && worker.heartbeat_us > worker.handed_back_us};
+  refresh_model_loads(w);
   const bool is_open = load.ready && load.has_capacity();
   if (was_open == is_open && was_free_at_us == load.free_at_us && had_slots == load.adapter_slots) return;
   for (const auto m : worker.models) {
     auto& open = grown(open_, m);
     auto& slots = grown(open_slots_, m);
+    auto& pixels = grown(open_pixels_, m);
+    const auto max_pixels = m < rooms_.size() && w < rooms_[m].size() ? rooms_[m][w].max_pixels : ModelRoom::kUnlimited;
     if (was_open && open.erase({was_free_at_us, w}) > 0) {
       if (const auto it = slots.find(had_slots); --it->second == 0) slots.erase(it);
+      if (const auto it = pixels.find(max_pixels); --it->second == 0) pixels.erase(it);
     }
-    if (is_open && open.emplace(load.free_at_us, w).second) ++slots[load.adapter_slots];
+    if (is_open && open.emplace(load.free_at_us, w).second) {
+      ++slots[load.adapter_slots];
+      ++pixels[max_pixels];
+    }
+  }
+}
+
+// The next unit of a model finds the weights on the device if the unit before it is of the same model. Otherwise they
+// must be there now and stay there: loading another model may evict them.
+void Fleet::refresh_model_loads(WorkerId w) {
+  const auto& worker = workers_[w];
+  const auto last = worker.held.empty() ? nullptr : &worker.held.back();
+  bool last_loads = false;
+  for (std::size_t i = 0; last != nullptr && i < worker.memory.size(); ++i)
+    last_loads |= worker.models[i] == last->model && !worker.memory[i].resident;
+  for (std::size_t i = 0; i < worker.memory.size(); ++i) {
+    const auto& memory = worker.memory[i];
+    const bool stays = (last != nullptr && last->model == worker.models[i]) || (memory.resident && !last_loads);
+    rooms_[worker.models[i]][w].load_us = stays                ? 0
+                                          : memory.load_us > 0 ? memory.load_us
+                                                               : memory.bytes / kPriorLoadBytesPerUs;
   }
 }
 
@@ -282,6 +326,36 @@ int Fleet::most_adapter_slots(ModelId m) const {
   int most = -1;
   for (const auto w : with_model(m)) most = std::max(most, adapters_.slots(w));
   return most;
+}
+
+std::span<const ModelRoom> Fleet::rooms(ModelId m) const {
+  return m < rooms_.size() ? std::span<const ModelRoom>(rooms_[m]) : std::span<const ModelRoom>();
+}
+
+bool Fleet::has_room(ModelId m, WorkerId w, std::int64_t pixels) const {
+  const auto all = rooms(m);
+  return w >= all.size() || pixels <= all[w].max_pixels;
+}
+
+std::int64_t Fleet::most_open_pixels(ModelId m) const {
+  return m < open_pixels_.size() && !open_pixels_[m].empty() ? open_pixels_[m].rbegin()->first : ModelRoom::kUnlimited;
+}
+
+std::optional<WorkerId> Fleet::roomiest(ModelId m) const {
+  const auto all = rooms(m);
+  std::optional<WorkerId> best;
+  for (const auto w : with_model(m)) {
+    if (w >= all.size() || all[w].max_pixels == ModelRoom::kUnlimited) return std::nullopt;
+    if (!best || all[w].max_pixels > all[*best].max_pixels) best = w;
+  }
+  return best;
+}
+
+const queue::ModelMemory* Fleet::memory(ModelId m, WorkerId w) const {
+  const auto& worker = workers_[w];
+  const auto at = std::find(worker.models.begin(), worker.models.end(), m);
+  const auto i = static_cast<std::size_t>(at - worker.models.begin());
+  return i < worker.memory.size() ? &worker.memory[i] : nullptr;
 }
 
 const std::vector<WorkerId>& Fleet::with_model(ModelId m) const {

@@ -1,5 +1,5 @@
-// The workers: their state, the units they hold, when they will be free, and their warm classes. Updated from the
-// worker registry and from the scheduler's own assignments.
+// The workers: their state, the units they hold, when they will be free, their warm classes and the memory of their
+// models. Updated from the worker registry and from the scheduler's own assignments.
 //
 // No I/O, no clock; not thread-safe. Times are microseconds of Redis' clock.
 #pragma once
@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -30,12 +33,14 @@ std::string_view worker_state_name(WorkerState state);
 struct HeldUnit {
   queue::UnitRef ref;
   ClassId cls = 0;
-  std::int64_t run_us = 0;  // predicted, including the cost of a cold class
+  std::int64_t run_us = 0;  // predicted, including the cost of a cold class and the load of the model
   std::int64_t assigned_us = 0, started_us = 0;
   bool started = false, cold = false;
   bool alone = false;  // the worker may hold no other unit beside it
   std::vector<AdapterId> adapters = {};
   std::int64_t ready_us = 0;  // when its adapters are in slots
+  ModelId model = 0;
+  std::int64_t load_us = 0;  // part of run_us: the predicted load of the model
 };
 
 struct Worker {
@@ -45,6 +50,7 @@ struct Worker {
   int capacity = 0;        // units it may hold
   std::int64_t heartbeat_us = 0;
   std::vector<ModelId> models;
+  std::vector<queue::ModelMemory> memory;  // of `models`; empty: the worker reported none
   std::vector<std::string> reported_warm;  // class keys
   std::unordered_set<std::string> warm;    // the shape keys of reported_warm
   std::vector<HeldUnit> held;              // in the order of assignment
@@ -77,6 +83,14 @@ struct WorkerLoad {
   bool has_capacity() const { return held < capacity; }
   // A unit that runs longer than predicted delays the units behind it.
   std::int64_t start_us(std::int64_t now_us) const { return std::max(free_at_us, now_us + waiting_us); }
+};
+
+// The memory of one model on one worker, packed for speed.
+struct ModelRoom {
+  std::int64_t max_pixels = kUnlimited;  // the largest request that some plan holds
+  std::int64_t load_us = 0;              // to bring the weights to the device for the next unit that is assigned
+
+  static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 };
 
 class Fleet {
@@ -131,11 +145,25 @@ class Fleet {
   // The largest number of adapter slots of any registered worker, open or not; -1 if no worker is registered.
   int most_adapter_slots(ModelId m) const;
 
+  // By worker. May be shorter than the ids: the other workers have no limit and need no load.
+  std::span<const ModelRoom> rooms(ModelId m) const;
+  bool has_room(ModelId m, WorkerId w, std::int64_t pixels) const;
+  // The largest request that an open worker, or any registered worker, can hold. kUnlimited if there is no worker.
+  std::int64_t most_open_pixels(ModelId m) const;
+  std::int64_t most_pixels(ModelId m) const {
+    return m < most_pixels_.size() ? most_pixels_[m] : ModelRoom::kUnlimited;
+  }
+  // A registered worker with most_pixels(); nothing if that is unlimited.
+  std::optional<WorkerId> roomiest(ModelId m) const;
+  // Precondition: the worker has the model. nullptr: it did not report the model's memory.
+  const queue::ModelMemory* memory(ModelId m, WorkerId w) const;
+
  private:
   void apply(const queue::WorkerInfo& info, std::vector<ModelId> models);
   WorkerId allocate(const std::string& name, const std::string& boot);
   void refresh_warm(WorkerId w);
   void refresh_load(WorkerId w);
+  void refresh_model_loads(WorkerId w);
 
   int lookahead_;
   std::int64_t silent_after_us_;
@@ -145,6 +173,9 @@ class Fleet {
   std::vector<WorkerLoad> loads_;
   std::vector<OpenWorkers> open_;                       // by model
   std::vector<std::map<int, std::size_t>> open_slots_;  // by model: number of open workers by adapter slots; none is 0
+  std::vector<std::vector<ModelRoom>> rooms_;           // [model][worker]
+  std::vector<std::int64_t> most_pixels_;               // by model
+  std::vector<std::map<std::int64_t, std::size_t>> open_pixels_;  // by model: number of open workers by max_pixels
   std::vector<WorkerId> free_;
   std::unordered_map<std::string, WorkerId> by_owner_;
   std::vector<std::vector<WorkerId>> by_model_;

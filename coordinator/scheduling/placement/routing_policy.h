@@ -25,6 +25,7 @@ struct RouteRequest {
   std::int64_t waited_us = 0;                 // since the unit became ready
   bool alone = false;                         // only on a ready worker that holds no unit
   std::span<const std::string> avoided = {};  // names of workers that do not get the unit
+  std::int64_t pixels = 0;                    // the worker must be able to hold; 0: any can
 
   bool allows(const Fleet& fleet, WorkerId w) const {
     const auto& worker = fleet.at(w);
@@ -42,6 +43,7 @@ struct Route {
   bool cold = false;
   std::int64_t missing_us = 0;  // loads, swaps and cold class on the best worker that has capacity
   std::int64_t run_us = 0, cold_us = 0;
+  std::int64_t load_us = 0;  // of the model
   AdapterNeed need;
   std::string reason;  // with the numbers, for the `assigned` event; kAssign only
 };
