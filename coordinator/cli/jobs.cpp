@@ -116,7 +116,7 @@ Result<void> cancel(const JobFlags& flags) {
                       [&](const json::value& job) { return flags.id + " " + text(job, "state") + "\n"; });
 }
 
-// The models whose sizes are limited by memory, with the largest number of pixels: "flux 1.6 MP,wan 29.4 MP".
+// The models whose sizes are limited by memory, with the largest number of pixels: "one 1.6 MP,other 29.4 MP".
 std::string limits_text(const json::value& worker) {
   std::string out;
   const auto* memory = field(worker, "memory").if_object();

@@ -39,6 +39,7 @@ void Scheduler::assign_ready(Actions& actions, std::int64_t now_us) {
   skips_ = 0;
   // No open worker has the memory for the lane's units.
   const auto too_large = [this](LaneId lane) {
+    if (!fleet_.reports_memory()) return false;
     const auto cls = lanes_[lane].cls;
     return needed_pixels(cls) > fleet_.most_open_pixels(classes_[cls].model);
   };

@@ -20,6 +20,15 @@ bool is_overdue(const HeldUnit& unit, std::int64_t now_us) {
   return unit.started && now_us - unit.started_us > std::max(kOverdueUs, kOverdueRuns * unit.run_us);
 }
 
+// Counts one less at `before`, one more at `after`.
+template <class Key>
+void count(std::map<Key, std::size_t>& counts, Key before, bool left, Key after, bool entered) {
+  if (left) {
+    if (const auto it = counts.find(before); --it->second == 0) counts.erase(it);
+  }
+  if (entered) ++counts[after];
+}
+
 }  // namespace
 
 std::string_view worker_state_name(WorkerState state) {
@@ -61,6 +70,7 @@ WorkerId Fleet::intern_owner(const std::string& owner) {
 std::vector<WorkerId> Fleet::update(const std::vector<queue::WorkerInfo>& infos, std::int64_t now_us,
                                     const std::function<ModelId(const std::string&)>& model_of) {
   now_us_ = now_us;
+  reports_memory_ = std::any_of(infos.begin(), infos.end(), [](const auto& info) { return !info.memory.empty(); });
   for (auto& worker : workers_) {
     worker.state = WorkerState::kGone;
     worker.memory.clear();
@@ -192,16 +202,12 @@ void Fleet::refresh_load(WorkerId w) {
   for (const auto m : worker.models) {
     auto& open = grown(open_, m);
     auto& slots = grown(open_slots_, m);
-    auto& pixels = grown(open_pixels_, m);
-    const auto max_pixels = m < rooms_.size() && w < rooms_[m].size() ? rooms_[m][w].max_pixels : ModelRoom::kUnlimited;
-    if (was_open && open.erase({was_free_at_us, w}) > 0) {
-      if (const auto it = slots.find(had_slots); --it->second == 0) slots.erase(it);
-      if (const auto it = pixels.find(max_pixels); --it->second == 0) pixels.erase(it);
-    }
-    if (is_open && open.emplace(load.free_at_us, w).second) {
-      ++slots[load.adapter_slots];
-      ++pixels[max_pixels];
-    }
+    const bool left = was_open && open.erase({was_free_at_us, w}) > 0;
+    const bool entered = is_open && open.emplace(load.free_at_us, w).second;
+    count(slots, had_slots, left, load.adapter_slots, entered);
+    if (!reports_memory_) continue;
+    const auto max_pixels = w < rooms(m).size() ? rooms_[m][w].max_pixels : ModelRoom::kUnlimited;
+    count(grown(open_pixels_, m), max_pixels, left, max_pixels, entered);
   }
 }
 
