@@ -84,7 +84,6 @@ Error imitation_of_submit();
 // Appends the messages of one entry.
 Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>& out);
 
-json::object memory_json(const std::map<std::string, ModelMemory>& memory);
 std::string worker_json(const WorkerInfo& info);
 // Omits invalid limits and clamps numbers of WorkerInfo::memory, so that the scheduler can add and multiply them.
 Result<WorkerInfo> parse_worker(std::string_view json_text);

@@ -22,6 +22,21 @@ bool is_plan(std::string_view name) {
          std::all_of(name.begin(), name.end(), [](char c) { return (c >= 'a' && c <= 'z') || c == '_'; });
 }
 
+json::object memory_json(const std::map<std::string, ModelMemory>& memory) {
+  json::object out;
+  for (const auto& [model, one] : memory) {
+    json::array limits;
+    for (const auto& limit : one.limits)
+      limits.push_back(json::object{{"plan", limit.plan}, {"max_pixels", limit.max_pixels}});
+    out[model] = json::object{{"limits", std::move(limits)},
+                              {"available_bytes", one.available_bytes},
+                              {"bytes", one.bytes},
+                              {"resident", one.resident},
+                              {"load_us", one.load_us}};
+  }
+  return out;
+}
+
 ModelMemory parse_memory(const json::object& object) {
   ModelMemory out{.available_bytes = number_in(object, "available_bytes", kMostBytes),
                   .bytes = number_in(object, "bytes", kMostBytes),
@@ -65,21 +80,6 @@ void each_field(Info& info, const Visit& visit) {
 }
 
 }  // namespace
-
-json::object memory_json(const std::map<std::string, ModelMemory>& memory) {
-  json::object out;
-  for (const auto& [model, one] : memory) {
-    json::array limits;
-    for (const auto& limit : one.limits)
-      limits.push_back(json::object{{"plan", limit.plan}, {"max_pixels", limit.max_pixels}});
-    out[model] = json::object{{"limits", std::move(limits)},
-                              {"available_bytes", one.available_bytes},
-                              {"bytes", one.bytes},
-                              {"resident", one.resident},
-                              {"load_us", one.load_us}};
-  }
-  return out;
-}
 
 std::string worker_json(const WorkerInfo& info) {
   json::object out;

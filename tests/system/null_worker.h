@@ -33,6 +33,7 @@ class NullWorker {
     bool starts = true;  // false: takes what it is assigned and never starts it
     bool fails = false;  // fails what it starts, at once and so that it may be retried
     std::string poison;  // the job that kills it before it starts; empty: none
+    std::map<std::string, queue::ModelMemory> memory = {};
   };
 
   NullWorker(asio::io_context& io, const redis::Endpoint& endpoint, Options options)
@@ -71,6 +72,7 @@ class NullWorker {
       info_.boot = new_nonce();
       info_.state = "ready";
       info_.models = options_.models;
+      info_.memory = options_.memory;
     }
     void spawn(const char* name, asio::awaitable<void> (State::*body)()) {
       tasks_.spawn(name, [](std::shared_ptr<State> self, auto member) -> asio::awaitable<void> {

@@ -244,6 +244,57 @@ TEST_F(SchedulerServiceTest, names_of_adapters_mean_what_they_mean_at_admission)
   }
 }
 
+class SchedulerMemoryTest : public SchedulerServiceTest {
+ protected:
+  NullWorker& limited(const std::string& name, std::int64_t max_pixels) {
+    return worker(
+        {.name = name,
+         .run = 10ms,
+         .memory = {{"tiny", {.limits = {{"block", max_pixels}}, .available_bytes = std::int64_t{3} << 30}}}});
+  }
+  std::string submit_square(int side) {
+    const auto text = std::to_string(side);
+    return submit_tiny(R"({"model":"tiny","prompt":"x","seed":1,"width":)" + text + ",\"height\":" + text + "}");
+  }
+};
+
+TEST_F(SchedulerMemoryTest, a_large_job_waits_for_a_worker_and_runs_only_on_one_that_can_hold_it) {
+  coordinate();
+  const auto early = submit_square(1024);
+  ASSERT_TRUE(until([&] { return state_of(early) == job::State::kReady; })) << "it waits for the first worker";
+  auto& large = limited("large", 1024 * 1024);
+  ASSERT_TRUE(until([&] { return ended(early); }));
+  EXPECT_EQ(state_of(early), job::State::kSucceeded);
+  auto& small = limited("small", 256 * 256);
+  ASSERT_TRUE(until([&] { return registered(2); }));
+  std::vector<std::string> jobs;
+  std::set<std::string> wide;
+  for (int i = 0; i < 20; ++i) {
+    jobs.push_back(submit_square(256));
+    wide.insert(jobs.emplace_back(submit_square(512)));
+  }
+  ASSERT_TRUE(until([&] { return std::all_of(jobs.begin(), jobs.end(), [&](const auto& id) { return ended(id); }); }));
+  for (const auto& id : jobs) EXPECT_EQ(state_of(id), job::State::kSucceeded);
+  const auto is_wide = [&](const queue::UnitRef& ref) { return wide.contains(ref.job); };
+  EXPECT_EQ(std::count_if(large.started.begin(), large.started.end(), is_wide), 20);
+  EXPECT_GT(large.started.size(), 21u) << "small ones too";
+  EXPECT_GT(small.started.size(), 0u);
+}
+
+TEST_F(SchedulerMemoryTest, a_job_that_no_worker_can_hold_is_rejected_at_once) {
+  coordinate();
+  limited("gpu-0", 512 * 512);
+  const auto fits = submit_square(512);
+  ASSERT_TRUE(until([&] { return ended(fits); }));
+  const auto large = submit_square(1024);
+  ASSERT_TRUE(until([&] { return ended(large); }));
+  EXPECT_EQ(state_of(large), job::State::kRejected);
+  EXPECT_EQ(job(large).error->code, Code::kInvalidArgument);
+  EXPECT_EQ(job(large).error->message,
+            "a 1024×1024 image needs more memory than any worker of model 'tiny' has: at most 262,144 pixels fit "
+            "(worker gpu-0, plan block, 3.0 GiB available); use a smaller size");
+}
+
 TEST_F(SchedulerServiceTest, four_images_spread_over_two_workers) {
   worker({.name = "a", .run = 30ms});
   worker({.name = "b", .run = 30ms});

@@ -26,7 +26,8 @@ struct Script {
   std::vector<worker::WarmupClass> warmup_classes;  // set before the worker starts
   pipeline::AdapterHoldings adapters;               // of the model; under the mutex once a worker runs
   std::set<std::string> pinned;                     // as it was told last; the same
-  bool store_throws = false;                        // set before the worker starts
+  pipeline::MemoryReport memory;  // of the model, which is resident after the last step; under the mutex
+  bool store_throws = false;      // set before the worker starts
 
   std::optional<Error> note(const std::string& event) {
     {
@@ -89,6 +90,10 @@ class FakeModel final : public pipeline::Model {
  public:
   explicit FakeModel(std::shared_ptr<Script> script) : script_(std::move(script)) {}
   const pipeline::ModelInfo& info() const override { return info_; }
+  pipeline::MemoryReport memory() const override {
+    const std::lock_guard lock(script_->mutex);
+    return script_->memory;
+  }
 
   Result<std::unique_ptr<pipeline::Generation>> encode(const pipeline::GenerationRequest& request) override {
     if (auto error = script_->note("text " + std::to_string(request.seed))) return *error;
@@ -110,6 +115,8 @@ class FakeModel final : public pipeline::Model {
         return Error{Code::kCanceled, "stopped", {}};
       }
     }
+    const std::lock_guard lock(script_->mutex);
+    script_->memory.resident = true;
     return {};
   }
   Result<pipeline::Media> decode(pipeline::Generation& prepared) override {

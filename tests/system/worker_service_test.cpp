@@ -319,6 +319,33 @@ TEST_F(WorkerService, HeartbeatsNameWhatItHolds) {
   EXPECT_TRUE(until([&] { return wait(client_->workers(soon()))->at(0).units.empty(); }));
 }
 
+TEST_F(WorkerService, ReportsTheMemoryOfItsModelsAndAtOnceThatOneCameToTheDevice) {
+  script_->memory = {.limits = {{"resident", 1 << 20}, {"block", 4 << 20}},
+                     .available_bytes = 12'000'000'000,
+                     .bytes = 9'000'000'000,
+                     .resident = false,
+                     .load_time = 400ms};
+  auto options = service_options();
+  options.heartbeat = 60s;
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  const auto memory = [&] { return wait(client_->workers(soon()))->at(0).memory.at("demo"); };
+  queue::ModelMemory expected{.limits = {{"resident", 1 << 20}, {"block", 4 << 20}},
+                              .available_bytes = 12'000'000'000,
+                              .bytes = 9'000'000'000,
+                              .resident = false,
+                              .load_us = 400'000};
+  EXPECT_EQ(memory(), expected);
+  HeldEvent picture(*script_);  // so that the unit does not end, which sends a heartbeat too
+  const auto id = ready(spec(1));
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return picture.reached(); }));
+  expected.resident = true;
+  EXPECT_TRUE(until([&] { return memory() == expected; }, 5s));
+  picture.release();
+  EXPECT_TRUE(reaches(id, State::kSucceeded));
+}
+
 TEST_F(WorkerService, AnAttemptThatWasTakenAwayStopsAndLeavesNothing) {
   script_->step_ms = 100;
   auto worker = start_ready_worker();

@@ -284,6 +284,16 @@ TEST_F(GatewayApi, AWorkerThatIsNotHeardIsSilentWhateverItSaidLast) {
   EXPECT_EQ(state(), "silent");
 }
 
+TEST_F(GatewayApi, WorkersListTheMemoryOfTheirModels) {
+  queue::WorkerInfo worker;
+  worker.name = "w1";
+  worker.memory["flux"] = {.limits = {{"block", 1 << 20}}, .available_bytes = 5, .bytes = 4, .resident = false};
+  service.worker_infos = {worker};
+  EXPECT_EQ(json::serialize(body_of(send("GET", "/v1/workers")).at("workers").at(0).at("memory")),
+            R"({"flux":{"limits":[{"plan":"block","max_pixels":1048576}],"available_bytes":5,"bytes":4,)"
+            R"("resident":false,"load_us":0}})");
+}
+
 TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
   start({{"acme", sha256_hex("a"), false}, {"bolt", sha256_hex("b"), false}, {"ops", sha256_hex("o"), true}});
   const NameValues a = {{"Authorization", "Bearer a"}}, b = {{"Authorization", "Bearer b"}},

@@ -6,11 +6,25 @@
 
 #include "coordinator/gateway/http/http.h"
 #include "coordinator/gateway/routes/openapi.h"
-#include "shared/queue/records.h"
 #include "shared/results/store.h"
 
 namespace ditfleet::gateway {
 namespace {
+
+json::object memory_value(const std::map<std::string, queue::ModelMemory>& memory) {
+  json::object out;
+  for (const auto& [model, one] : memory) {
+    json::array limits;
+    for (const auto& limit : one.limits)
+      limits.push_back(json::object{{"plan", limit.plan}, {"max_pixels", limit.max_pixels}});
+    out[model] = json::object{{"limits", std::move(limits)},
+                              {"available_bytes", one.available_bytes},
+                              {"bytes", one.bytes},
+                              {"resident", one.resident},
+                              {"load_us", one.load_us}};
+  }
+  return out;
+}
 
 json::value error_value(const std::optional<Error>& error) {
   if (!error) return nullptr;
@@ -160,7 +174,7 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
           {"adapter_swap_us", worker.adapter_swap_us},
           {"warm_classes", json::value_from(worker.warm_classes)},
           {"quantized", json::value_from(worker.quantized)},
-          {"memory", queue::memory_json(worker.memory)},
+          {"memory", memory_value(worker.memory)},
           {"capacity", worker.capacity},
           {"busy_units", worker.units.size()},
           {"jobs", json::value_from(jobs)},
