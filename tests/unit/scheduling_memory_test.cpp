@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "coordinator/scheduling/placement/earliest_finish_policy.h"
 #include "tests/unit/scheduler_fixture.h"
 
 namespace ditfleet::scheduling {
@@ -220,6 +221,54 @@ TEST_F(MemoryTest, a_lost_large_unit_drains_no_small_worker) {
   for (const auto& [ref, owner] : store.assignments) EXPECT_TRUE(ref.job == "s" || owner == "large:1");
 }
 
+TEST_F(MemoryTest, a_lost_large_unit_waits_for_the_large_worker_to_be_empty) {
+  register_workers({limited("large", kLarge)});
+  submit("M", square(1024));
+  submit("L", square(1024));
+  store.start({"M", 0}, now);
+  settle();
+  register_workers({limited("large", kLarge), limited("small", kHalf)});
+  store.lapse({"L", 0}, now);
+  settle();
+  EXPECT_EQ(owner_of("L"), "") << "though the small worker is empty";
+  submit("s", square(256));
+  submit("t", square(256));
+  EXPECT_EQ(owner_of("s") + owner_of("t"), "small:1small:1") << "the large worker empties, the small one does not";
+  store.finish({"M", 0}, now += 500 * kMs);
+  settle();
+  EXPECT_EQ(owner_of("L"), "large:1");
+}
+
+TEST_F(MemoryTest, lanes_that_no_open_worker_can_hold_cost_no_decision) {
+  struct Counting final : RoutingPolicy {
+    Route choose(const Fleet& fleet, const CostModel& costs, const RouteRequest& request, std::int64_t at) override {
+      ++calls;
+      return policy.choose(fleet, costs, request, at);
+    }
+    EarliestFinishPolicy policy{{}};
+    int calls = 0;
+  };
+  const auto counting = std::make_shared<Counting>();
+  scheduler = make_with([&](SchedulerOptions& options) { options.routing = counting; });
+  register_workers({limited("small", kHalf), limited("large", kLarge)});
+  for (int side = 592; side <= 1024; side += 16) submit("L" + std::to_string(side), square(side));
+  counting->calls = 0;
+  submit("s", square(256));
+  EXPECT_EQ(owner_of("s"), "small:1");
+  EXPECT_EQ(counting->calls, 1);
+}
+
+TEST_F(MemoryTest, no_unit_waits_for_a_full_worker_that_cannot_hold_it) {
+  auto small = limited("small", kHalf);
+  small.warm_classes = {"tiny/1024x1024x1/embedded/64/auto", "tiny/256x256x1/embedded/64/auto"};
+  register_workers({small});
+  submit("1", square(256));
+  submit("2", square(256));
+  register_workers({small, limited("large", kLarge)});
+  submit("L", square(1024));
+  EXPECT_EQ(owner_of("L"), "large:1");
+}
+
 TEST_F(MemoryTest, a_unit_moves_to_an_idle_worker_only_if_it_fits_though_larger_ones_wait) {
   register_workers({limited("large", kLarge)});
   submit("1", square(1024));
@@ -250,6 +299,31 @@ TEST_F(MemoryTest, a_model_that_is_not_on_the_device_loads_once) {
   EXPECT_THAT(reason_of({"1", 0}), HasSubstr("; model load 700 ms;"));
   submit_for_reason("2", of_other());
   EXPECT_THAT(reason_of({"2", 0}), Not(HasSubstr("model load"))) << "the unit before it brings the model";
+  const auto& held = scheduler->fleet().at(0).held;
+  ASSERT_EQ(held.size(), 2u);
+  EXPECT_GE(held[0].run_us, held[1].run_us + 700 * kMs) << "the load delays the second";
+  scheduler = make_with({});
+  scheduler->rebuild(store.views(), {}, {swapping("w", true)}, 0, now);
+  EXPECT_EQ(scheduler->fleet().at(0).held[0].load_us, 700 * kMs) << "after a restart too";
+}
+
+TEST_F(MemoryTest, a_unit_rather_waits_than_needs_a_long_load) {
+  const auto slow = spec(R"("width":1024,"height":1024,"num_inference_steps":40)");
+  auto a = swapping("a", true), b = swapping("b", false);
+  a.warm_classes = b.warm_classes = {"tiny/1024x1024x1/embedded/64/auto"};
+  b.memory["tiny"].load_us = 60'000 * kMs;
+  register_workers({a});
+  submit("1", slow);
+  submit("2", slow);
+  store.start({"1", 0}, now);
+  settle();
+  now += 1'000 * kMs;
+  a.heartbeat_ms = b.heartbeat_ms = now / 1000;
+  register_workers({a, b});
+  EXPECT_TRUE(store.revoked.empty()) << "does not move to the idle worker";
+  submit("3", slow);
+  EXPECT_EQ(owner_of("3"), "") << "does not go to the idle worker";
+  EXPECT_THAT(why("3"), HasSubstr("a full worker that is warm for its class: another takes longer to prepare"));
 }
 
 TEST_F(MemoryTest, a_model_that_another_evicts_must_come_back) {
@@ -283,7 +357,7 @@ TEST_F(MemoryTest, a_load_does_not_count_as_run) {
   store.finish({"1", 0}, now += 1'000 * kMs);  // 700 ms of load, of which at most half the time counts
   settle();
   auto info = swapping("w", false);
-  info.warm_classes = {"other/256x256x1/none/64/auto"};
+  info.warm_classes = {"other/256x256x1/embedded/64/auto"};
   register_workers({info});
   submit_for_reason("2", of_other());
   EXPECT_THAT(reason_of({"2", 0}), HasSubstr("run 500 ms"));
