@@ -341,7 +341,7 @@ TEST_F(WorkerService, ReportsTheMemoryOfItsModelsAndAtOnceThatOneCameToTheDevice
   assign(id, 0, worker->owner());
   ASSERT_TRUE(until([&] { return picture.reached(); }));
   expected.resident = true;
-  EXPECT_TRUE(until([&] { return memory() == expected; }, 5s));
+  EXPECT_TRUE(until([&] { return memory() == expected; }, 1s)) << "before the first look at adapters, after 2 s";
   picture.release();
   EXPECT_TRUE(reaches(id, State::kSucceeded));
 }
