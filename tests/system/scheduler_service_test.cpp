@@ -288,7 +288,7 @@ TEST_F(SchedulerMemoryTest, a_job_that_no_worker_can_hold_is_rejected_at_once) {
   ASSERT_TRUE(until([&] { return ended(fits); }));
   const auto large = submit_square(1024);
   ASSERT_TRUE(until([&] { return ended(large); }));
-  EXPECT_EQ(state_of(large), job::State::kRejected);
+  ASSERT_EQ(state_of(large), job::State::kRejected);
   EXPECT_EQ(job(large).error->code, Code::kInvalidArgument);
   EXPECT_EQ(job(large).error->message,
             "a 1024×1024 image needs more memory than any worker of model 'tiny' has: at most 262,144 pixels fit "
