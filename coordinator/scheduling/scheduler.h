@@ -163,6 +163,8 @@ class Scheduler {
   // The pixels that a worker must be able to hold to get a unit of the class. 0: any worker gets it, because no
   // registered worker can hold it; the worker's error then has the numbers.
   std::int64_t needed_pixels(ClassId c) const;
+  // No open worker can hold it.
+  bool is_too_large(ClassId c) const { return needed_pixels(c) > fleet_.most_open_pixels(classes_[c].model); }
   bool must_park(const Job& job) const { return needed_pixels(job.cls) > fleet_.most_pixels(job.model); }
   // Parks and unparks units after the memory of the fleet has changed.
   void repark(std::int64_t now_us);
@@ -240,6 +242,7 @@ class Scheduler {
   std::size_t pending_bytes_ = 0;  // of the specs in pending_.admit
   std::uint64_t arrivals_ = 0, round_ = 0;
   int skips_ = 0;                // in this round
+  bool met_too_large_ = false;   // a unit in this round; until then no lane is checked
   std::int64_t largest_us_ = 0;  // recent charge
   std::int64_t grace_until_us_ = 0;
   bool wants_audit_ = false;

@@ -37,12 +37,8 @@ void Scheduler::assign_ready(Actions& actions, std::int64_t now_us) {
     if (queue_.has_work(m, fleet_.most_open_slots(m))) open.push_back(m);
   }
   skips_ = 0;
-  // No open worker has the memory for the lane's units.
-  const auto too_large = [this](LaneId lane) {
-    if (!fleet_.reports_memory()) return false;
-    const auto cls = lanes_[lane].cls;
-    return needed_pixels(cls) > fleet_.most_open_pixels(classes_[cls].model);
-  };
+  met_too_large_ = false;
+  const auto too_large = [this](LaneId lane) { return met_too_large_ && is_too_large(lanes_[lane].cls); };
   const FairQueue::Round round{.skipped = [&](LaneId l) { return lanes_[l].skipped_round == round_ || too_large(l); },
                                .closed = [&](LaneId l) { return lanes_[l].closed_round == round_ || too_large(l); },
                                .missing = [this](LaneId lane) { return lanes_[lane].missing_us; },
@@ -100,6 +96,7 @@ void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batch
     queue_.remove(candidate.handle);
     return assign(*job, index, route, now_us, batches, actions);
   }
+  met_too_large_ |= is_too_large(lane.cls);
   lane.skipped_round = round_;
   lane.missing_us = route.missing_us;
   ++skips_;

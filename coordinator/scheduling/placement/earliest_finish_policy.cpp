@@ -17,12 +17,13 @@ constexpr std::int64_t kTieRunDivisor = 50;
 struct Candidate {
   bool warm = false;
   WorkerId worker = 0;
-  std::int64_t start_us = 0, run_us = 0, cold_us = 0, load_us = 0, penalty_us = 0;
+  std::int64_t start_us = 0, run_us = 0, penalty_us = 0;
+  std::int64_t prepare_us = 0;  // cold class and load of the model
   AdapterNeed need;
   std::int64_t begin_us() const { return std::max(start_us, need.ready_us); }
-  std::int64_t finish_us() const { return begin_us() + load_us + cold_us + run_us; }
+  std::int64_t finish_us() const { return begin_us() + prepare_us + run_us; }
   std::int64_t score_us() const { return finish_us() + penalty_us; }
-  std::int64_t missing_us() const { return need.load_us + need.swap_us + load_us + cold_us; }
+  std::int64_t missing_us() const { return need.load_us + need.swap_us + prepare_us; }
 };
 
 std::string milliseconds(std::int64_t us) {
@@ -62,15 +63,16 @@ class Decision {
     route.worker = best_->worker;
     route.cold = !best_->warm;
     route.run_us = best_->run_us;
-    route.cold_us = best_->cold_us;
-    route.load_us = best_->load_us;
+    route.load_us = load_us(best_->worker);
+    route.cold_us = best_->prepare_us - route.load_us;
     route.need = best_->need;
-    route.reason = describe();
+    route.reason = describe(route);
     return route;
   }
 
  private:
   bool has_room(WorkerId w) const { return w >= rooms_.size() || request_.pixels <= rooms_[w].max_pixels; }
+  std::int64_t load_us(WorkerId w) const { return w < rooms_.size() ? rooms_[w].load_us : 0; }
   bool can_take(WorkerId w) const {
     return fleet_.load(w).ready && has_room(w) && adapters_.fits(w) && request_.allows(fleet_, w);
   }
@@ -79,10 +81,10 @@ class Decision {
   Candidate candidate(WorkerId w, bool warm) {
     Candidate out{.warm = warm, .worker = w, .start_us = fleet_.load(w).start_us(now_us_), .need = adapters_.at(w)};
     out.run_us = runs_(w);
-    if (!warm) out.cold_us = observed_cold_us_ ? *observed_cold_us_ : costs_.cold_us(request_.model, out.run_us);
-    if (w < rooms_.size()) out.load_us = rooms_[w].load_us;
+    if (!warm) out.prepare_us = observed_cold_us_ ? *observed_cold_us_ : costs_.cold_us(request_.model, out.run_us);
+    out.prepare_us += load_us(w);
     out.penalty_us = policy_.penalty_us(out.need);
-    holders_ += warm && out.need.load_us == 0 && out.load_us == 0;
+    holders_ += warm && out.need.load_us == 0 && out.prepare_us == 0;
     return out;
   }
 
@@ -127,9 +129,9 @@ class Decision {
     return soonest->begin_us() + std::max(lane_us, soonest->run_us) <= best_->score_us();
   }
 
-  std::string describe() const {
-    std::string out = best_->warm ? "warm" : "cold (+" + milliseconds(best_->cold_us) + ")";
-    if (best_->load_us > 0) out += "; model load " + milliseconds(best_->load_us);
+  std::string describe(const Route& route) const {
+    std::string out = best_->warm ? "warm" : "cold (+" + milliseconds(route.cold_us) + ")";
+    if (route.load_us > 0) out += "; model load " + milliseconds(route.load_us);
     const auto* memory = fleet_.memory(request_.model, best_->worker);
     const auto* limit = memory == nullptr ? nullptr : memory->plan_for(request_.pixels);
     if (limit != nullptr && limit->plan != "resident") out += "; plan " + limit->plan;

@@ -145,8 +145,6 @@ class Fleet {
   // The largest number of adapter slots of any registered worker, open or not; -1 if no worker is registered.
   int most_adapter_slots(ModelId m) const;
 
-  // Some worker reported memory. If none did, no size is limited and no model needs a load.
-  bool reports_memory() const { return reports_memory_; }
   // By worker. May be shorter than the ids: the other workers have no limit and need no load.
   std::span<const ModelRoom> rooms(ModelId m) const;
   bool has_room(ModelId m, WorkerId w, std::int64_t pixels) const;
@@ -176,8 +174,8 @@ class Fleet {
   std::vector<OpenWorkers> open_;                       // by model
   std::vector<std::map<int, std::size_t>> open_slots_;  // by model: number of open workers by adapter slots; none is 0
   std::vector<std::vector<ModelRoom>> rooms_;           // [model][worker]
-  bool reports_memory_ = false;
-  std::vector<std::int64_t> most_pixels_;                         // by model
+  bool reports_memory_ = false;                         // some worker
+  std::vector<std::int64_t> most_pixels_;               // by model
   std::vector<std::map<std::int64_t, std::size_t>> open_pixels_;  // by model: number of open workers by max_pixels
   std::vector<WorkerId> free_;
   std::unordered_map<std::string, WorkerId> by_owner_;
