@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "pipeline/api/model.h"
+#include "pipeline/memory/plan.h"
 #include "pipeline/region/ahead.h"
 #include "pipeline/region/counters.h"
 #include "pipeline/region/options.h"
@@ -31,6 +32,7 @@ struct EngineOptions {
   // Slots for adapters on the device, per model. With 0, requests with adapters run eagerly.
   int lora_slots = 0;
   std::int64_t lora_host_bytes = std::int64_t{4} << 30;  // per model: adapters in host memory
+  MemoryOptions memory;
 };
 
 class Engine {

@@ -18,6 +18,7 @@ namespace ditfleet::pipeline {
 struct Placement {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   c10::ScalarType dtype = c10::ScalarType::Float;  // Float or BFloat16
+  bool offload = false;                            // weights are loaded into host memory, from where they can come
 };
 
 struct DeviceChoice {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/device/memory.h"
 #include "pipeline/engine/family.h"
 #include "pipeline/nn/config_file.h"
 
@@ -30,15 +31,32 @@ void check_dtype(const std::string& dtype) {
     fail(Code::kInvalidArgument, "dtype is \"" + dtype + "\"; it must be auto, fp32 or bf16", "dtype");
 }
 
+// Sets the limit. It must leave something after the driver's memory and the reserve.
+void check_memory(const MemoryOptions& memory, c10::Device device) {
+  const auto& offload = memory.offload;
+  if (offload != "auto" && offload != "none" && offload != "model" && offload != "block")
+    fail(Code::kInvalidArgument, "memory.offload is \"" + offload + "\"; it must be auto, none, model or block",
+         "memory.offload");
+  if (memory.limit == 0) return;
+  const std::int64_t rest = memory.limit - driver_memory(device) - memory.reserve;
+  if (rest <= 0)
+    fail(Code::kInvalidArgument,
+         "memory.limit is " + bytes_text(memory.limit) + ", which leaves nothing: the driver takes " +
+             bytes_text(driver_memory(device)) + " and memory.reserve " + bytes_text(memory.reserve),
+         "memory.limit");
+  limit_memory(device, rest);
+}
+
 class TorchEngine final : public Engine {
  public:
   TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions,
-              AdapterStore::Limits adapters, std::int64_t columns, Families families)
+              AdapterStore::Limits adapters, std::int64_t columns, MemoryOptions memory, Families families)
       : choice_(std::move(choice)),
         dtype_(dtype),
         regions_(std::move(regions)),
         adapters_(adapters),
         columns_(columns),
+        memory_(std::move(memory)),
         families_(std::move(families)) {
     regions_->counters->show(compile_backend());
   }
@@ -57,10 +75,11 @@ class TorchEngine final : public Engine {
       StageScope scope(choice_.device);
       auto model = family_of(families_, source.dir)
                        .load({.source = source,
-                              .placement = {choice_.device, dtype_},
+                              .placement = {choice_.device, dtype_, memory_.offload != "none"},
                               .regions = regions_,
                               .adapters = adapters_,
-                              .adapter_columns = adapters_.slots > 0 ? columns_ : 0});
+                              .adapter_columns = adapters_.slots > 0 ? columns_ : 0,
+                              .memory = memory_});
       scope.finish();
       return model;
     } catch (...) {
@@ -76,6 +95,7 @@ class TorchEngine final : public Engine {
   const std::shared_ptr<region::RegionHost> regions_;
   const AdapterStore::Limits adapters_;
   const std::int64_t columns_;  // beside each linear of the blocks
+  const MemoryOptions memory_;
   const Families families_;
 };
 
@@ -86,6 +106,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Fam
     check_dtype(options.dtype);
     DeviceChoice choice = load_device(options.device);
     if (options.threads > 0) at::set_num_threads(options.threads);
+    check_memory(options.memory, choice.device);
     const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());
     region::CompileOptions compile = options.compile;
     if (region::runs_eagerly(compile, choice.device.is_cpu(), bf16)) compile.backend = "eager";
@@ -93,7 +114,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Fam
     return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
         std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions),
         AdapterStore::Limits{options.max_lora_rank, options.lora_slots, options.lora_host_bytes},
-        std::max(options.lora_together_rank, options.max_lora_rank), std::move(families)));
+        std::max(options.lora_together_rank, options.max_lora_rank), options.memory, std::move(families)));
   } catch (...) {
     return error_in_flight("engine");
   }

@@ -20,6 +20,7 @@ struct LoadContext {
   std::shared_ptr<region::RegionHost> regions;
   AdapterStore::Limits adapters;
   std::int64_t adapter_columns = 0;  // reserved beside each linear of the blocks; 0: none
+  MemoryOptions memory;
 };
 
 // The functions throw Failure and what LibTorch throws. kNotFound and kDataCorrupt: the message contains the file and

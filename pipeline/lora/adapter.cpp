@@ -36,6 +36,10 @@ AdapterStore::AdapterStore(LoraBase base, Placement placement, Limits limits)
       slot_elements_(most_packed_elements(names_.base(), limits.max_rank)),
       slots_(static_cast<std::size_t>(limits.slots)) {}
 
+std::int64_t AdapterStore::slot_bytes() const {
+  return slot_elements_ * static_cast<std::int64_t>(c10::elementSize(placement_.dtype)) * limits_.slots;
+}
+
 // Computed before the file is read, so that a file that changes meanwhile is read again next time.
 AdapterStore::Name AdapterStore::name_of(const LoraRequest& request) {
   return {request.id.empty() ? "file:" + identity_of(request.path) : "id:" + request.id, request.id};

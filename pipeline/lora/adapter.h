@@ -52,6 +52,7 @@ class AdapterStore {
 
   // Evicts the adapter and overwrites its slot. The calling thread must be in a StageScope.
   void forget(const std::string& id);
+  std::int64_t slot_bytes() const;  // of all slots, whether or not they have been used
   AdapterHoldings holdings() const;
 
  private:

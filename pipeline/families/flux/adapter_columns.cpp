@@ -22,8 +22,8 @@ std::int64_t rank_of(const std::vector<LowRank>& terms) {
 }  // namespace
 
 AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::size_t first,
-                               std::shared_ptr<const region::MatrixCopies> copies)
-    : copies_(std::move(copies)), first_(first), side_stream_(linears.front().wide.device()) {
+                               std::shared_ptr<const region::MatrixCopies> copies, bool moving)
+    : copies_(std::move(copies)), first_(first), moving_(moving), side_stream_(linears.front().wide.device()) {
   for (LinearSlot& slot : linears) {
     const at::Tensor a = at::zeros({slot.lora_columns.count, slot.in()}, slot.wide.options());
     linears_.push_back({std::move(slot), a});
@@ -52,15 +52,16 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const std::
   // them anything finite does for B: what was there before, which is zeros or another adapter's B, and those are finite
   // (PackedAdapter).
   const at::Tensor beside = lora_columns_of(slot);
+  auto& to_beside = moving_ && !slot.quantized ? copies.moving : copies.terms;
   const std::int64_t begin = slot.lora_columns.before && !slot.quantized ? room - rank : 0;
   const auto zeros = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t n) {
-    if (rows > 0 && n > 0) copies.terms.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
+    if (rows > 0 && n > 0) to_beside.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
   };
   std::int64_t first = 0;
   for (const LowRank& term : terms) {
     const std::int64_t n = term.up.size(1), row = term.first_row, rows = term.up.size(0);
     zeros(0, row, begin + first, n);
-    copies.terms.push_back({beside.narrow(0, row, rows).narrow(1, begin + first, n), term.up});
+    to_beside.push_back({beside.narrow(0, row, rows).narrow(1, begin + first, n), term.up});
     zeros(row + rows, out - row - rows, begin + first, n);
     copies.terms.push_back({linear.a.narrow(0, first, n), term.down, term.scale});
     first += n;
@@ -89,10 +90,15 @@ void AdapterColumns::load(const Layout& layout) {
     if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.operands[i].used;
 }
 
+void AdapterColumns::write(const Layout& layout, std::size_t first_linear, std::size_t linears) const {
+  for (std::size_t i = first_linear; i < first_linear + linears; ++i)
+    if (is_on_device(linears_[i].slot.wide)) region::run_copies(layout.moving[i]);
+}
+
 void AdapterColumns::clear() {
   join();
   for (Linear& linear : linears_) {
-    lora_columns_of(linear.slot).zero_();
+    if (is_on_device(linear.slot.wide)) lora_columns_of(linear.slot).zero_();
     linear.a.zero_();
     linear.used = 0;
   }
@@ -103,7 +109,10 @@ AdapterColumns::Layout AdapterColumns::plan(const Terms& terms) const {
   std::size_t i = 0;
   const auto part = [&](std::size_t end) {
     Copies copies;
-    for (; i < end; ++i) layout.operands.push_back(place(linears_[i], *terms[i], copies));
+    for (; i < end; ++i) {
+      layout.operands.push_back(place(linears_[i], *terms[i], copies));
+      layout.moving.push_back(std::exchange(copies.moving, {}));
+    }
     return Part{copies_->prepare(std::move(copies.terms)), copies_->prepare(std::move(copies.rounding))};
   };
   layout.first = part(first_);

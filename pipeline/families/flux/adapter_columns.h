@@ -31,14 +31,16 @@ class AdapterColumns {
   struct Layout {
     std::vector<Operands> operands;  // of each linear
     Part first, rest;
+    std::vector<std::vector<region::TensorCopy>> moving;  // of each linear: B, if the weight can leave the device
   };
   // The terms of each linear.
   using Terms = std::vector<const std::vector<LowRank>*>;
 
   // Every linear must have columns. Keeps the tensors and allocates the buffers for A. The first `first` linears belong
-  // to the block that runs first.
-  AdapterColumns(std::vector<LinearSlot> linears, std::size_t first,
-                 std::shared_ptr<const region::MatrixCopies> copies);
+  // to the block that runs first. `moving`: weights can leave the device, so B goes to those that are not quantized
+  // with write() only.
+  AdapterColumns(std::vector<LinearSlot> linears, std::size_t first, std::shared_ptr<const region::MatrixCopies> copies,
+                 bool moving = false);
 
   std::size_t size() const { return linears_.size(); }
   // Why the terms do not fit into the columns; empty if they fit. Thread-safe.
@@ -50,6 +52,8 @@ class AdapterColumns {
   void load(const Layout& layout);
   // Makes the current stream wait for all copies of load().
   void join() { side_stream_.join(); }
+  // Copies B to linears whose weights have come to the device, on the current stream.
+  void write(const Layout& layout, std::size_t first_linear, std::size_t linears) const;
   // Overwrites all columns and buffers with zeros, on the current stream.
   void clear();
 
@@ -60,12 +64,13 @@ class AdapterColumns {
     std::int64_t used = 0;  // rows of `a` that may be nonzero; all later rows are zeros
   };
   struct Copies {
-    std::vector<region::TensorCopy> terms, rounding;
+    std::vector<region::TensorCopy> terms, rounding, moving;
   };
   Operands place(const Linear& linear, const std::vector<LowRank>& terms, Copies& copies) const;
 
   const std::shared_ptr<const region::MatrixCopies> copies_;
   const std::size_t first_;
+  const bool moving_;
   std::vector<Linear> linears_;
   SideStream side_stream_;
 };

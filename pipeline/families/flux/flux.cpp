@@ -33,7 +33,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   info.load_times = folder.load_times;
   info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
   return std::make_unique<FluxModel>(std::move(info), context.placement, std::move(folder), std::move(prompts),
-                                     context.adapters);
+                                     context.adapters, context.memory);
 }
 
 // The blocks that the folder's transformer has, without and with adapters.

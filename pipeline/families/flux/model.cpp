@@ -1,6 +1,8 @@
 #include "pipeline/families/flux/model.h"
 
 #include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +11,7 @@
 #include <cstdio>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/device/memory.h"
 #include "pipeline/families/flux/steps.h"
 #include "pipeline/sampling/latents.h"
 
@@ -16,6 +19,7 @@ namespace ditfleet::pipeline {
 namespace {
 
 constexpr std::size_t kCachedPrompts = 8;
+constexpr double kHidden = 0.9;  // share of a step's time in which blocks are copied at full speed
 
 using Clock = std::chrono::steady_clock;
 
@@ -53,11 +57,88 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
 }  // namespace
 
 FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts,
-                     AdapterStore::Limits adapters)
+                     AdapterStore::Limits adapters, MemoryOptions memory)
     : ModelBase(std::move(info), placement, lora_base(folder), adapters),
+      memory_(std::move(memory)),
       folder_(std::move(folder)),
       prompts_(std::move(prompts)),
-      embeddings_(kCachedPrompts) {}
+      embeddings_(kCachedPrompts) {
+  if (!placement.offload) return;
+  const std::int64_t side = FluxRequest().width / folder_.size_multiple();
+  place({side, side, FluxRequest().max_sequence_length});
+}
+
+FluxSize FluxModel::size_of(const FluxRequest& request) const {
+  return {request.height / folder_.size_multiple(), request.width / folder_.size_multiple(),
+          request.max_sequence_length, request.true_cfg_scale > 1 && request.negative_prompt};
+}
+
+void FluxModel::place(const FluxSize& size) {
+  if (!placement().offload) return;
+  const std::lock_guard lock(planning_);
+  for (;;) {
+    const MemoryNeeds needs = flux_memory_needs(folder_, size, adapter_store().slot_bytes());
+    const std::int64_t available = available_memory(placement().device, memory_.limit, memory_.reserve);
+    // Until the time of a step is known, nothing but the blocks in use stays with `block`.
+    const auto step = step_s_.find(size);
+    const std::int64_t hidden =
+        step == step_s_.end() ? needs.blocks.bytes
+                              : static_cast<std::int64_t>(kHidden * step->second * copy_bandwidth(placement().device));
+    const PlanChoice choice = choose_plan(needs, available - withheld_[size], memory_.offload, hidden);
+    if (!choice.plan) {
+      std::string reasons;
+      for (const std::string& reason : choice.rejected) reasons += "; " + reason;
+      fail(Code::kOutOfMemory,
+           "an image of this size does not fit into " + bytes_text(available) + " of device memory" + reasons);
+    }
+    const MemoryPlan& plan = *choice.plan;
+    if (plan_ && plan_->name == plan.name && plan_->keep_blocks == plan.keep_blocks) return;
+    try {
+      // First what leaves.
+      plan_.reset();
+      const auto keep = [](PartSequence* parts, bool all) { parts->keep(all ? parts->bytes() : 0); };
+      keep(folder_.t5.parts(), plan.keep_text);
+      keep(folder_.clip.parts(), plan.keep_text);
+      keep(folder_.transformer.parts().modulation.get(), plan.keep_modulation);
+      folder_.transformer.parts().blocks->keep(plan.keep_blocks);
+      plan_ = plan;
+      spdlog::info("memory: plan {} for {}×{} tokens: {} of {} predicted, {} of blocks stay", plan.name, size.rows,
+                   size.columns, bytes_text(plan.bytes), bytes_text(available), bytes_text(plan.keep_blocks));
+      return;
+    } catch (const c10::OutOfMemoryError&) {  // less is free than the device reports
+      withhold(size, plan);
+    }
+  }
+}
+
+// The prediction was too low: the next plan must need noticeably less than this one was predicted to.
+void FluxModel::withhold(const FluxSize& size, const MemoryPlan& plan) {
+  release_cached_memory(placement().device);
+  const std::int64_t available = available_memory(placement().device, memory_.limit, memory_.reserve);
+  withheld_[size] = available - plan.bytes + plan.bytes / 16 + 1;
+}
+
+template <class Run>
+auto FluxModel::in_memory(const FluxSize& size, const Run& run) {
+  for (;;) {
+    std::string problem;
+    try {
+      return run();
+    } catch (const c10::OutOfMemoryError& e) {
+      problem = e.what_without_backtrace();
+    }
+    if (!placement().offload) fail(Code::kOutOfMemory, "the device is out of memory: " + problem);
+    {
+      const std::lock_guard lock(planning_);
+      if (plan_) {
+        spdlog::warn("memory: out of memory with plan {}; the request runs again with the next one ({})", plan_->name,
+                     problem);
+        withhold(size, *plan_);
+      }
+    }
+    place(size);
+  }
+}
 
 TextEmbedding FluxModel::embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted) {
   const std::string adapters = adapted ? adapted->text_key : "";
@@ -113,18 +194,21 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
   // Runs in the background while the prompt is encoded.
   folder_.transformer.prewarm(request.max_sequence_length, p->rows * p->columns);
   p->adapted = adapt(folder_, adapter_store(), request.loras);
-  p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
+  p->noise = draw_noise(request.seed, folder_.transformer.config().in_channels / 4, 2 * p->rows, 2 * p->columns,
+                        placement().dtype);
+  p->schedule = schedule_of(*p);
+  in_memory(size_of(request), [&] {
+    p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
+    if (request.true_cfg_scale > 1 && request.negative_prompt)
+      p->negative = embed(*request.negative_prompt, request.max_sequence_length, p->adapted.get());
+    condition(*p);
+  });
   for (const auto& warning : p->prompt.warnings) p->add_warning(warning);
-  if (request.true_cfg_scale > 1 && request.negative_prompt) {
-    p->negative = embed(*request.negative_prompt, request.max_sequence_length, p->adapted.get());
+  if (p->negative) {
     for (const auto& warning : p->negative->warnings) p->add_warning("negative " + warning);
   } else if (request.true_cfg_scale > 1) {
     p->add_warning("true_cfg_scale has no effect without a negative_prompt (which may be empty)");
   }
-  p->noise = draw_noise(request.seed, folder_.transformer.config().in_channels / 4, 2 * p->rows, 2 * p->columns,
-                        placement().dtype);
-  p->schedule = schedule_of(*p);
-  condition(*p);
   synchronize_current(placement().device);
   p->add_phase("text", start);
   return p;
@@ -132,7 +216,21 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
 
 Result<void> FluxModel::run_denoise(Generation& generation, const StepCallback& on_step,
                                     const std::function<void()>& wait) {
-  return run_steps(folder_, placement(), own(generation), on_step, wait);
+  FluxGeneration& p = own(generation);
+  const FluxSize size = size_of(p.request);
+  place(size);
+  PartSequence* const blocks = folder_.transformer.parts().blocks.get();
+  const bool measures = blocks && !step_s_.contains(size);
+  // The first step sets things up, so the second one is measured. From the third one on the plan is the right one.
+  const StepCallback measured = [&](const StepProgress& progress) {
+    if (progress.step == 1) blocks->measure();
+    if (progress.step == 2) {
+      step_s_[size] = blocks->measured_s() * (p.negative ? 2 : 1);
+      place(size);
+    }
+    return !on_step || on_step(progress);
+  };
+  return in_memory(size, [&] { return run_steps(folder_, placement(), p, measures ? measured : on_step, wait); });
 }
 
 bool FluxModel::uses_adapters(const Generation& generation) const {
@@ -144,7 +242,8 @@ Media FluxModel::run_decode(Generation& generation) {
   const auto start = Clock::now();
   FluxGeneration& p = own(generation);
   if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
-  const at::Tensor decoded = folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns));
+  const at::Tensor decoded =
+      in_memory(size_of(p.request), [&] { return folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns)); });
   const auto finite = are_finite({p.latents, decoded});
   if (!finite[0]) not_finite(p.request, "the latents after denoising");
   if (!finite[1]) not_finite(p.request, "the pixels that the VAE decoded");

@@ -50,7 +50,7 @@ Modulation triple(const at::Tensor& all, std::int64_t first) {
 }  // namespace
 
 ModulationTable::ModulationTable(const FluxConfig& config, const FluxSlots& slots, const at::Tensor& timesteps,
-                                 double guidance, const at::Tensor& pooled)
+                                 double guidance, const at::Tensor& pooled, PartSequence* sequence)
     : double_blocks_(slots.double_blocks.size()), single_blocks_(slots.single_blocks.size()) {
   const auto type = pooled.scalar_type();
   const at::Tensor t = (timesteps.to(type) / 1000).to(type) * 1000;
@@ -62,11 +62,19 @@ ModulationTable::ModulationTable(const FluxConfig& config, const FluxSlots& slot
   conditioning = conditioning + embed(slots.pooled, pooled);
   const at::Tensor activated = at::silu(conditioning);
   std::vector<at::Tensor> parts;
+  PartSequence::Pass pass(sequence);
+  std::size_t i = 0;
   for (const auto& block : slots.double_blocks) {
+    pass.begin(i);
     parts.push_back(rows_of(block.image.modulation, activated, 6, {1, 4}));
     parts.push_back(rows_of(block.text.modulation, activated, 6, {1, 4}));
+    pass.end(i++);
   }
-  for (const auto& block : slots.single_blocks) parts.push_back(rows_of(block.modulation, activated, 3, {1}));
+  for (const auto& block : slots.single_blocks) {
+    pass.begin(i);
+    parts.push_back(rows_of(block.modulation, activated, 3, {1}));
+    pass.end(i++);
+  }
   parts.push_back(rows_of(slots.final_modulation, activated, 2, {0}));
   table_ = at::cat(parts, 1);
 }

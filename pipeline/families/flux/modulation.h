@@ -30,9 +30,9 @@ class ModulationTable {
  public:
   // `timesteps`: [n] fp32 of the schedule, on the device. `guidance` is ignored without guidance_embeds. `pooled`: [1,
   // pooled_projection_dim]. Timesteps / 1000 and guidance are rounded to pooled's type, as in diffusers. The table has
-  // n · (12·double + 3·single + 2) · D elements.
+  // n · (12·double + 3·single + 2) · D elements. `parts`: FluxParts::modulation.
   ModulationTable(const FluxConfig& config, const FluxSlots& slots, const at::Tensor& timesteps, double guidance,
-                  const at::Tensor& pooled);
+                  const at::Tensor& pooled, PartSequence* parts = nullptr);
   StepModulation step(std::int64_t index) const {  // views into the table
     return views(table_.narrow(0, index, 1), double_blocks_, single_blocks_);
   }

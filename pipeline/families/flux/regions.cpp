@@ -183,7 +183,8 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
       table->region->prepare(type, placement.device);
     }));
   if (room)
-    columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, region::make_matrix_copies(*host));
+    columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, region::make_matrix_copies(*host),
+                                                placement.offload);
   for (auto& one : running) one.get();
 }
 
@@ -219,6 +220,20 @@ void FluxRegions::load(const std::shared_ptr<const FluxAdapters>& adapters) {
   const auto before = std::exchange(loaded_, nullptr);  // until all is in place; what was on its way is kept as long
   columns_->load(adapters->layout);
   loaded_ = adapters;
+  if (parts_)
+    for (std::size_t i = 0; i < parts_->size(); ++i) write_columns(i);
+}
+
+void FluxRegions::let_move(std::shared_ptr<PartSequence> blocks) {
+  parts_ = std::move(blocks);
+  parts_->on_arrival([this](std::size_t i) { write_columns(i); });
+}
+
+void FluxRegions::write_columns(std::size_t i) const {
+  if (!loaded_) return;
+  const bool is_double = i < double_.size();
+  columns_->write(loaded_->layout, (is_double ? double_[i] : single_[i - double_.size()]).first_linear,
+                  is_double ? region::kDoubleLinears.size() : region::kSingleLinears.size());
 }
 
 void FluxRegions::clear_adapters() {

@@ -21,10 +21,15 @@ struct FluxAdapters {
 
 class FluxRegions {
  public:
+  FluxRegions(const FluxRegions&) = delete;
+  FluxRegions& operator=(const FluxRegions&) = delete;
   // Keeps the tensors of `slots`. Compiles all programs; with dynamic off the first call compiles instead. Compiles the
   // programs with adapters only if columns are reserved. Throws what Region::prepare throws.
   FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
               std::shared_ptr<region::RegionHost> host);
+
+  // The weights of these blocks can leave the device. Call it before the first adapter is planned.
+  void let_move(std::shared_ptr<PartSequence> blocks);
 
   // The programs that a constructor with room for adapters compiles. Of `slots` only the linears' formats are read.
   static std::vector<region::Program> programs(const FluxConfig& config, const FluxSlots& slots, Placement placement);
@@ -79,6 +84,7 @@ class FluxRegions {
     std::size_t row = 0, adapted_row = 0;
     std::size_t first_linear = 0;  // in AdapterColumns
   };
+  void write_columns(std::size_t block) const;
   template <class BlockSlots, class Make>
   void add_blocks(const std::vector<BlockSlots>& blocks, const FluxConfig& config, Placement placement, Make make,
                   const std::vector<std::string>& call, bool adapted, std::vector<Block>& made);
@@ -91,6 +97,7 @@ class FluxRegions {
   std::vector<Block> double_, single_;
   std::unique_ptr<AdapterColumns> columns_;  // of all blocks' linears, in order; null: no columns
   std::shared_ptr<const FluxAdapters> loaded_;
+  std::shared_ptr<PartSequence> parts_;  // null: all weights stay on the device
 };
 
 }  // namespace ditfleet::pipeline

@@ -53,13 +53,26 @@ void each_linear(FluxSlots& s, const FluxConfig& c, std::int64_t adapter_rank, c
 
 }  // namespace
 
-FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p, std::int64_t adapter_rank) {
+FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p, std::int64_t adapter_rank, const FluxParts& parts) {
   FluxSlots s;
   s.double_blocks.resize(static_cast<std::size_t>(c.num_layers));
   s.single_blocks.resize(static_cast<std::size_t>(c.num_single_layers));
   each_linear(s, c, adapter_rank,
               [&](LinearSlot& slot, const std::vector<std::string>& names, std::int64_t in, std::int64_t out,
-                  LoraColumns columns) { slot = p.stacked_linear(names, in, out, true, columns); });
+                  LoraColumns columns) {
+                slot = p.stacked_linear(names, in, out, true, columns);
+                for (const DoubleBlockSlots& b : s.double_blocks) {
+                  if (&slot != &b.text.mlp_out) continue;  // the last one of the block
+                  add_part(parts.modulation.get(), {&b.image.modulation, &b.text.modulation});
+                  add_part(parts.blocks.get(), {&b.image.qkv, &b.image.out, &b.image.mlp_in, &b.image.mlp_out,
+                                                &b.text.qkv, &b.text.out, &b.text.mlp_in, &b.text.mlp_out});
+                }
+                for (const SingleBlockSlots& b : s.single_blocks) {
+                  if (&slot != &b.out) continue;
+                  add_part(parts.modulation.get(), {&b.modulation});
+                  add_part(parts.blocks.get(), {&b.qkv, &b.mlp_in, &b.out});
+                }
+              });
   for (std::size_t i = 0; i < s.double_blocks.size(); ++i) {
     const std::string at = "transformer_blocks." + std::to_string(i) + ".attn.";
     DoubleBlockSlots& b = s.double_blocks[i];

@@ -44,10 +44,18 @@ struct FluxSlots {
   LinearSlot image_out;
 };
 
+// What can leave the device, in the order of its use. Null: all weights stay.
+struct FluxParts {
+  std::shared_ptr<PartSequence> modulation;  // of each block
+  std::shared_ptr<PartSequence> blocks;      // the other linears of each block
+};
+
 // Loads the parameters. Reserves `adapter_rank` columns for adapters next to each linear of the blocks, and three times
 // as many for q, k and v. The columns follow the weight, except in the single blocks' mlp_in, where they precede it:
-// mlp_in and qkv have the same input. Throws what Parameters throws.
-FluxSlots bind_flux_slots(const FluxConfig& config, Parameters& parameters, std::int64_t adapter_rank = 0);
+// mlp_in and qkv have the same input. With `parts`, moves each block to the host before it loads the next one. Throws
+// what Parameters throws.
+FluxSlots bind_flux_slots(const FluxConfig& config, Parameters& parameters, std::int64_t adapter_rank = 0,
+                          const FluxParts& parts = {});
 
 // The same without weights: of each linear only whether it is quantized, and how (Parameters::format_of).
 FluxSlots flux_formats(const FluxConfig& config, const Parameters& parameters);

@@ -54,9 +54,13 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
          "room for adapters of rank " + std::to_string(adapter_rank) + " is asked for; at most " +
              std::to_string(region::kMostAdapterColumns),
          "max_lora_rank");
-  FluxSlots slots = bind_flux_slots(config, parameters, compiled ? adapter_rank : 0);
+  FluxParts parts;
+  if (placement.offload)
+    parts = {std::make_shared<PartSequence>(placement.device, /*repeats=*/false),
+             std::make_shared<PartSequence>(placement.device, /*repeats=*/true)};
+  FluxSlots slots = bind_flux_slots(config, parameters, compiled ? adapter_rank : 0, parts);
   parameters.finish("");
-  FluxTransformer made(config, std::move(slots), parameters.bytes(), placement, std::move(regions));
+  FluxTransformer made(config, std::move(slots), parameters.bytes(), placement, std::move(regions), std::move(parts));
   made.linears_ = parameters.linears();
   return made;
 }
@@ -79,8 +83,8 @@ std::vector<region::Program> FluxTransformer::programs(const std::string& dir, P
 }
 
 FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement,
-                                 std::shared_ptr<region::RegionHost> regions)
-    : config_(config), slots_(std::move(slots)), bytes_(bytes), placement_(placement) {
+                                 std::shared_ptr<region::RegionHost> regions, FluxParts parts)
+    : config_(config), slots_(std::move(slots)), parts_(std::move(parts)), bytes_(bytes), placement_(placement) {
   if (!regions || !regions->compiler || !regions->options.transformer) return;
   const auto begun = std::chrono::steady_clock::now();
   BackgroundThreads threads("gpu_libraries", 1);  // loads the libraries while the programs compile
@@ -94,9 +98,14 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
                      error_in_flight("libraries").message);
       }
     });
+  if (parts_.blocks && region::uses_graphs(region::mode_for(regions->options, 1, 1)))
+    spdlog::info("weights can leave the device, so steps are not recorded as CUDA graphs");
   regions_ = std::make_shared<FluxRegions>(config_, slots_, placement, std::move(regions));
   if (libraries.valid()) libraries.get();
-  if (!placement.device.is_cpu()) graphs_ = region::make_graphs(placement.device, kMostGraphs);
+  if (parts_.blocks)
+    regions_->let_move(parts_.blocks);
+  else if (!placement.device.is_cpu())
+    graphs_ = region::make_graphs(placement.device, kMostGraphs);
   compile_time_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
 }
 
@@ -146,7 +155,7 @@ void FluxTransformer::prewarm(std::int64_t text_tokens, std::int64_t image_token
 
 ModulationTable FluxTransformer::modulation(const at::Tensor& timesteps, double guidance,
                                             const at::Tensor& pooled) const {
-  return ModulationTable(config_, slots_, timesteps, guidance, pooled);
+  return ModulationTable(config_, slots_, timesteps, guidance, pooled, parts_.modulation.get());
 }
 
 at::Tensor FluxTransformer::embed_text(const at::Tensor& prompt_embeds) const {
@@ -179,20 +188,26 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(rope) : at::Tensor();
   at::Tensor image = apply_linear(slots_.image_in, latents);
   at::Tensor text = text_tokens;
+  PartSequence::Pass pass(parts_.blocks.get());
+  std::size_t part = 0;
   for (std::size_t i = 0; i < slots_.double_blocks.size(); ++i) {
+    pass.begin(part);
     // The first block's text is the caller's, who needs it for the next step.
     if (regions)
       regions->double_block(i, image, text, i > 0, modulation.double_blocks[i], rope_rows, mode, adapters_.get());
     else
       double_block(image, text, slots_.double_blocks[i], modulation.double_blocks[i], rope, geometry);
+    pass.end(part++);
   }
   if (!slots_.single_blocks.empty()) {
     at::Tensor tokens = at::cat({text, image}, 1);
     for (std::size_t i = 0; i < slots_.single_blocks.size(); ++i) {
+      pass.begin(part);
       if (regions)
         regions->single_block(i, tokens, modulation.single_blocks[i], rope_rows, mode, adapters_.get());
       else
         single_block(tokens, slots_.single_blocks[i], modulation.single_blocks[i], rope, geometry);
+      pass.end(part++);
     }
     image = tokens.slice(1, text.size(1));
   }

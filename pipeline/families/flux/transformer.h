@@ -37,7 +37,7 @@ class FluxTransformer {
                                                const std::string& quantize, bool fp8_products);
   // Uses parameters that are already loaded.
   FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement,
-                  std::shared_ptr<region::RegionHost> regions);
+                  std::shared_ptr<region::RegionHost> regions, FluxParts parts = {});
 
   // A copy with other parameter structs: those of this transformer with terms of adapters added. If the columns of
   // compiled blocks are too few, the blocks run eagerly. Throws what RegionHost::fall_back throws.
@@ -49,6 +49,7 @@ class FluxTransformer {
   void clear_adapters();
 
   const FluxConfig& config() const { return config_; }
+  const FluxParts& parts() const { return parts_; }
   const FluxSlots& slots() const { return slots_; }
   std::int64_t bytes() const { return bytes_; }
   const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
@@ -74,6 +75,7 @@ class FluxTransformer {
 
   FluxConfig config_{};
   FluxSlots slots_;
+  FluxParts parts_;
   std::shared_ptr<FluxRegions> regions_;    // null: blocks run eagerly (blocks.h)
   std::shared_ptr<region::Graphs> graphs_;  // null: not available on this device or in this build
   std::int64_t bytes_ = 0;

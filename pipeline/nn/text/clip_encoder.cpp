@@ -69,6 +69,17 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
     m.layers_.push_back(std::move(l));
   }
   m.final_norm_ = p.norm(at + "final_layer_norm", d);
+  if (placement.offload) {
+    m.parts_ = std::make_shared<PartSequence>(placement.device, /*repeats=*/false);
+    std::vector<const LinearSlot*> linears;
+    std::vector<at::Tensor> tensors{m.token_embedding_, m.position_embedding_, m.final_norm_.weight,
+                                    m.final_norm_.bias};
+    for (const Layer& l : m.layers_) {
+      linears.insert(linears.end(), {&l.q, &l.k, &l.v, &l.out, &l.fc1, &l.fc2});
+      tensors.insert(tensors.end(), {l.norm1.weight, l.norm1.bias, l.norm2.weight, l.norm2.bias});
+    }
+    add_part(m.parts_.get(), linears, tensors);
+  }
   p.finish(at + "encoder.");
   m.bytes_ = p.bytes();
   m.linears_ = p.linears();
@@ -130,6 +141,8 @@ at::Tensor ClipEncoder::pooled(const std::vector<std::int32_t>& ids) const {
     fail(Code::kDataCorrupt, "[clip] the tokenizer gives " + std::to_string(length) +
                                  " ids, but the text encoder has " + std::to_string(config_.max_position_embeddings) +
                                  " positions; check model_max_length in tokenizer_config.json");
+  PartSequence::Pass pass(parts_.get());
+  pass.begin(0);
   at::Tensor hidden =
       at::embedding(token_embedding_, token_tensor(ids, config_.vocab_size, placement_.device, "clip")) +
       position_embedding_.slice(0, 0, length);
@@ -140,6 +153,7 @@ at::Tensor ClipEncoder::pooled(const std::vector<std::int32_t>& ids) const {
       hidden = layer(hidden, layers_[i]);
   }
   hidden = at::layer_norm(hidden, {config_.hidden_size}, final_norm_.weight, final_norm_.bias, config_.layer_norm_eps);
+  pass.end(0);
   auto end = std::find(ids.begin(), ids.end(), static_cast<std::int32_t>(config_.eos_token_id));
   if (config_.eos_token_id == 2) end = std::max_element(ids.begin(), ids.end());
   if (end == ids.end()) end = ids.begin();  // as argmax over no match does

@@ -18,17 +18,7 @@ class OneByOne : public MatrixCopies {
     return std::make_shared<List>(std::move(copies));
   }
 
-  void run(const Ready& ready) const override {
-    for (const TensorCopy& copy : static_cast<const List&>(ready).copies) {
-      if (!copy.from.defined()) {
-        copy.to.zero_();
-        continue;
-      }
-      copy.to.copy_(copy.scale == 1
-                        ? copy.from
-                        : copy.from.mul(copy.scale));  // mul_() would round the scale to the matrix's type first
-    }
-  }
+  void run(const Ready& ready) const override { run_copies(static_cast<const List&>(ready).copies); }
 
  private:
   struct List : Ready {
@@ -85,6 +75,18 @@ class OneLaunch : public MatrixCopies {
 };
 
 }  // namespace
+
+void run_copies(const std::vector<TensorCopy>& copies) {
+  for (const TensorCopy& copy : copies) {
+    if (!copy.from.defined()) {
+      copy.to.zero_();
+      continue;
+    }
+    copy.to.copy_(copy.scale == 1
+                      ? copy.from
+                      : copy.from.mul(copy.scale));  // mul_() would round the scale to the matrix's type first
+  }
+}
 
 std::shared_ptr<const MatrixCopies> make_matrix_copies(const RegionHost& host) {
   if (auto module = fixed_module(host, matrix_copies_program())) return std::make_shared<OneLaunch>(std::move(module));

@@ -17,6 +17,9 @@ struct TensorCopy {
   double scale = 1;
 };
 
+// Runs copies one by one with LibTorch, on the calling thread's current stream.
+void run_copies(const std::vector<TensorCopy>& copies);
+
 class MatrixCopies {
  public:
   // Prepared copies that can run any number of times; on a GPU their table is in device memory. Keeps their tensors.

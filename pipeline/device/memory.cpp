@@ -1,0 +1,207 @@
+#include "pipeline/device/memory.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <spdlog/spdlog.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "pipeline/device/device.h"
+#include "pipeline/device/failure.h"
+#include "pipeline/device/gpu_limit.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::size_t kHeader = 64;  // before each allocation: its size; keeps the alignment that kernels expect
+
+std::string mib(std::int64_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
+
+// Counts and limits the CPU's tensors, as LibTorch's allocator does those of a GPU.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  static CountingAllocator& get() {
+    static auto* const made = [] {
+      auto* const allocator = new CountingAllocator;  // never destroyed: tensors may outlive everything
+      c10::SetCPUAllocator(allocator, /*priority=*/100);
+      return allocator;
+    }();
+    return *made;
+  }
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const auto device = c10::Device(c10::DeviceType::CPU);
+    if (bytes == 0) return {nullptr, device};
+    const auto size = static_cast<std::int64_t>(bytes);
+    const std::int64_t now = now_.fetch_add(size) + size, limit = limit_;
+    void* const begin =
+        limit > 0 && now > limit ? nullptr : std::aligned_alloc(kHeader, (bytes + 2 * kHeader - 1) / kHeader * kHeader);
+    if (!begin) {
+      now_ -= size;
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate ", mib(size), ": ", mib(now - size), " are in use",
+                       limit > 0 ? " of a limit of " + mib(limit) : "");
+    }
+    for (std::int64_t peak = peak_; now > peak && !peak_.compare_exchange_weak(peak, now);) {
+    }
+    std::memcpy(begin, &size, sizeof size);
+    void* const data = static_cast<std::byte*>(begin) + kHeader;
+    return {data, data, &release, device};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+
+  MemoryUse use() const { return {now_, peak_}; }
+  void reset_peak() { peak_ = now_.load(); }
+  void limit(std::int64_t bytes) { limit_ = bytes; }
+  std::int64_t limit() const { return limit_; }
+
+ private:
+  static void release(void* data) {
+    if (!data) return;
+    void* const begin = static_cast<std::byte*>(data) - kHeader;
+    std::int64_t size;
+    std::memcpy(&size, begin, sizeof size);
+    get().now_ -= size;
+    std::free(begin);
+  }
+
+  std::atomic<std::int64_t> now_ = 0, peak_ = 0, limit_ = 0;
+};
+
+std::int64_t available_host_memory() {
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("MemAvailable:")) return std::atoll(line.c_str() + 13) * 1024;
+  return 0;
+}
+
+std::int64_t total_host_memory() {
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("MemTotal:")) return std::atoll(line.c_str() + 9) * 1024;
+  return 0;
+}
+
+// A function of the driver, or null.
+template <class Function>
+Function driver_function(const char* name) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  return library ? reinterpret_cast<Function>(dlsym(library, name)) : nullptr;
+}
+
+bool lock_pages(void* data, std::size_t bytes) {
+  constexpr unsigned kPortable = 1;
+  static const auto lock = driver_function<int (*)(void*, std::size_t, unsigned)>("cuMemHostRegister_v2");
+  return lock && lock(data, bytes, kPortable) == 0;
+}
+
+void unlock_pages(void* data) {
+  static const auto unlock = driver_function<int (*)(void*)>("cuMemHostUnregister");
+  if (unlock) unlock(data);
+}
+
+}  // namespace
+
+MemoryUse memory_use(c10::Device device) {
+  if (device.is_cpu()) return CountingAllocator::get().use();
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).allocated_bytes[kAll];
+  return {stats.current, stats.peak};
+}
+
+void reset_memory_peak(c10::Device device) {
+  if (device.is_cpu()) return CountingAllocator::get().reset_peak();
+  c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+}
+
+MemoryInfo memory_info(c10::Device device) {
+  if (device.is_cpu()) {
+    const auto& allocator = CountingAllocator::get();
+    MemoryInfo info{available_host_memory(), total_host_memory()};
+    if (const std::int64_t limit = allocator.limit(); limit > 0)
+      info = {std::min(info.free, std::max<std::int64_t>(0, limit - allocator.use().now)), limit};
+    return info;
+  }
+  const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+  return {static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
+}
+
+void limit_memory(c10::Device device, std::int64_t bytes) {
+  if (device.is_cpu()) return CountingAllocator::get().limit(bytes);
+  const double total = static_cast<double>(memory_info(device).total);
+  limit_gpu_memory(device.index(), bytes > 0 ? std::min(1.0, static_cast<double>(bytes) / total) : 1.0);
+}
+
+std::int64_t driver_memory(c10::Device device) { return device.is_cpu() ? 0 : std::int64_t{640} << 20; }
+
+std::int64_t available_memory(c10::Device device, std::int64_t limit, std::int64_t reserve) {
+  std::int64_t held = memory_use(device).now;
+  if (!device.is_cpu()) {
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    held = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).reserved_bytes[kAll].current;
+  }
+  std::int64_t bytes = held + memory_info(device).free;
+  if (limit > 0) bytes = std::min(bytes, limit - driver_memory(device));
+  return bytes - reserve;
+}
+
+std::shared_ptr<std::byte> host_memory(std::int64_t bytes, c10::Device device) {
+  if (const std::int64_t available = available_host_memory(); bytes > available)
+    fail(Code::kOutOfMemory, "weights on the host need " + mib(bytes) + ", but only " + mib(available) +
+                                 " of the host's memory are available");
+  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+  void* const data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) fail(Code::kOutOfMemory, "cannot reserve " + mib(bytes) + " of host memory");
+  const bool locked = !device.is_cpu() && lock_pages(data, size);
+  static std::once_flag warned;
+  if (!device.is_cpu() && !locked)
+    std::call_once(warned, [&] {
+      spdlog::warn(
+          "cannot lock {} of host memory: offloaded weights are copied more slowly; see `ulimit -l` and the "
+          "container's memory limit",
+          mib(bytes));
+    });
+  return {static_cast<std::byte*>(data), [size, locked](std::byte* begin) {
+            if (locked) unlock_pages(begin);
+            munmap(begin, size);
+          }};
+}
+
+double copy_bandwidth(c10::Device device) {
+  static std::mutex mutex;
+  static std::map<c10::DeviceIndex, double> known;
+  const std::lock_guard lock(mutex);
+  double& rate = known[device.is_cpu() ? c10::DeviceIndex{-1} : device.index()];
+  if (rate > 0) return rate;
+  const std::int64_t bytes = device.is_cpu() ? 8 << 20 : 128 << 20;
+  const c10::DeviceGuard guard(device);
+  const auto host = host_memory(bytes, device);
+  std::memset(host.get(), 0, static_cast<std::size_t>(bytes));
+  const at::Tensor from = at::from_blob(host.get(), {bytes}, c10::ScalarType::Byte);
+  const at::Tensor to = at::empty({bytes}, at::TensorOptions(c10::ScalarType::Byte).device(device));
+  for (int i = 0; i < 3; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    to.copy_(from, /*non_blocking=*/true);
+    synchronize_current(device);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    rate = std::max(rate, static_cast<double>(bytes) / took.count());
+  }
+  return rate;
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,191 @@
+#include "pipeline/memory/part_sequence.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "pipeline/device/device.h"
+
+namespace ditfleet::pipeline {
+
+struct PartSequence::Streams {
+  explicit Streams(c10::Device where) : guard(where.type()), copies(guard.getStreamFromGlobalPool(where)) {}
+  const c10::impl::VirtualGuardImpl guard;
+  const c10::Stream copies;
+};
+
+struct PartSequence::Entry {
+  std::unique_ptr<WeightPart> part;
+  bool kept = false;
+  std::optional<c10::Event> arrived, used;  // of a part that does not stay, on a GPU
+  std::optional<c10::Event> begun, ended;   // of a measured pass, on a GPU
+  std::chrono::steady_clock::time_point start;
+  std::chrono::duration<double> took{0};
+};
+
+PartSequence::PartSequence(c10::Device device, bool repeats)
+    : device_(device), repeats_(repeats), streams_(device.is_cpu() ? nullptr : std::make_unique<Streams>(device)) {}
+
+PartSequence::~PartSequence() = default;
+
+const WeightPart& PartSequence::part(std::size_t i) const { return *parts_[i]->part; }
+
+void PartSequence::add(std::unique_ptr<WeightPart> part) {
+  bytes_ += part->bytes();
+  largest_ = std::max(largest_, part->bytes());
+  auto entry = std::make_unique<Entry>();
+  entry->part = std::move(part);
+  if (streams_) {
+    entry->arrived.emplace(device_.type());
+    entry->used.emplace(device_.type());
+  }
+  parts_.push_back(std::move(entry));
+}
+
+// Distributes the parts that leave like a line's steps: after each part, the bytes that have stayed are closest below
+// the share that is to stay.
+std::vector<std::size_t> PartSequence::spread(std::int64_t bytes) const {
+  std::vector<std::size_t> chosen;
+  if (bytes >= bytes_) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) chosen.push_back(i);
+    return chosen;
+  }
+  const double share = static_cast<double>(bytes) / static_cast<double>(bytes_);
+  std::int64_t passed = 0, kept = 0;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const std::int64_t size = parts_[i]->part->bytes();
+    passed += size;
+    if (static_cast<double>(kept + size) > share * static_cast<double>(passed)) continue;
+    kept += size;
+    chosen.push_back(i);
+  }
+  return chosen;
+}
+
+void PartSequence::keep(std::int64_t bytes) {
+  const std::unique_lock lock(mutex_);
+  const auto chosen = spread(std::max<std::int64_t>(0, bytes));
+  synchronize(device_);
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    Entry& entry = *parts_[i];
+    entry.kept = std::binary_search(chosen.begin(), chosen.end(), i);
+    if (!entry.kept && entry.part->on_device()) entry.part->leave();
+  }
+  kept_bytes_ = 0;
+  try {
+    for (const std::size_t i : chosen) {
+      fetch(i);
+      kept_bytes_ += parts_[i]->part->bytes();
+    }
+  } catch (...) {
+    synchronize(device_);
+    for (const auto& entry : parts_) {
+      entry->kept = false;
+      if (entry->part->on_device()) entry->part->leave();
+    }
+    kept_bytes_ = 0;
+    throw;
+  }
+  synchronize(device_);
+}
+
+void PartSequence::fetch(std::size_t i) {
+  Entry& entry = *parts_[i];
+  if (entry.part->on_device()) return;
+  if (!streams_) {
+    entry.part->enter();
+    if (arrived_) arrived_(i);
+    return;
+  }
+  const c10::StreamGuard current(streams_->copies);
+  entry.part->enter();
+  if (arrived_) arrived_(i);
+  entry.arrived->record(streams_->copies);
+}
+
+void PartSequence::begin(std::size_t i) {
+  Entry& entry = *parts_[i];
+  fetch(i);
+  if (streams_ && !entry.kept) entry.arrived->block(streams_->guard.getStream(device_));
+  if (measuring_ && streams_)
+    entry.begun.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT).record(streams_->guard.getStream(device_));
+  if (measuring_) entry.start = std::chrono::steady_clock::now();
+  if (kept_bytes_ == bytes_ || !streams_) return;
+  // Ahead of the next uses, as long as no more than the largest part is on its way.
+  std::int64_t ahead = 0;
+  for (std::size_t step = 1; step < parts_.size(); ++step) {
+    const std::size_t next = i + step;
+    if (next >= parts_.size() && !repeats_) break;
+    const std::size_t at = next % parts_.size();
+    if (parts_[at]->kept) continue;
+    ahead += parts_[at]->part->bytes();
+    if (ahead > largest_) break;
+    fetch(at);
+  }
+}
+
+void PartSequence::end(std::size_t i) {
+  Entry& entry = *parts_[i];
+  if (measuring_ && streams_)
+    entry.ended.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT).record(streams_->guard.getStream(device_));
+  if (measuring_) entry.took = std::chrono::steady_clock::now() - entry.start;
+  if (measuring_ && i + 1 == parts_.size()) measuring_ = false;
+  if (entry.kept) return;
+  if (streams_) {
+    // The memory goes back to the copies' stream, which waits until the part has been read.
+    entry.used->record(streams_->guard.getStream(device_));
+    entry.used->block(streams_->copies);
+  }
+  entry.part->leave();
+}
+
+void PartSequence::measure() {
+  const std::unique_lock lock(mutex_);
+  measuring_ = true;
+}
+
+double PartSequence::measured_s() {
+  const std::unique_lock lock(mutex_);
+  double seconds = 0;
+  for (const auto& entry : parts_) {
+    if (!streams_) {
+      seconds += entry->took.count();
+    } else if (entry->begun && entry->ended) {
+      entry->ended->synchronize();
+      seconds += entry->begun->elapsedTime(*entry->ended) / 1e3;
+    }
+    entry->begun.reset();
+    entry->ended.reset();
+  }
+  return seconds;
+}
+
+void PartSequence::finish() {
+  const std::unique_lock lock(mutex_);
+  for (const auto& entry : parts_)
+    if (!entry->kept && entry->part->on_device()) entry->part->leave();
+}
+
+PartSequence::Pass::Pass(PartSequence* sequence) : sequence_(sequence) {
+  if (sequence_) lock_ = std::unique_lock(sequence_->mutex_);
+}
+
+PartSequence::Pass::~Pass() {
+  if (!sequence_ || sequence_->repeats_) return;
+  for (const auto& entry : sequence_->parts_)
+    if (!entry->kept && entry->part->on_device()) entry->part->leave();
+}
+
+void PartSequence::Pass::begin(std::size_t i) {
+  if (sequence_) sequence_->begin(i);
+}
+void PartSequence::Pass::end(std::size_t i) {
+  if (sequence_) sequence_->end(i);
+}
+
+}  // namespace ditfleet::pipeline

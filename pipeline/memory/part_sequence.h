@@ -1,0 +1,84 @@
+// Weights in the order of their use. Some parts stay on the device, the others are copied there ahead of their use.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "pipeline/memory/weight_part.h"
+
+namespace ditfleet::pipeline {
+
+class PartSequence {
+ public:
+  // `repeats`: after the last part the first one follows, so that it is copied ahead too.
+  PartSequence(c10::Device device, bool repeats);
+  ~PartSequence();
+  PartSequence(const PartSequence&) = delete;
+  PartSequence& operator=(const PartSequence&) = delete;
+
+  // A part that has moved to the host. Not thread-safe; before the first pass.
+  void add(std::unique_ptr<WeightPart> part);
+  c10::Device device() const { return device_; }
+  std::size_t size() const { return parts_.size(); }
+  std::int64_t bytes() const { return bytes_; }            // of all parts
+  std::int64_t kept_bytes() const { return kept_bytes_; }  // of parts that stay
+  // Most bytes of parts that do not stay and are on the device at a time. A CPU copies no part ahead.
+  std::int64_t ahead_bytes() const { return std::min(bytes_, (streams_ ? 2 : 1) * largest_); }
+
+  // Keeps as many parts on the device as fit into `bytes`, spread evenly over the sequence, and removes the others.
+  // Waits for a pass that is in progress, and for the device. Throws what WeightPart::enter() throws; then no part
+  // stays. Thread-safe.
+  void keep(std::int64_t bytes);
+  // Called on the stream that copies a part, after each copy. For what is added to the weights.
+  void on_arrival(std::function<void(std::size_t part)> call) { arrived_ = std::move(call); }
+  const WeightPart& part(std::size_t i) const;
+
+  // One use of the parts in order. Only one pass at a time: the constructor waits for others.
+  class Pass {
+   public:
+    explicit Pass(PartSequence* sequence);  // null: nothing to do
+    ~Pass();
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+    // Work that reads part i is enqueued on the current stream between these calls. begin() does not block, except on a
+    // CPU, and throws what WeightPart::enter() throws.
+    void begin(std::size_t i);
+    void end(std::size_t i);
+
+   private:
+    PartSequence* const sequence_;
+    std::unique_lock<std::mutex> lock_;
+  };
+
+  // Measures the next pass: the time from begin() to end() of all parts, without the waits for copies.
+  void measure();
+  // Of the last measured pass; waits for its end.
+  double measured_s();
+
+  // Removes parts that were copied ahead. Call it after the last pass of a request, with the device idle.
+  void finish();
+
+ private:
+  struct Streams;
+  struct Entry;
+
+  void begin(std::size_t i);
+  void end(std::size_t i);
+  void fetch(std::size_t i);
+  std::vector<std::size_t> spread(std::int64_t bytes) const;
+
+  const c10::Device device_;
+  const bool repeats_;
+  std::unique_ptr<Streams> streams_;  // null on a CPU
+  std::vector<std::unique_ptr<Entry>> parts_;
+  std::int64_t bytes_ = 0, largest_ = 0, kept_bytes_ = 0;
+  std::function<void(std::size_t)> arrived_;
+  bool measuring_ = false;
+  std::mutex mutex_;  // held during a pass
+};
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,55 @@
+// Decides which weights stay on the device for a request of some size. Plain arithmetic; no LibTorch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ditfleet::pipeline {
+
+// What a model needs of the device's memory for a request, in bytes.
+struct MemoryNeeds {
+  // Weights that can leave the device. `ahead`: the most of them on the device at a time while they come and go.
+  struct Group {
+    std::int64_t bytes = 0, ahead = 0;
+  };
+  Group text;              // text encoders; used while a request is encoded
+  Group modulation;        // used while a request is encoded
+  Group blocks;            // used in each step
+  std::int64_t fixed = 0;  // all other weights, and the adapters' slots and columns
+  // All other tensors, at the peak of the stage. One request is encoded while another is denoised or decoded.
+  std::int64_t encode = 0, denoise = 0, decode = 0;
+};
+
+// offload: auto | none | model | block
+struct MemoryOptions {
+  std::string offload = "none";
+  std::int64_t limit = 0;    // most bytes that this process takes on the device; 0: all that is free
+  std::int64_t reserve = 0;  // bytes of the device to leave free
+};
+
+struct MemoryPlan {
+  std::string name;  // "resident", "model", "block"
+  bool keep_text = true, keep_modulation = true;
+  std::int64_t keep_blocks = 0;  // bytes of blocks that stay; the others are copied in each step
+  std::int64_t bytes = 0;        // predicted peak
+};
+
+struct PlanChoice {
+  std::optional<MemoryPlan> plan;     // empty: nothing fits
+  std::vector<std::string> rejected;  // one line for each plan before it: why not
+};
+
+// The fastest plan that fits into `available` bytes and that `offload` allows:
+//   resident  all weights stay: auto, none
+//   model     text encoders and modulation come and go: auto, model
+//   block     in addition some blocks are copied in each step: auto, block. With auto as many blocks stay as fit. With
+//             block only those stay that cannot be copied within `hidden` bytes per step, which are free of charge.
+PlanChoice choose_plan(const MemoryNeeds& needs, std::int64_t available, const std::string& offload,
+                       std::int64_t hidden = 0);
+
+// "1.50 GiB", "3.2 MiB"
+std::string bytes_text(std::int64_t bytes);
+
+}  // namespace ditfleet::pipeline

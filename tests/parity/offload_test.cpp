@@ -1,0 +1,214 @@
+// Weights that leave the device and come back: results are those of weights that stay, bit for bit, in every format and
+// with adapters.
+#include <ATen/ops/equal.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <optional>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/device/memory.h"
+#include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
+#include "pipeline/memory/part_sequence.h"
+#include "tests/parity/flux_golden.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+const c10::Device kCpu(c10::DeviceType::CPU);
+
+std::unique_ptr<WeightPart> part_of(const at::Tensor& tensor) {
+  auto part = std::make_unique<WeightPart>(tensor.device());
+  part->add(tensor);
+  part->move_to_host();
+  return part;
+}
+
+TEST(WeightPart, ComesBackAsItWas) {
+  memory_use(kCpu);  // counts from now on
+  const at::Tensor a = at::rand({3, 5}), view = a.narrow(0, 1, 2), b = at::rand({7}), a_was = a.clone(),
+                   b_was = b.clone();
+  WeightPart part(kCpu);
+  part.add(a);
+  part.add(view);  // shares a's storage
+  part.add(b);
+  EXPECT_EQ(part.bytes(), 2 * 512);
+  const std::int64_t before = memory_use(kCpu).now;
+  part.move_to_host();
+  EXPECT_LT(memory_use(kCpu).now, before);
+  EXPECT_FALSE(is_on_device(a));
+  for (int i = 0; i < 2; ++i) {
+    part.enter();
+    EXPECT_TRUE(at::equal(a, a_was));
+    EXPECT_TRUE(at::equal(view, a_was.narrow(0, 1, 2)));
+    EXPECT_TRUE(at::equal(b, b_was));
+    a.zero_();  // the host's copy does not follow
+    part.leave();
+  }
+}
+
+TEST(PartSequence, KeepsWhatFitsSpreadEvenly) {
+  PartSequence sequence(kCpu, true);
+  std::vector<at::Tensor> tensors;
+  for (int i = 0; i < 12; ++i) {
+    tensors.push_back(at::rand({256}));  // 1 KiB
+    sequence.add(part_of(tensors.back()));
+  }
+  const auto kept = [&] {
+    std::string text;
+    for (const at::Tensor& tensor : tensors) text += is_on_device(tensor) ? 'x' : '.';
+    return text;
+  };
+  const auto keep = [&](std::int64_t parts) {
+    sequence.keep(parts * 1024 + 100);
+    return kept();
+  };
+  EXPECT_EQ(keep(0), "............");
+  EXPECT_EQ(keep(12), "xxxxxxxxxxxx");
+  EXPECT_EQ(keep(6), ".x.x.x.x.x.x");
+  EXPECT_EQ(keep(4), "..x..x..x..x");
+  EXPECT_EQ(keep(9), ".xxx.xxx.xxx");
+  EXPECT_EQ(keep(1), "..........x.");
+  PartSequence::Pass pass(&sequence);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    pass.begin(i);
+    EXPECT_TRUE(is_on_device(tensors[i]));
+    pass.end(i);
+    EXPECT_EQ(is_on_device(tensors[i]), i == 10);
+  }
+}
+
+TEST(PartSequence, KeepsNothingWhenMemoryRunsOut) {
+  PartSequence sequence(kCpu, true);
+  std::vector<at::Tensor> tensors;
+  for (int i = 0; i < 4; ++i) {
+    tensors.push_back(at::zeros({1 << 20}));
+    sequence.add(part_of(tensors.back()));
+  }
+  limit_memory(kCpu, memory_use(kCpu).now + (10 << 20));
+  EXPECT_THROW(sequence.keep(sequence.bytes()), c10::OutOfMemoryError);
+  for (const at::Tensor& tensor : tensors) EXPECT_FALSE(is_on_device(tensor));
+  sequence.keep(8 << 20);
+  EXPECT_EQ(sequence.kept_bytes(), 8 << 20);
+  limit_memory(kCpu, 0);
+}
+
+struct Case {
+  std::string name, folder;  // a fixture of `flux` or `quant`
+  bool bf16;
+  std::string adapter = {};  // for the folder's model
+};
+
+// What a model drew, or why it did not.
+struct Drawn {
+  std::vector<Media> pictures;
+  std::optional<Error> error;
+  std::int64_t peak = 0;  // device memory beyond what was in use before
+};
+
+class Offload : public ::testing::TestWithParam<Case> {
+ protected:
+  // Draws with a model of its own: without and with adapters, at two sizes. `limit` is beyond what is in use.
+  static Drawn draw(const std::string& offload, std::int64_t limit = 0) {
+    const Case& which = GetParam();
+    EngineOptions options{golden::test_device(), which.bf16 ? "bf16" : "fp32", 1, golden::test_compile()};
+    options.lora_slots = 1;
+    options.max_lora_rank = 16;
+    const std::int64_t before = memory_use(kCpu).now;
+    options.memory = {.offload = offload, .limit = limit > 0 ? before + limit : 0};
+    reset_memory_peak(kCpu);
+    Drawn drawn;
+    drawn.error = draw_all(options, drawn.pictures);
+    drawn.peak = memory_use(kCpu).peak - before;
+    limit_memory(kCpu, 0);
+    return drawn;
+  }
+
+ private:
+  static std::optional<Error> draw_all(const EngineOptions& options, std::vector<Media>& pictures) {
+    auto engine = Engine::create(options, {&flux_family()});
+    if (!engine) return engine.error();
+    const auto folder = golden::fixtures() / GetParam().folder, file = folder / "transformer.safetensors";
+    auto model =
+        (*engine)->load_model({"m", (folder / "model").string(), std::filesystem::exists(file) ? file.string() : ""});
+    if (!model) return model.error();
+    for (const std::int64_t side : {4, 6, 4}) {
+      GenerationRequest request;
+      request.prompt = "a red circle above a white star";
+      request.seed = side;
+      request.fields.set("width", side * (*model)->info().size_multiple);
+      request.fields.set("height", 4 * (*model)->info().size_multiple);
+      request.fields.set("num_inference_steps", 4);
+      request.fields.set("max_sequence_length", 16);
+      request.fields.set("true_cfg_scale", 2.0);
+      request.fields.set("negative_prompt", "blue");
+      for (const bool adapted : {false, true}) {
+        if (adapted && GetParam().adapter.empty()) continue;
+        if (adapted) request.loras = {{(golden::fixtures() / GetParam().adapter).string(), 0.7}};
+        auto generation = (*model)->encode(request);
+        if (!generation) return generation.error();
+        if (auto denoised = (*model)->denoise(**generation, nullptr); !denoised) return denoised.error();
+        auto picture = (*model)->decode(**generation);
+        if (!picture) return picture.error();
+        pictures.push_back(std::move(*picture));
+      }
+    }
+    return {};
+  }
+};
+
+void expect_equal(const Drawn& made, const Drawn& expected) {
+  ASSERT_FALSE(made.error) << made.error->message;
+  ASSERT_EQ(made.pictures.size(), expected.pictures.size());
+  for (std::size_t i = 0; i < made.pictures.size(); ++i)
+    EXPECT_TRUE(made.pictures[i].rgb == expected.pictures[i].rgb) << "picture " << i;
+}
+
+TEST_P(Offload, DrawsWhatResidentWeightsDraw) {
+  const Drawn expected = draw("none");
+  ASSERT_FALSE(expected.error) << expected.error->message;
+  if (!GetParam().adapter.empty()) {
+    EXPECT_FALSE(expected.pictures[0].rgb == expected.pictures[1].rgb) << "the adapter changes nothing";
+  }
+  for (const char* offload : {"auto", "model", "block"}) {
+    SCOPED_TRACE(offload);
+    expect_equal(draw(offload), expected);
+  }
+}
+
+// Whatever the limit, the pictures are right or the error has the numbers.
+TEST_P(Offload, StepsDownUntilItFits) {
+  const Drawn expected = draw("none");
+  const std::int64_t peak = expected.peak;
+  int drawn = 0;
+  for (const double share : {1.05, 0.95, 0.85, 0.7, 0.5, 0.2}) {
+    SCOPED_TRACE(share);
+    const Drawn made = draw("auto", static_cast<std::int64_t>(share * static_cast<double>(peak)));
+    if (made.error) {
+      EXPECT_EQ(made.error->code, Code::kOutOfMemory) << made.error->message;
+      EXPECT_THAT(made.error->message, ::testing::HasSubstr("MiB"));
+      continue;
+    }
+    ++drawn;
+    EXPECT_LE(made.peak, static_cast<std::int64_t>(share * static_cast<double>(peak)));
+    expect_equal(made, expected);
+  }
+  EXPECT_GE(drawn, GetParam().name == "nf4_fp32" ? 1 : 2);  // most of which is not weights
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, Offload,
+                         ::testing::Values(Case{"fp32", "flux/dev", false, "lora/adapters/all.safetensors"},
+                                           Case{"bf16", "flux/dev", true, "lora/adapters/all.safetensors"},
+                                           Case{"comfy_old", "quant/comfy_old", true},
+                                           Case{"comfy_plain", "quant/comfy_plain", true},
+                                           Case{"nf4", "quant/nf4", true, "quant/adapters/nf4.safetensors"},
+                                           Case{"nf4_fp32", "quant/nf4_fp32", false},
+                                           Case{"fp8_rows", "quant/fp8_rows", true, "quant/adapters/fp8.safetensors"}),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace ditfleet::pipeline
