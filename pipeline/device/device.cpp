@@ -147,12 +147,12 @@ std::string device_text(c10::Device device) {
 }
 
 void synchronize(c10::Device device) {
-  if (device.is_cpu()) return;
+  if (!device.is_cuda()) return;
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
 void synchronize_current(c10::Device device) {
-  if (device.is_cpu()) return;
+  if (!device.is_cuda()) return;
   const c10::impl::VirtualGuardImpl impl(device.type());
   impl.synchronizeStream(impl.getStream(device));
 }

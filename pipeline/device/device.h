@@ -18,7 +18,12 @@ namespace ditfleet::pipeline {
 struct Placement {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   c10::ScalarType dtype = c10::ScalarType::Float;  // Float or BFloat16
-  bool offload = false;                            // weights are loaded into host memory, from where they can come
+  // Weights that can leave the device are moved to host memory as soon as they are loaded.
+  bool on_host = false;
+  // Of tensors without memory (`device` is meta): the device that they stand for. See pipeline/memory/dry_run.h.
+  std::optional<c10::Device> stands_for = {};
+
+  c10::Device real_device() const { return stands_for.value_or(device); }
 };
 
 struct DeviceChoice {

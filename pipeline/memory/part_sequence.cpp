@@ -28,8 +28,12 @@ struct PartSequence::Entry {
   std::chrono::duration<double> took{0};
 };
 
-PartSequence::PartSequence(c10::Device device, bool repeats)
-    : device_(device), repeats_(repeats), streams_(device.is_cpu() ? nullptr : std::make_unique<Streams>(device)) {}
+PartSequence::PartSequence(const Placement& placement, bool repeats)
+    : device_(placement.device),
+      repeats_(repeats),
+      on_host_(placement.on_host),
+      copies_ahead_(!placement.real_device().is_cpu()),
+      streams_(device_.is_cpu() || device_.is_meta() ? nullptr : std::make_unique<Streams>(device_)) {}
 
 PartSequence::~PartSequence() = default;
 
@@ -38,8 +42,13 @@ const WeightPart& PartSequence::part(std::size_t i) const { return *parts_[i]->p
 void PartSequence::add(std::unique_ptr<WeightPart> part) {
   bytes_ += part->bytes();
   largest_ = std::max(largest_, part->bytes());
+  if (on_host_)
+    part->leave();
+  else
+    kept_bytes_ += part->bytes();
   auto entry = std::make_unique<Entry>();
   entry->part = std::move(part);
+  entry->kept = !on_host_;
   if (streams_) {
     entry->arrived.emplace(device_.type());
     entry->used.emplace(device_.type());
@@ -70,25 +79,26 @@ std::vector<std::size_t> PartSequence::spread(std::int64_t bytes) const {
 void PartSequence::keep(std::int64_t bytes) {
   const std::unique_lock lock(mutex_);
   const auto chosen = spread(std::max<std::int64_t>(0, bytes));
+  const auto remove = [&](Entry& entry) {
+    entry.part->leave();
+    if (std::exchange(entry.kept, false)) {
+      kept_bytes_ -= entry.part->bytes();
+      ++moves_;
+    }
+  };
   synchronize(device_);
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    Entry& entry = *parts_[i];
-    entry.kept = std::binary_search(chosen.begin(), chosen.end(), i);
-    if (!entry.kept && entry.part->on_device()) entry.part->leave();
-  }
-  kept_bytes_ = 0;
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    if (!std::binary_search(chosen.begin(), chosen.end(), i)) remove(*parts_[i]);
   try {
     for (const std::size_t i : chosen) {
       fetch(i);
+      if (std::exchange(parts_[i]->kept, true)) continue;
       kept_bytes_ += parts_[i]->part->bytes();
+      ++moves_;
     }
   } catch (...) {
     synchronize(device_);
-    for (const auto& entry : parts_) {
-      entry->kept = false;
-      if (entry->part->on_device()) entry->part->leave();
-    }
-    kept_bytes_ = 0;
+    for (const auto& entry : parts_) remove(*entry);
     throw;
   }
   synchronize(device_);
@@ -115,7 +125,7 @@ void PartSequence::begin(std::size_t i) {
   if (measuring_ && streams_)
     entry.begun.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT).record(streams_->guard.getStream(device_));
   if (measuring_) entry.start = std::chrono::steady_clock::now();
-  if (kept_bytes_ == bytes_ || !streams_) return;
+  if (all_stay() || !streams_) return;
   // Ahead of the next uses, as long as no more than the largest part is on its way.
   std::int64_t ahead = 0;
   for (std::size_t step = 1; step < parts_.size(); ++step) {
@@ -168,7 +178,7 @@ double PartSequence::measured_s() {
 void PartSequence::finish() {
   const std::unique_lock lock(mutex_);
   for (const auto& entry : parts_)
-    if (!entry->kept && entry->part->on_device()) entry->part->leave();
+    if (!entry->kept) entry->part->leave();
 }
 
 PartSequence::Pass::Pass(PartSequence* sequence) : sequence_(sequence) {
@@ -178,7 +188,7 @@ PartSequence::Pass::Pass(PartSequence* sequence) : sequence_(sequence) {
 PartSequence::Pass::~Pass() {
   if (!sequence_ || sequence_->repeats_) return;
   for (const auto& entry : sequence_->parts_)
-    if (!entry->kept && entry->part->on_device()) entry->part->leave();
+    if (!entry->kept) entry->part->leave();
 }
 
 void PartSequence::Pass::begin(std::size_t i) {

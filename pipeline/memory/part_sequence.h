@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "pipeline/device/device.h"
 #include "pipeline/memory/weight_part.h"
 
 namespace ditfleet::pipeline {
@@ -15,19 +17,23 @@ namespace ditfleet::pipeline {
 class PartSequence {
  public:
   // `repeats`: after the last part the first one follows, so that it is copied ahead too.
-  PartSequence(c10::Device device, bool repeats);
+  PartSequence(const Placement& placement, bool repeats);
   ~PartSequence();
   PartSequence(const PartSequence&) = delete;
   PartSequence& operator=(const PartSequence&) = delete;
 
-  // A part that has moved to the host. Not thread-safe; before the first pass.
+  // Adds a part that is on the device. It leaves at once if the placement is on the host. Not thread-safe; before the
+  // first pass.
   void add(std::unique_ptr<WeightPart> part);
   c10::Device device() const { return device_; }
   std::size_t size() const { return parts_.size(); }
   std::int64_t bytes() const { return bytes_; }            // of all parts
   std::int64_t kept_bytes() const { return kept_bytes_; }  // of parts that stay
   // Most bytes of parts that do not stay and are on the device at a time. A CPU copies no part ahead.
-  std::int64_t ahead_bytes() const { return std::min(bytes_, (streams_ ? 2 : 1) * largest_); }
+  std::int64_t ahead_bytes() const { return std::min(bytes_, (copies_ahead_ ? 2 : 1) * largest_); }
+  bool all_stay() const { return kept_bytes_ == bytes_; }
+  // How often keep() has moved a part. As long as it does not change, the addresses of parts that stay are valid.
+  std::int64_t moves() const { return moves_; }
 
   // Keeps as many parts on the device as fit into `bytes`, spread evenly over the sequence, and removes the others.
   // Waits for a pass that is in progress, and for the device. Throws what WeightPart::enter() throws; then no part
@@ -72,10 +78,11 @@ class PartSequence {
   std::vector<std::size_t> spread(std::int64_t bytes) const;
 
   const c10::Device device_;
-  const bool repeats_;
+  const bool repeats_, on_host_, copies_ahead_;
   std::unique_ptr<Streams> streams_;  // null on a CPU
   std::vector<std::unique_ptr<Entry>> parts_;
-  std::int64_t bytes_ = 0, largest_ = 0, kept_bytes_ = 0;
+  std::int64_t bytes_ = 0, largest_ = 0;
+  std::atomic<std::int64_t> kept_bytes_ = 0, moves_ = 0;
   std::function<void(std::size_t)> arrived_;
   bool measuring_ = false;
   std::mutex mutex_;  // held during a pass

@@ -32,14 +32,6 @@ void WeightPart::add(const at::Tensor& tensor) {
   bytes_ = static_cast<std::int64_t>((offset + storage.nbytes() + kAlignment - 1) / kAlignment * kAlignment);
 }
 
-void WeightPart::move_to_host() {
-  host_ = host_memory(bytes_, device_);
-  for (const Piece& piece : pieces_)
-    bytes_at(host_.get() + piece.offset, piece.bytes, c10::Device(c10::DeviceType::CPU))
-        .copy_(bytes_at(piece.storage.mutable_data(), piece.bytes, device_));
-  leave();
-}
-
 void WeightPart::enter() {
   if (on_device_) return;
   c10::DataPtr memory = c10::GetAllocator(device_.type())->allocate(static_cast<std::size_t>(bytes_));
@@ -53,6 +45,14 @@ void WeightPart::enter() {
 }
 
 void WeightPart::leave() {
+  if (!on_device_) return;
+  if (!host_) {
+    auto host = host_memory(bytes_, device_);
+    for (const Piece& piece : pieces_)
+      bytes_at(host.get() + piece.offset, piece.bytes, c10::Device(c10::DeviceType::CPU))
+          .copy_(bytes_at(piece.storage.mutable_data(), piece.bytes, device_));
+    host_ = std::move(host);
+  }
   for (Piece& piece : pieces_) piece.storage.set_data_ptr_noswap({nullptr, device_});
   memory_.clear();
   on_device_ = false;

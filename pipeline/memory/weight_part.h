@@ -22,19 +22,17 @@ class WeightPart {
   WeightPart(const WeightPart&) = delete;
   WeightPart& operator=(const WeightPart&) = delete;
 
-  // Before move_to_host(). Does nothing for an undefined tensor and for a storage that the part has.
+  // Before the first leave(). Does nothing for an undefined tensor and for a storage that the part has.
   void add(const at::Tensor& tensor);
   std::int64_t bytes() const { return bytes_; }  // on the device
-
-  // Copies the tensors to host memory and leaves. Throws what host_memory() and LibTorch throw.
-  void move_to_host();
 
   bool on_device() const { return on_device_; }
   // Allocates memory on the device and copies the tensors there, both on the current stream. Throws
   // c10::OutOfMemoryError; the part is away then.
   void enter();
-  // Frees the memory on the device. Kernels on other streams than the one of enter() must be finished, or that stream
-  // must wait for them.
+  // Frees the memory on the device. The first call copies the tensors to host memory before; it throws what
+  // host_memory() and LibTorch throw, and the part stays then. Kernels on other streams than the one of enter() must be
+  // finished, or that stream must wait for them.
   void leave();
 
  private:
@@ -45,7 +43,7 @@ class WeightPart {
   const c10::Device device_;
   std::vector<Piece> pieces_;
   std::int64_t bytes_ = 0;
-  std::shared_ptr<std::byte> host_;
+  std::shared_ptr<std::byte> host_;  // null before the first leave()
   c10::DataPtr memory_;
   bool on_device_ = true;
 };

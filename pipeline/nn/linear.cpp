@@ -20,10 +20,9 @@ at::Tensor lora_columns_of(const LinearSlot& slot) {
   return slot.wide.narrow(1, slot.lora_columns.before ? 0 : slot.weight.size(1), slot.lora_columns.count);
 }
 
-void add_part(PartSequence* parts, const std::vector<const LinearSlot*>& linears,
+void add_part(PartSequence& parts, const std::vector<const LinearSlot*>& linears,
               const std::vector<at::Tensor>& tensors) {
-  if (!parts) return;
-  auto part = std::make_unique<WeightPart>(parts->device());
+  auto part = std::make_unique<WeightPart>(parts.device());
   for (const LinearSlot* slot : linears) {
     part->add(slot->weight);
     part->add(slot->bias);
@@ -34,8 +33,7 @@ void add_part(PartSequence* parts, const std::vector<const LinearSlot*>& linears
     }
   }
   for (const at::Tensor& tensor : tensors) part->add(tensor);
-  part->move_to_host();
-  parts->add(std::move(part));
+  parts.add(std::move(part));
 }
 
 at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x) {

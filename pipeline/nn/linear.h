@@ -47,9 +47,9 @@ LinearSlot slot_with_lora_columns(std::int64_t out, std::int64_t in, LoraColumns
 // The columns next to the weight: [out, lora_columns.count].
 at::Tensor lora_columns_of(const LinearSlot& slot);
 
-// Moves these parameters to the host, as the next part of `parts`. Does nothing if it is null. The columns beside a
-// quantized weight stay on the device. Throws what WeightPart throws.
-void add_part(PartSequence* parts, const std::vector<const LinearSlot*>& linears,
+// Adds these parameters as the next part of `parts`. The columns beside a quantized weight stay on the device. Throws
+// what PartSequence::add throws.
+void add_part(PartSequence& parts, const std::vector<const LinearSlot*>& linears,
               const std::vector<at::Tensor>& tensors = {});
 
 // Converts [..., in] to [..., out]. Computes the product and then adds the terms in order. Rounds like PEFT: after A,

@@ -74,7 +74,7 @@ Parameters::Parameters(Checkpoint checkpoint, Placement placement, const json::o
     : checkpoint_(std::move(checkpoint)),
       placement_(placement),
       stored_(unwrap(StoredWeights::find(checkpoint_, config))),
-      fp8_products_(region::has_fp8_products(placement.device)) {}
+      fp8_products_(region::has_fp8_products(placement.real_device())) {}
 
 Parameters Parameters::open(const std::string& dir, Library library, Placement placement) {
   const std::string file = dir + "/config.json";
@@ -103,6 +103,7 @@ void Parameters::check_shape(const std::string& name, const Shape& shape, const 
 
 at::Tensor Parameters::read(const StoredTensor& from, std::int64_t begin, const Shape& shape, c10::ScalarType stored,
                             c10::ScalarType type) {
+  if (placement_.device.is_meta()) return at::empty(shape, at::TensorOptions(type).device(placement_.device));
   // Straight into the returned tensor if it is on the host and of the file's type. Otherwise through memory that is
   // reused, because the kernel clears new memory, which takes longer than reading.
   const bool direct = placement_.device.is_cpu() && type == stored;
@@ -212,10 +213,12 @@ QuantizedRows Parameters::stored_rows(const FileRows& rows, const StoredWeight& 
   check_shape(stored.codes, stored.shape, {rows.total, in});
   const StoredTensor from = unwrap(checkpoint_.tensor(stored.codes));
   taken_.insert(stored.tensors.begin(), stored.tensors.end());
-  const std::vector<float> scales = stored.scales.empty()
+  const std::vector<float> scales = stored.scales.empty() || placement_.device.is_meta()
                                         ? std::vector<float>(static_cast<std::size_t>(rows.total), 1.0F)
                                         : unwrap(StoredWeights::scales(checkpoint_, stored));
   const auto on_device = [&](std::int64_t first, std::int64_t count) {
+    if (placement_.device.is_meta())
+      return at::empty({count}, at::TensorOptions(c10::ScalarType::Float).device(placement_.device));
     return at::from_blob(const_cast<float*>(scales.data()) + first, {count}, c10::ScalarType::Float)
         .to(placement_.device, c10::ScalarType::Float, /*non_blocking=*/false, /*copy=*/true);
   };

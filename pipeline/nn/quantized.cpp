@@ -88,6 +88,9 @@ std::string_view QuantizedWeight::format() const {
 
 QuantizedRows quantize_nf4(const at::Tensor& weight) {
   const std::int64_t values = weight.numel(), blocks = (values + kBlock - 1) / kBlock, ragged = values % kBlock;
+  if (weight.is_meta())
+    return {at::empty({(values + 1) / 2}, weight.options().dtype(c10::ScalarType::Byte)),
+            at::empty({blocks}, weight.options().dtype(c10::ScalarType::Float)), weight.size(0)};
   const at::Tensor flat =
       at::constant_pad_nd(weight.to(c10::ScalarType::Float).flatten(), {0, blocks * kBlock - values})
           .view({blocks, kBlock});
@@ -116,6 +119,7 @@ QuantizedRows quantize_fp8(const at::Tensor& weight) {
 }
 
 void dequantize(const QuantizedWeight& weight, const at::Tensor& to) {
+  if (to.is_meta()) return;
   std::int64_t first = 0;
   for (const QuantizedRows& part : weight.parts) {
     dequantize_rows(part, weight.program.get(), to.narrow(0, first, part.rows));

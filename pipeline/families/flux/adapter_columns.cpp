@@ -22,8 +22,12 @@ std::int64_t rank_of(const std::vector<LowRank>& terms) {
 }  // namespace
 
 AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::size_t first,
-                               std::shared_ptr<const region::MatrixCopies> copies, bool moving)
-    : copies_(std::move(copies)), first_(first), moving_(moving), side_stream_(linears.front().wide.device()) {
+                               std::shared_ptr<const region::MatrixCopies> copies,
+                               std::shared_ptr<const PartSequence> weights)
+    : copies_(std::move(copies)),
+      first_(first),
+      weights_(std::move(weights)),
+      side_stream_(linears.front().wide.device()) {
   for (LinearSlot& slot : linears) {
     const at::Tensor a = at::zeros({slot.lora_columns.count, slot.in()}, slot.wide.options());
     linears_.push_back({std::move(slot), a});
@@ -52,7 +56,7 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const std::
   // them anything finite does for B: what was there before, which is zeros or another adapter's B, and those are finite
   // (PackedAdapter).
   const at::Tensor beside = lora_columns_of(slot);
-  auto& to_beside = moving_ && !slot.quantized ? copies.moving : copies.terms;
+  auto& to_beside = slot.quantized ? copies.terms : copies.beside;
   const std::int64_t begin = slot.lora_columns.before && !slot.quantized ? room - rank : 0;
   const auto zeros = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t n) {
     if (rows > 0 && n > 0) to_beside.push_back({beside.narrow(0, row, rows).narrow(1, column, n), {}});
@@ -84,15 +88,29 @@ void AdapterColumns::load(const Layout& layout) {
     copies_->run(*part.terms);
     if (behind) copies_->run(*part.rounding);
   };
-  copy(layout.first);
-  side_stream_.start([&] { copy(layout.rest); });
+  const auto copy_linears = [&](std::size_t i, std::size_t end) {
+    for (; i < end; ++i) {
+      region::run_copies(layout.copies[i].terms);
+      if (is_on_device(linears_[i].slot.wide)) region::run_copies(layout.copies[i].beside);
+      if (behind) region::run_copies(layout.copies[i].rounding);
+    }
+  };
+  if (!weights_ || (weights_->all_stay() && weights_->moves() == layout.moves)) {
+    copy(layout.first);
+    side_stream_.start([&] { copy(layout.rest); });
+  } else {
+    copy_linears(0, linears_.size());
+  }
   for (std::size_t i = 0; i < linears_.size(); ++i)
     if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.operands[i].used;
 }
 
 void AdapterColumns::write(const Layout& layout, std::size_t first_linear, std::size_t linears) const {
-  for (std::size_t i = first_linear; i < first_linear + linears; ++i)
-    if (is_on_device(linears_[i].slot.wide)) region::run_copies(layout.moving[i]);
+  for (std::size_t i = first_linear; i < first_linear + linears; ++i) {
+    if (linears_[i].slot.quantized) continue;
+    lora_columns_of(linears_[i].slot).zero_();
+    region::run_copies(layout.copies[i].beside);
+  }
 }
 
 void AdapterColumns::clear() {
@@ -106,14 +124,20 @@ void AdapterColumns::clear() {
 
 AdapterColumns::Layout AdapterColumns::plan(const Terms& terms) const {
   Layout layout;
+  layout.moves = weights_ ? weights_->moves() : 0;
+  if (weights_ && !weights_->all_stay()) layout.moves = -1;
   std::size_t i = 0;
   const auto part = [&](std::size_t end) {
-    Copies copies;
+    std::vector<region::TensorCopy> all, rounding;
     for (; i < end; ++i) {
+      Copies copies;
       layout.operands.push_back(place(linears_[i], *terms[i], copies));
-      layout.moving.push_back(std::exchange(copies.moving, {}));
+      all.insert(all.end(), copies.terms.begin(), copies.terms.end());
+      all.insert(all.end(), copies.beside.begin(), copies.beside.end());
+      rounding.insert(rounding.end(), copies.rounding.begin(), copies.rounding.end());
+      if (weights_) layout.copies.push_back(std::move(copies));
     }
-    return Part{copies_->prepare(std::move(copies.terms)), copies_->prepare(std::move(copies.rounding))};
+    return layout.moves < 0 ? Part{} : Part{copies_->prepare(std::move(all)), copies_->prepare(std::move(rounding))};
   };
   layout.first = part(first_);
   layout.rest = part(linears_.size());

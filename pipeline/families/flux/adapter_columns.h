@@ -24,23 +24,27 @@ class AdapterColumns {
   };
   // The copies of some linears.
   struct Part {
-    std::shared_ptr<const region::MatrixCopies::Ready> terms;
-    std::shared_ptr<const region::MatrixCopies::Ready> rounding;  // zeros for the rows of A after the terms
+    std::shared_ptr<const region::MatrixCopies::Ready> terms, rounding;
+  };
+  struct Copies {
+    std::vector<region::TensorCopy> terms;     // A, and B beside a quantized weight
+    std::vector<region::TensorCopy> beside;    // B beside a weight
+    std::vector<region::TensorCopy> rounding;  // zeros for the rows of A after the terms
   };
   // The operands and copies for one request's adapters, prepared before the request runs.
   struct Layout {
     std::vector<Operands> operands;  // of each linear
-    Part first, rest;
-    std::vector<std::vector<region::TensorCopy>> moving;  // of each linear: B, if the weight can leave the device
+    Part first, rest;                // valid as long as no weight has moved since
+    std::int64_t moves = 0;          // PartSequence::moves() then
+    std::vector<Copies> copies;      // of each linear, for when weights have moved
   };
   // The terms of each linear.
   using Terms = std::vector<const std::vector<LowRank>*>;
 
   // Every linear must have columns. Keeps the tensors and allocates the buffers for A. The first `first` linears belong
-  // to the block that runs first. `moving`: weights can leave the device, so B goes to those that are not quantized
-  // with write() only.
+  // to the block that runs first. `weights`: the linears' weights, if they can leave the device; else null.
   AdapterColumns(std::vector<LinearSlot> linears, std::size_t first, std::shared_ptr<const region::MatrixCopies> copies,
-                 bool moving = false);
+                 std::shared_ptr<const PartSequence> weights = nullptr);
 
   std::size_t size() const { return linears_.size(); }
   // Why the terms do not fit into the columns; empty if they fit. Thread-safe.
@@ -52,7 +56,7 @@ class AdapterColumns {
   void load(const Layout& layout);
   // Makes the current stream wait for all copies of load().
   void join() { side_stream_.join(); }
-  // Copies B to linears whose weights have come to the device, on the current stream.
+  // Copies B to linears whose weights have come to the device, on the current stream. Their other columns become zeros.
   void write(const Layout& layout, std::size_t first_linear, std::size_t linears) const;
   // Overwrites all columns and buffers with zeros, on the current stream.
   void clear();
@@ -63,14 +67,11 @@ class AdapterColumns {
     at::Tensor a;           // [room, in]; its address stays, because CUDA graphs keep it
     std::int64_t used = 0;  // rows of `a` that may be nonzero; all later rows are zeros
   };
-  struct Copies {
-    std::vector<region::TensorCopy> terms, rounding, moving;
-  };
   Operands place(const Linear& linear, const std::vector<LowRank>& terms, Copies& copies) const;
 
   const std::shared_ptr<const region::MatrixCopies> copies_;
   const std::size_t first_;
-  const bool moving_;
+  const std::shared_ptr<const PartSequence> weights_;
   std::vector<Linear> linears_;
   SideStream side_stream_;
 };

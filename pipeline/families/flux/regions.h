@@ -24,12 +24,10 @@ class FluxRegions {
   FluxRegions(const FluxRegions&) = delete;
   FluxRegions& operator=(const FluxRegions&) = delete;
   // Keeps the tensors of `slots`. Compiles all programs; with dynamic off the first call compiles instead. Compiles the
-  // programs with adapters only if columns are reserved. Throws what Region::prepare throws.
+  // programs with adapters only if columns are reserved. `blocks`: their weights, if these can leave the device. Throws
+  // what Region::prepare throws.
   FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
-              std::shared_ptr<region::RegionHost> host);
-
-  // The weights of these blocks can leave the device. Call it before the first adapter is planned.
-  void let_move(std::shared_ptr<PartSequence> blocks);
+              std::shared_ptr<region::RegionHost> host, std::shared_ptr<PartSequence> blocks = nullptr);
 
   // The programs that a constructor with room for adapters compiles. Of `slots` only the linears' formats are read.
   static std::vector<region::Program> programs(const FluxConfig& config, const FluxSlots& slots, Placement placement);
@@ -92,12 +90,12 @@ class FluxRegions {
            region::Mode mode, const FluxAdapters* adapters) const;
 
   std::shared_ptr<region::RegionHost> host_;
+  const std::shared_ptr<PartSequence> blocks_;  // null: all weights stay on the device
   std::shared_ptr<WeightMemory> memory_ = std::make_shared<WeightMemory>();
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<Block> double_, single_;
   std::unique_ptr<AdapterColumns> columns_;  // of all blocks' linears, in order; null: no columns
   std::shared_ptr<const FluxAdapters> loaded_;
-  std::shared_ptr<PartSequence> parts_;  // null: all weights stay on the device
 };
 
 }  // namespace ditfleet::pipeline

@@ -61,16 +61,17 @@ FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p, std::int64_t adapt
               [&](LinearSlot& slot, const std::vector<std::string>& names, std::int64_t in, std::int64_t out,
                   LoraColumns columns) {
                 slot = p.stacked_linear(names, in, out, true, columns);
+                if (!parts.blocks) return;
                 for (const DoubleBlockSlots& b : s.double_blocks) {
                   if (&slot != &b.text.mlp_out) continue;  // the last one of the block
-                  add_part(parts.modulation.get(), {&b.image.modulation, &b.text.modulation});
-                  add_part(parts.blocks.get(), {&b.image.qkv, &b.image.out, &b.image.mlp_in, &b.image.mlp_out,
-                                                &b.text.qkv, &b.text.out, &b.text.mlp_in, &b.text.mlp_out});
+                  add_part(*parts.modulation, {&b.image.modulation, &b.text.modulation});
+                  add_part(*parts.blocks, {&b.image.qkv, &b.image.out, &b.image.mlp_in, &b.image.mlp_out, &b.text.qkv,
+                                           &b.text.out, &b.text.mlp_in, &b.text.mlp_out});
                 }
                 for (const SingleBlockSlots& b : s.single_blocks) {
                   if (&slot != &b.out) continue;
-                  add_part(parts.modulation.get(), {&b.modulation});
-                  add_part(parts.blocks.get(), {&b.qkv, &b.mlp_in, &b.out});
+                  add_part(*parts.modulation, {&b.modulation});
+                  add_part(*parts.blocks, {&b.qkv, &b.mlp_in, &b.out});
                 }
               });
   for (std::size_t i = 0; i < s.double_blocks.size(); ++i) {

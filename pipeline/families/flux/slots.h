@@ -44,7 +44,7 @@ struct FluxSlots {
   LinearSlot image_out;
 };
 
-// What can leave the device, in the order of its use. Null: all weights stay.
+// The weights that can leave the device, in the order of their use. Null: they stay.
 struct FluxParts {
   std::shared_ptr<PartSequence> modulation;  // of each block
   std::shared_ptr<PartSequence> blocks;      // the other linears of each block
@@ -52,8 +52,8 @@ struct FluxParts {
 
 // Loads the parameters. Reserves `adapter_rank` columns for adapters next to each linear of the blocks, and three times
 // as many for q, k and v. The columns follow the weight, except in the single blocks' mlp_in, where they precede it:
-// mlp_in and qkv have the same input. With `parts`, moves each block to the host before it loads the next one. Throws
-// what Parameters throws.
+// mlp_in and qkv have the same input. Adds the weights of each block to `parts`. Throws what Parameters and
+// PartSequence::add throw.
 FluxSlots bind_flux_slots(const FluxConfig& config, Parameters& parameters, std::int64_t adapter_rank = 0,
                           const FluxParts& parts = {});
 

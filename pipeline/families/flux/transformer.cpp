@@ -54,13 +54,11 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
          "room for adapters of rank " + std::to_string(adapter_rank) + " is asked for; at most " +
              std::to_string(region::kMostAdapterColumns),
          "max_lora_rank");
-  FluxParts parts;
-  if (placement.offload)
-    parts = {std::make_shared<PartSequence>(placement.device, /*repeats=*/false),
-             std::make_shared<PartSequence>(placement.device, /*repeats=*/true)};
+  const FluxParts parts{std::make_shared<PartSequence>(placement, /*repeats=*/false),
+                        std::make_shared<PartSequence>(placement, /*repeats=*/true)};
   FluxSlots slots = bind_flux_slots(config, parameters, compiled ? adapter_rank : 0, parts);
   parameters.finish("");
-  FluxTransformer made(config, std::move(slots), parameters.bytes(), placement, std::move(regions), std::move(parts));
+  FluxTransformer made(config, std::move(slots), parameters.bytes(), placement, std::move(regions), parts);
   made.linears_ = parameters.linears();
   return made;
 }
@@ -89,7 +87,7 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
   const auto begun = std::chrono::steady_clock::now();
   BackgroundThreads threads("gpu_libraries", 1);  // loads the libraries while the programs compile
   std::future<void> libraries;
-  if (!placement.device.is_cpu())
+  if (placement.device.is_cuda())
     libraries = threads.run([&, host = regions] {
       try {
         open_libraries(placement, *host);
@@ -98,14 +96,9 @@ FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_
                      error_in_flight("libraries").message);
       }
     });
-  if (parts_.blocks && region::uses_graphs(region::mode_for(regions->options, 1, 1)))
-    spdlog::info("weights can leave the device, so steps are not recorded as CUDA graphs");
-  regions_ = std::make_shared<FluxRegions>(config_, slots_, placement, std::move(regions));
+  regions_ = std::make_shared<FluxRegions>(config_, slots_, placement, std::move(regions), parts_.blocks);
   if (libraries.valid()) libraries.get();
-  if (parts_.blocks)
-    regions_->let_move(parts_.blocks);
-  else if (!placement.device.is_cpu())
-    graphs_ = region::make_graphs(placement.device, kMostGraphs);
+  if (placement.device.is_cuda()) graphs_ = region::make_graphs(placement.device, kMostGraphs);
   compile_time_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
 }
 
@@ -168,8 +161,10 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   const region::Mode mode = regions_ ? regions_->mode_for(latents.size(1), 1) : region::Mode::kNone;
   // A recording keeps addresses. Adapters of the first and the last linear are read from their slots, which change.
   const bool reads_slots = !slots_.image_in.low_rank.empty() || !slots_.image_out.low_rank.empty();
-  if (!graphs_ || !region::uses_graphs(mode) || reads_slots) return velocity(latents, text, modulation, rope, mode);
-  std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode)};
+  const bool blocks_stay = !parts_.blocks || parts_.blocks->all_stay();
+  if (!graphs_ || !region::uses_graphs(mode) || reads_slots || !blocks_stay)
+    return velocity(latents, text, modulation, rope, mode);
+  std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode), parts_.blocks ? parts_.blocks->moves() : 0};
   for (const at::Tensor* t : {&latents, &text}) bucket.insert(bucket.end(), t->sizes().begin(), t->sizes().end());
   if (adapters_) regions_->join_adapters();
   if (adapters_) bucket.insert(bucket.end(), adapters_->signature.begin(), adapters_->signature.end());

@@ -69,17 +69,14 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
     m.layers_.push_back(std::move(l));
   }
   m.final_norm_ = p.norm(at + "final_layer_norm", d);
-  if (placement.offload) {
-    m.parts_ = std::make_shared<PartSequence>(placement.device, /*repeats=*/false);
-    std::vector<const LinearSlot*> linears;
-    std::vector<at::Tensor> tensors{m.token_embedding_, m.position_embedding_, m.final_norm_.weight,
-                                    m.final_norm_.bias};
-    for (const Layer& l : m.layers_) {
-      linears.insert(linears.end(), {&l.q, &l.k, &l.v, &l.out, &l.fc1, &l.fc2});
-      tensors.insert(tensors.end(), {l.norm1.weight, l.norm1.bias, l.norm2.weight, l.norm2.bias});
-    }
-    add_part(m.parts_.get(), linears, tensors);
+  std::vector<const LinearSlot*> linears;
+  std::vector<at::Tensor> tensors{m.token_embedding_, m.position_embedding_, m.final_norm_.weight, m.final_norm_.bias};
+  for (const Layer& l : m.layers_) {
+    linears.insert(linears.end(), {&l.q, &l.k, &l.v, &l.out, &l.fc1, &l.fc2});
+    tensors.insert(tensors.end(), {l.norm1.weight, l.norm1.bias, l.norm2.weight, l.norm2.bias});
   }
+  m.parts_ = std::make_shared<PartSequence>(placement, /*repeats=*/false);
+  add_part(*m.parts_, linears, tensors);
   p.finish(at + "encoder.");
   m.bytes_ = p.bytes();
   m.linears_ = p.linears();

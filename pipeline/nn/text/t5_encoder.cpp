@@ -97,8 +97,8 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   // transformers 5 ties the two only where the file has one of them; the encoder reads its own.
   const std::string own = "encoder.embed_tokens.weight", embedding = p.contains(own) ? own : "shared.weight";
   m.embedding_ = p.tensor(embedding, {c.vocab_size, c.d_model});
-  if (placement.offload) m.parts_ = std::make_shared<PartSequence>(placement.device, /*repeats=*/false);
-  add_part(m.parts_.get(), {}, {m.embedding_});
+  m.parts_ = std::make_shared<PartSequence>(placement, /*repeats=*/false);
+  add_part(*m.parts_, {}, {m.embedding_});
   for (std::int64_t i = 0; i < c.num_layers; ++i) {
     const std::string in = "encoder.block." + std::to_string(i) + ".layer.";
     Layer l;
@@ -112,7 +112,7 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
     l.wi = p.linear(ff + (c.gated ? "wi_0" : "wi"), c.d_model, c.d_ff, false);
     if (c.gated) l.wi_gate = p.linear(ff + "wi_1", c.d_model, c.d_ff, false);
     l.wo = p.linear(ff + "wo", c.d_ff, c.d_model, false);
-    add_part(m.parts_.get(), {&l.q, &l.k, &l.v, &l.o, &l.wi, &l.wi_gate, &l.wo}, {l.norm1, l.norm2});
+    add_part(*m.parts_, {&l.q, &l.k, &l.v, &l.o, &l.wi, &l.wi_gate, &l.wo}, {l.norm1, l.norm2});
     m.layers_.push_back(std::move(l));
   }
   m.relative_bias_ = p.tensor("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",

@@ -37,6 +37,7 @@ at::TensorOptions fp32_beside(const at::Tensor& x) {
 
 void ChannelsLast::start(ChannelsLastKernel kernel, const at::Tensor& x, std::int64_t blocks,
                          const std::vector<long long>& argument) const {
+  if (x.is_meta()) return;
   const auto index =
       static_cast<std::size_t>(kernel) +
       (x.scalar_type() == c10::ScalarType::BFloat16 ? 0 : static_cast<std::size_t>(ChannelsLastKernel::kCount));

@@ -219,10 +219,23 @@ class Call {
 
 }  // namespace
 
+namespace {
+
+// What a call on tensors without memory does: allocates the results that libraries would allocate.
+void allocate_results(const Plan& plan, const Resolved& resolved, const at::TensorOptions& options) {
+  std::vector<at::Tensor> kept;
+  for (const ResolvedStep& one : resolved.steps)
+    if (const auto* step = std::get_if<ResolvedAttention>(&one);
+        step && plan.buffer(step->out.buffer).kind == BufferKind::kLibrary)
+      kept.push_back(at::empty(step->out.sizes, options));
+}
+
+}  // namespace
+
 at::Tensor WorkspacePool::take(std::int64_t bytes, c10::Device device) {
   const auto options = at::TensorOptions(c10::ScalarType::Byte).device(device);
   // A GPU's allocator has its own cache, which respects streams.
-  if (device.is_cpu()) {
+  if (!device.is_cuda()) {
     std::lock_guard lock(mutex_);
     while (!idle_.empty()) {
       at::Tensor workspace = std::move(idle_.back());
@@ -234,7 +247,7 @@ at::Tensor WorkspacePool::take(std::int64_t bytes, c10::Device device) {
 }
 
 void WorkspacePool::give_back(at::Tensor workspace) {
-  if (!workspace.is_cpu() || workspace.numel() > kMostKeptBytes) return;
+  if (workspace.is_cuda() || workspace.numel() > kMostKeptBytes) return;
   std::lock_guard lock(mutex_);
   idle_.push_back(std::move(workspace));
 }
@@ -270,7 +283,10 @@ void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& laun
           at::empty(resolved.output_sizes[o], at::TensorOptions(scalar_type(type)).device(inputs.front().device()));
     }
   at::Tensor workspace = pool.take(resolved.workspace_bytes, inputs.front().device());
-  Call(plan, resolved, launcher, libraries, inputs, outputs, static_cast<char*>(workspace.data_ptr())).run();
+  if (inputs.front().is_meta())
+    allocate_results(plan, resolved, inputs.front().options());
+  else
+    Call(plan, resolved, launcher, libraries, inputs, outputs, static_cast<char*>(workspace.data_ptr())).run();
   pool.give_back(std::move(workspace));
 }
 

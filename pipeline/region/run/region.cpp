@@ -18,6 +18,11 @@ using pipeline::fail;
 
 constexpr std::size_t kMaxVariants = 256;  // sizes to remember
 
+// For tensors without memory: execute() launches nothing.
+class NoLauncher final : public RowLauncher {
+  void launch(const ResolvedRows&, const std::vector<std::vector<long long>>&) const override {}
+};
+
 std::string text_of(const Sizes& sizes) {
   std::string out;
   for (const auto& [name, value] : sizes) out += (out.empty() ? "" : ", ") + name + " " + std::to_string(value);
@@ -49,7 +54,9 @@ std::vector<std::string> Region::input_names() const {
   return names;
 }
 
-Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan, const std::string& reason) const {
+Result<std::unique_ptr<RowLauncher>> Region::make_launcher(const Plan& plan, c10::DeviceType device,
+                                                           const std::string& reason) const {
+  if (device == c10::DeviceType::Meta) return std::unique_ptr<RowLauncher>(std::make_unique<NoLauncher>());
   const bool cubin = host_->compiler->output_kind() == kernel_cache::Kind::kCubin;
   const Source source = cubin ? generate_cuda(plan) : generate_cpp(plan);
   const auto compile = [&](const Validator& usable) {
@@ -103,7 +110,7 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
   };
   const auto begun = host_->now();
   if (ask_again_ && begun < *ask_again_) return failed("its compiler failed recently");
-  auto launcher = make_launcher(*plan, reason);
+  auto launcher = make_launcher(*plan, device, reason);
   if (!launcher) {
     auto eager_for_now = failed(launcher.error().message);
     const auto ended = host_->now();
@@ -212,7 +219,7 @@ std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int6
   variant->descriptor = std::move(descriptor);
   variant->compiled = compiled;
   if (compiled->launcher) variant->resolved = resolve(compiled->plan, sizes);
-  host_->counters->variant();
+  if (!host_->dry) host_->counters->variant();
   variants_.insert(variants_.begin(), variant);
   if (variants_.size() > kMaxVariants) variants_.pop_back();
   return last_ = variant;

@@ -72,7 +72,8 @@ class Region {
                                              const std::vector<at::Tensor>& inputs);
   std::shared_ptr<const Compiled> compile(ElementType type, c10::DeviceType device, const Sizes& bound,
                                           const std::string& guard, const std::string& reason);
-  Result<std::unique_ptr<RowLauncher>> make_launcher(const Plan& plan, const std::string& reason) const;
+  Result<std::unique_ptr<RowLauncher>> make_launcher(const Plan& plan, c10::DeviceType device,
+                                                     const std::string& reason) const;
   Result<std::unique_ptr<RowLauncher>> load(const Plan& plan, const Source& source, const Entry& entry) const;
   void forget_failed();  // after the pause
 

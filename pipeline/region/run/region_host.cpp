@@ -44,6 +44,7 @@ Result<void> open_host(RegionHost& host, const CompileOptions& options) {
 }  // namespace
 
 void RegionHost::fall_back(const std::string& region, const std::string& reason, const std::string& message) const {
+  if (dry) return;
   if (options.fullgraph)
     pipeline::fail(Code::kInvalidArgument,
                    "compile.fullgraph is set and region " + region + " would run eagerly (" + reason + "): " + message,
@@ -96,6 +97,17 @@ std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device
   }
   host->options = std::move(options);
   return host;
+}
+
+std::shared_ptr<RegionHost> make_dry_host(const RegionHost& host) {
+  auto made = std::make_shared<RegionHost>();
+  made->options = host.options;
+  made->compiler = host.compiler;
+  made->arch = host.arch;
+  made->device = host.device;
+  made->cache = host.cache;
+  made->dry = true;
+  return made;
 }
 
 }  // namespace ditfleet::region

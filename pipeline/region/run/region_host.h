@@ -32,6 +32,7 @@ struct RegionHost {
   // Null if the configuration sets the attention backend or only one is available.
   std::shared_ptr<const TimedAttention> timed_attention;
   mutable WorkspacePool pool;
+  bool dry = false;  // for tensors without memory: nothing is compiled or counted
   // The clock for the pause after a failed compilation; tests replace it.
   std::function<std::chrono::steady_clock::time_point()> now = &std::chrono::steady_clock::now;
 
@@ -53,5 +54,8 @@ struct RegionHost {
 // explicit backend is not available. The configuration has checked names and limits.
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device,
                                              std::shared_ptr<kernel_cache::KernelCache> cache);
+
+// A host for the same programs on tensors without memory (meta).
+std::shared_ptr<RegionHost> make_dry_host(const RegionHost& host);
 
 }  // namespace ditfleet::region

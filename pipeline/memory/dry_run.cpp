@@ -1,0 +1,79 @@
+#include "pipeline/memory/dry_run.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/Allocator.h>
+#include <torch/library.h>
+
+#include <atomic>
+
+namespace ditfleet::pipeline {
+namespace {
+
+std::atomic<std::int64_t> bytes_now = 0, bytes_peak = 0;
+
+// The address of a tensor's storage is null; the context holds its size.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const auto size = static_cast<std::int64_t>(bytes);
+    const std::int64_t now = bytes_now.fetch_add(size) + size;
+    for (std::int64_t peak = bytes_peak; now > peak && !bytes_peak.compare_exchange_weak(peak, now);) {
+    }
+    return {nullptr, new std::int64_t(size), &release, kDryDevice};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void*, const void*, std::size_t) const override {}
+
+ private:
+  static void release(void* context) {
+    const auto* const size = static_cast<std::int64_t*>(context);
+    bytes_now -= *size;
+    delete size;
+  }
+};
+
+void count_from_now() {
+  static const bool counting = [] {
+    c10::SetAllocator(c10::DeviceType::Meta, new CountingAllocator, /*priority=*/100);  // tensors may outlive everything
+    return true;
+  }();
+  (void)counting;
+}
+
+// Attention as the fused kernels compute it: the result alone, token by token. LibTorch would allocate all scores.
+at::Tensor attention(const at::Tensor& q, const at::Tensor&, const at::Tensor& v, const std::optional<at::Tensor>&,
+                     double, bool, std::optional<double>, bool) {
+  return at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options()).transpose(1, 2);
+}
+
+at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>&,
+                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool,
+                       c10::SymIntArrayRef, c10::SymInt) {
+  std::vector<std::int64_t> sizes{x.size(0), weight.size(0)};
+  for (std::size_t i = 0; i < stride.size(); ++i) {
+    const auto axis = static_cast<std::int64_t>(i) + 2;
+    sizes.push_back((x.size(axis) + 2 * padding[i].expect_int() - dilation[i].expect_int() * (weight.size(axis) - 1) - 1) /
+                        stride[i].expect_int() +
+                    1);
+  }
+  return at::empty(sizes, x.options(), x.suggest_memory_format());
+}
+
+}  // namespace
+
+std::int64_t dry_bytes() {
+  count_from_now();
+  return bytes_now;
+}
+std::int64_t dry_peak() { return bytes_peak; }
+void start_dry_peak() {
+  count_from_now();
+  bytes_peak = bytes_now.load();
+}
+
+}  // namespace ditfleet::pipeline
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("scaled_dot_product_attention", &ditfleet::pipeline::attention);
+  library.impl("convolution", &ditfleet::pipeline::convolution);
+}

@@ -1,0 +1,22 @@
+// Runs a model's own code on tensors without memory (c10::DeviceType::Meta), to find out how much memory it needs.
+//
+// Meta tensors have sizes, types and storages, but no data. Code that reaches the data itself must skip that for them:
+// kernels of compiled regions and of quantized weights do.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+namespace ditfleet::pipeline {
+
+inline constexpr c10::Device kDryDevice(c10::DeviceType::Meta);
+
+// Bytes of the meta tensors of this process. Tensors that were made before the first call are not counted.
+// Thread-safe; a measurement is right only if no other thread makes meta tensors meanwhile.
+std::int64_t dry_bytes();
+// The most bytes since the last call of start_dry_peak().
+std::int64_t dry_peak();
+void start_dry_peak();
+
+}  // namespace ditfleet::pipeline
