@@ -74,6 +74,11 @@ struct MemoryReport {
   std::int64_t bytes = 0;                  // of the weights on the device when the model is resident
   bool resident = true;                    // the weights are on the device now
   std::chrono::microseconds load_time{0};  // to bring them from host memory; 0: unknown
+  std::string plan;                        // that is applied; empty: none
+  // Of the last request, all tensors but weights, in bytes at the peak.
+  std::int64_t predicted_bytes = 0, observed_bytes = 0;
+  std::int64_t loads = 0;      // how often the weights came from host memory
+  std::int64_t step_downs = 0;  // how often a stage ran out of memory and continued with another plan
 };
 
 // The state of one request between the stages. Not thread-safe.

@@ -56,7 +56,7 @@ class TorchEngine final : public Engine {
         regions_(std::move(regions)),
         adapters_(adapters),
         columns_(columns),
-        memory_(std::move(memory)),
+        memory_(std::make_shared<DeviceMemory>(choice_.device, std::move(memory))),
         families_(std::move(families)) {
     regions_->counters->show(compile_backend());
   }
@@ -75,7 +75,7 @@ class TorchEngine final : public Engine {
       StageScope scope(choice_.device);
       auto model = family_of(families_, source.dir)
                        .load({.source = source,
-                              .placement = {choice_.device, dtype_, memory_.offload != "none"},
+                              .placement = {choice_.device, dtype_},
                               .regions = regions_,
                               .adapters = adapters_,
                               .adapter_columns = adapters_.slots > 0 ? columns_ : 0,
@@ -95,7 +95,7 @@ class TorchEngine final : public Engine {
   const std::shared_ptr<region::RegionHost> regions_;
   const AdapterStore::Limits adapters_;
   const std::int64_t columns_;  // beside each linear of the blocks
-  const MemoryOptions memory_;
+  const std::shared_ptr<DeviceMemory> memory_;
   const Families families_;
 };
 

@@ -10,6 +10,7 @@
 #include "pipeline/device/device.h"
 #include "pipeline/engine.h"
 #include "pipeline/lora/adapter.h"
+#include "pipeline/memory/model_memory.h"
 #include "pipeline/region/run/region.h"
 
 namespace ditfleet::pipeline {
@@ -20,7 +21,7 @@ struct LoadContext {
   std::shared_ptr<region::RegionHost> regions;
   AdapterStore::Limits adapters;
   std::int64_t adapter_columns = 0;  // reserved beside each linear of the blocks; 0: none
-  MemoryOptions memory;
+  std::shared_ptr<DeviceMemory> memory;
 };
 
 // The functions throw Failure and what LibTorch throws. kNotFound and kDataCorrupt: the message contains the file and

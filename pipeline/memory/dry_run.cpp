@@ -50,13 +50,37 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std:
                        c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool,
                        c10::SymIntArrayRef, c10::SymInt) {
   std::vector<std::int64_t> sizes{x.size(0), weight.size(0)};
-  for (std::size_t i = 0; i < stride.size(); ++i) {
-    const auto axis = static_cast<std::int64_t>(i) + 2;
-    sizes.push_back((x.size(axis) + 2 * padding[i].expect_int() - dilation[i].expect_int() * (weight.size(axis) - 1) - 1) /
-                        stride[i].expect_int() +
-                    1);
+  for (std::int64_t axis = 2; axis < x.dim(); ++axis) {
+    const auto of = [&](c10::SymIntArrayRef values) {  // one for all axes, or one each
+      return values[values.size() == 1 ? 0 : static_cast<std::size_t>(axis) - 2].expect_int();
+    };
+    sizes.push_back((x.size(axis) + 2 * of(padding) - of(dilation) * (weight.size(axis) - 1) - 1) / of(stride) + 1);
   }
   return at::empty(sizes, x.options(), x.suggest_memory_format());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& x, const std::optional<at::Tensor>&,
+                                                          const std::optional<at::Tensor>&, c10::SymInt n, c10::SymInt,
+                                                          c10::SymInt, std::int64_t groups, double) {
+  const at::Tensor statistic = at::empty({n.expect_int(), groups}, x.options());
+  return {at::empty(x.sizes(), x.options(), x.suggest_memory_format()), statistic, statistic};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(const at::Tensor& x, c10::SymIntArrayRef shape,
+                                                          const std::optional<at::Tensor>&,
+                                                          const std::optional<at::Tensor>&, double) {
+  std::vector<std::int64_t> sizes = x.sizes().vec();
+  std::fill(sizes.end() - static_cast<std::ptrdiff_t>(shape.size()), sizes.end(), 1);
+  const at::Tensor statistic = at::empty(sizes, x.options());
+  return {at::empty(x.sizes(), x.options()), statistic, statistic};
+}
+
+at::Tensor elementwise(const at::Tensor& x) { return at::empty(x.sizes(), x.options(), x.suggest_memory_format()); }
+
+at::Tensor index_select(const at::Tensor& x, std::int64_t axis, const at::Tensor& index) {
+  std::vector<std::int64_t> sizes = x.sizes().vec();
+  sizes[static_cast<std::size_t>(axis)] = index.numel();
+  return at::empty(sizes, x.options());
 }
 
 }  // namespace
@@ -76,4 +100,9 @@ void start_dry_peak() {
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("scaled_dot_product_attention", &ditfleet::pipeline::attention);
   library.impl("convolution", &ditfleet::pipeline::convolution);
+  library.impl("native_group_norm", &ditfleet::pipeline::group_norm);
+  library.impl("native_layer_norm", &ditfleet::pipeline::layer_norm);
+  library.impl("relu", &ditfleet::pipeline::elementwise);
+  library.impl("abs", &ditfleet::pipeline::elementwise);
+  library.impl("index_select", &ditfleet::pipeline::index_select);
 }

@@ -10,7 +10,7 @@
 
 namespace ditfleet::pipeline {
 
-inline constexpr c10::Device kDryDevice(c10::DeviceType::Meta);
+inline const c10::Device kDryDevice(c10::DeviceType::Meta);
 
 // Bytes of the meta tensors of this process. Tensors that were made before the first call are not counted.
 // Thread-safe; a measurement is right only if no other thread makes meta tensors meanwhile.

@@ -13,19 +13,27 @@ std::string bytes_text(std::int64_t bytes) {
   return text;
 }
 
+std::int64_t plan_weight_bytes(const MemoryNeeds& n, const MemoryPlan& plan) {
+  return n.fixed + (plan.keep_text ? n.text.bytes : 0) + (plan.keep_modulation ? n.modulation.bytes : 0) +
+         plan.keep_blocks +
+         std::max(plan.keep_text ? 0 : n.text.ahead, plan.keep_modulation ? 0 : n.modulation.ahead) +
+         (plan.keep_blocks < n.blocks.bytes ? n.blocks.ahead : 0);
+}
+
+std::int64_t plan_bytes(const MemoryNeeds& n, const MemoryPlan& plan) {
+  const std::int64_t text_ahead = plan.keep_text ? 0 : n.text.ahead;
+  const std::int64_t ahead = std::max(text_ahead, plan.keep_modulation ? 0 : n.modulation.ahead);
+  const std::int64_t blocks_ahead = plan.keep_blocks < n.blocks.bytes ? n.blocks.ahead : 0;
+  return plan_weight_bytes(n, plan) - ahead - blocks_ahead + std::max(n.encode + ahead, n.others_encode) +
+         std::max(n.denoise + blocks_ahead, n.decode);
+}
+
 PlanChoice choose_plan(const MemoryNeeds& n, std::int64_t available, const std::string& offload, std::int64_t hidden) {
-  const auto peak = [&](bool keep_text, bool keep_modulation, std::int64_t kept_blocks, std::int64_t ahead) {
-    const std::int64_t kept =
-        n.fixed + (keep_text ? n.text.bytes : 0) + (keep_modulation ? n.modulation.bytes : 0) + kept_blocks;
-    const std::int64_t encode =
-        n.encode + std::max(keep_text ? 0 : n.text.ahead, keep_modulation ? 0 : n.modulation.ahead);
-    return kept + encode + std::max(n.denoise + ahead, n.decode);
-  };
   PlanChoice choice;
-  const auto try_plan = [&](const char* name, const char* what, bool allowed, bool keep, std::int64_t kept_blocks,
-                            std::int64_t ahead) {
+  const auto try_plan = [&](const char* name, const char* what, bool allowed, bool keep, std::int64_t kept_blocks) {
     if (choice.plan) return;
-    MemoryPlan plan{name, keep, keep, kept_blocks, peak(keep, keep, kept_blocks, ahead)};
+    MemoryPlan plan{name, keep, keep, kept_blocks};
+    plan.bytes = plan_bytes(n, plan);
     if (!allowed)
       choice.rejected.push_back(std::string(name) + ": not allowed by memory.offload " + offload);
     else if (plan.bytes > available)
@@ -34,13 +42,12 @@ PlanChoice choose_plan(const MemoryNeeds& n, std::int64_t available, const std::
       choice.plan = std::move(plan);
   };
   const bool automatic = offload == "auto";
-  try_plan("resident", "all weights stay on the device", automatic || offload == "none", true, n.blocks.bytes, 0);
-  try_plan("model", "text encoders and modulation come and go", automatic || offload == "model", false, n.blocks.bytes,
-           0);
-  const std::int64_t room = available - peak(false, false, 0, n.blocks.ahead);
-  std::int64_t kept = std::clamp<std::int64_t>(room, 0, n.blocks.bytes);
+  try_plan("resident", "all weights stay on the device", automatic || offload == "none", true, n.blocks.bytes);
+  try_plan("model", "text encoders and modulation come and go", automatic || offload == "model", false, n.blocks.bytes);
+  const std::int64_t room = available - plan_bytes(n, {"", false, false, 0});
+  std::int64_t kept = std::clamp<std::int64_t>(room, 0, std::max<std::int64_t>(0, n.blocks.bytes - 1));
   if (offload == "block") kept = std::min(kept, std::max<std::int64_t>(0, n.blocks.bytes - hidden));
-  try_plan("block", "no block stays on the device", automatic || offload == "block", false, kept, n.blocks.ahead);
+  try_plan("block", "no block stays on the device", automatic || offload == "block", false, kept);
   return choice;
 }
 

@@ -20,11 +20,14 @@ struct MemoryNeeds {
   std::int64_t fixed = 0;  // all other weights, and the adapters' slots and columns
   // All other tensors, at the peak of the stage. One request is encoded while another is denoised or decoded.
   std::int64_t encode = 0, denoise = 0, decode = 0;
+  std::int64_t others_encode = 0;  // the same for a request of another model, with the weights that come and go
+
+  std::int64_t weight_bytes() const { return text.bytes + modulation.bytes + blocks.bytes + fixed; }
 };
 
 // offload: auto | none | model | block
 struct MemoryOptions {
-  std::string offload = "none";
+  std::string offload = "auto";
   std::int64_t limit = 0;    // most bytes that this process takes on the device; 0: all that is free
   std::int64_t reserve = 0;  // bytes of the device to leave free
 };
@@ -36,9 +39,13 @@ struct MemoryPlan {
   std::int64_t bytes = 0;        // predicted peak
 };
 
+// The predicted peak, and how much of it are weights.
+std::int64_t plan_bytes(const MemoryNeeds& needs, const MemoryPlan& plan);
+std::int64_t plan_weight_bytes(const MemoryNeeds& needs, const MemoryPlan& plan);
+
 struct PlanChoice {
   std::optional<MemoryPlan> plan;     // empty: nothing fits
-  std::vector<std::string> rejected;  // one line for each plan before it: why not
+  std::vector<std::string> rejected;  // one line for each faster plan: why not
 };
 
 // The fastest plan that fits into `available` bytes and that `offload` allows:

@@ -24,7 +24,6 @@ const c10::Device kCpu(c10::DeviceType::CPU);
 std::unique_ptr<WeightPart> part_of(const at::Tensor& tensor) {
   auto part = std::make_unique<WeightPart>(tensor.device());
   part->add(tensor);
-  part->move_to_host();
   return part;
 }
 
@@ -38,7 +37,7 @@ TEST(WeightPart, ComesBackAsItWas) {
   part.add(b);
   EXPECT_EQ(part.bytes(), 2 * 512);
   const std::int64_t before = memory_use(kCpu).now;
-  part.move_to_host();
+  part.leave();
   EXPECT_LT(memory_use(kCpu).now, before);
   EXPECT_FALSE(is_on_device(a));
   for (int i = 0; i < 2; ++i) {
@@ -52,7 +51,7 @@ TEST(WeightPart, ComesBackAsItWas) {
 }
 
 TEST(PartSequence, KeepsWhatFitsSpreadEvenly) {
-  PartSequence sequence(kCpu, true);
+  PartSequence sequence(Placement{kCpu, c10::ScalarType::Float, /*on_host=*/true}, /*repeats=*/true);
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < 12; ++i) {
     tensors.push_back(at::rand({256}));  // 1 KiB
@@ -83,7 +82,7 @@ TEST(PartSequence, KeepsWhatFitsSpreadEvenly) {
 }
 
 TEST(PartSequence, KeepsNothingWhenMemoryRunsOut) {
-  PartSequence sequence(kCpu, true);
+  PartSequence sequence(Placement{kCpu, c10::ScalarType::Float, /*on_host=*/true}, /*repeats=*/true);
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < 4; ++i) {
     tensors.push_back(at::zeros({1 << 20}));

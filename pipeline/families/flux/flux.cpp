@@ -19,7 +19,13 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   auto prompts = Prompts::load(dir);
   const auto tokenizers =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
-  auto folder = load_flux_folder(context.source, context.placement, context.regions, context.adapter_columns);
+  std::shared_ptr<FluxNeeds> needs;
+  Placement placement = context.placement;
+  if (context.memory->limited()) {
+    needs = std::make_shared<FluxNeeds>(context);
+    placement.on_host = !context.memory->fits_beside(needs->of(needs->square(1024).first));
+  }
+  auto folder = load_flux_folder(context.source, placement, context.regions, context.adapter_columns);
   if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
     fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
                                  std::to_string(prompts.clip_length()) + "; text_encoder has positions for " +
@@ -32,8 +38,8 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   info.linears = folder.linears();
   info.load_times = folder.load_times;
   info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
-  return std::make_unique<FluxModel>(std::move(info), context.placement, std::move(folder), std::move(prompts),
-                                     context.adapters, context.memory);
+  return std::make_unique<FluxModel>(std::move(info), placement, std::move(folder), std::move(prompts),
+                                     context.adapters, context.memory, std::move(needs));
 }
 
 // The blocks that the folder's transformer has, without and with adapters.

@@ -1,23 +1,118 @@
 #include "pipeline/families/flux/memory.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
 #include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "pipeline/families/flux/adapters.h"
+#include "pipeline/families/flux/conditioning.h"
+#include "pipeline/families/flux/rope.h"
+#include "pipeline/memory/dry_run.h"
+#include "pipeline/region/run/region_host.h"
+#include "pipeline/sampling/latents.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-std::int64_t ahead_of(const PartSequence* parts) { return parts ? parts->ahead_bytes() : 0; }
-std::int64_t bytes_of(const PartSequence* parts) { return parts ? parts->bytes() : 0; }
+constexpr std::size_t kMostSizes = 1024;  // remembered
+
+std::mutex measuring;  // dry_bytes() counts the tensors of the whole process
+
+MemoryNeeds::Group group_of(const PartSequence& parts) { return {parts.bytes(), parts.ahead_bytes()}; }
+
+// The steps' state and the tensors of one velocity, for the longest schedule that is modulated at once.
+at::Tensor velocity_of(const FluxTransformer& flux, const Conditioning& conditioning, const at::Tensor& latents,
+                       const at::Tensor& rope) {
+  return flux.velocity(latents, conditioning.text, conditioning.modulation.step(0), rope);
+}
 
 }  // namespace
 
-MemoryNeeds flux_memory_needs(const FluxFolder& folder, const FluxSize&, std::int64_t adapter_bytes) {
-  MemoryNeeds needs;
-  const FluxParts& flux = folder.transformer.parts();
-  needs.text = {bytes_of(folder.clip.parts()) + bytes_of(folder.t5.parts()),
-                std::max(ahead_of(folder.clip.parts()), ahead_of(folder.t5.parts()))};
-  needs.modulation = {bytes_of(flux.modulation.get()), ahead_of(flux.modulation.get())};
-  needs.blocks = {bytes_of(flux.blocks.get()), ahead_of(flux.blocks.get())};
-  needs.fixed = folder.weight_bytes() - needs.text.bytes - needs.modulation.bytes - needs.blocks.bytes + adapter_bytes;
+FluxNeeds::FluxNeeds(const LoadContext& context)
+    : placement_{kDryDevice, context.placement.dtype, false, context.placement.device},
+      folder_([&] {
+        const std::lock_guard lock(measuring);
+        const c10::InferenceMode inference(true);
+        const std::int64_t before = dry_bytes();
+        auto folder = load_flux_folder(context.source, placement_, region::make_dry_host(*context.regions),
+                                       context.adapter_columns);
+        weights_.fixed = dry_bytes() - before;
+        return folder;
+      }()) {
+  const FluxParts& parts = folder_.transformer.parts();
+  weights_.text = {folder_.clip.parts().bytes() + folder_.t5.parts().bytes(),
+                   std::max(folder_.clip.parts().ahead_bytes(), folder_.t5.parts().ahead_bytes())};
+  weights_.modulation = group_of(*parts.modulation);
+  weights_.blocks = group_of(*parts.blocks);
+  weights_.fixed = std::max<std::int64_t>(
+      0, weights_.fixed - weights_.text.bytes - weights_.modulation.bytes - weights_.blocks.bytes);
+  if (context.adapters.slots > 0)
+    weights_.fixed += AdapterStore(lora_base(folder_), context.placement, context.adapters).slot_bytes();
+}
+
+RequestSize FluxNeeds::size(std::int64_t rows, std::int64_t columns, std::int64_t text_tokens, std::int64_t steps,
+                            bool true_cfg) {
+  return {rows, columns, text_tokens, std::min(steps, kModulationSteps), true_cfg};
+}
+
+std::pair<RequestSize, std::int64_t> FluxNeeds::square(std::int64_t side) const {
+  const std::int64_t tokens = std::max<std::int64_t>(1, side / folder_.size_multiple()),
+                     pixels = tokens * folder_.size_multiple();
+  return {size(tokens, tokens, 512, 28, false), pixels * pixels};
+}
+
+MemoryNeeds FluxNeeds::of(const RequestSize& size) {
+  const std::lock_guard lock(mutex_);
+  if (const auto known = known_.find(size); known != known_.end()) return known->second;
+  if (known_.size() >= kMostSizes) known_.clear();
+  return known_[size] = measure(size);
+}
+
+// The tensors of a request live as in FluxModel.
+MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
+  const std::int64_t rows = size[0], columns = size[1], text_tokens = size[2], steps = size[3], passes = 1 + size[4];
+  const std::lock_guard lock(measuring);
+  const c10::InferenceMode inference(true);
+  MemoryNeeds needs = weights_;
+  const std::int64_t before = dry_bytes();
+  const auto peak_of = [&](const auto& stage) {
+    start_dry_peak();
+    stage();
+    return dry_peak() - before;
+  };
+  const auto options = at::TensorOptions(placement_.device);
+  const at::Tensor sigmas = at::empty({steps + 1}, options), timesteps = at::empty({steps}, options);
+  struct Prompt {
+    at::Tensor pooled, tokens;
+    std::optional<Conditioning> conditioning;
+  };
+  std::vector<Prompt> prompts(static_cast<std::size_t>(passes));
+  needs.encode = peak_of([&] {
+    const auto ids = [](std::int64_t count) { return std::vector<std::int32_t>(static_cast<std::size_t>(count)); };
+    for (Prompt& prompt : prompts) {
+      prompt.pooled = folder_.clip.pooled(ids(folder_.clip.config().max_position_embeddings));
+      prompt.tokens = folder_.t5.encode(ids(text_tokens));
+    }
+    for (Prompt& prompt : prompts)
+      prompt.conditioning =
+          make_conditioning(folder_.transformer, prompt.tokens, prompt.pooled, timesteps, /*guidance=*/1);
+  });
+  at::Tensor latents = at::empty({1, rows * columns, folder_.transformer.config().in_channels},
+                                 options.dtype(placement_.dtype));
+  needs.denoise = peak_of([&] {
+    const at::Tensor rope = rope_table(folder_.transformer.config(), text_tokens, rows, columns, placement_);
+    at::Tensor velocity = velocity_of(folder_.transformer, *prompts[0].conditioning, latents, rope);
+    if (passes > 1) {
+      const at::Tensor negative = velocity_of(folder_.transformer, *prompts[1].conditioning, latents, rope);
+      velocity = negative + 2.0 * (velocity - negative);
+    }
+    latents = euler_step(latents, velocity, sigmas[0], sigmas[1]);
+  });
+  needs.decode = peak_of([&] { unit_range(folder_.vae.decode(unpack_latents(latents, rows, columns))); });
   return needs;
 }
 

@@ -19,7 +19,6 @@ namespace ditfleet::pipeline {
 namespace {
 
 constexpr std::size_t kCachedPrompts = 8;
-constexpr double kHidden = 0.9;  // share of a step's time in which blocks are copied at full speed
 
 using Clock = std::chrono::steady_clock;
 
@@ -56,88 +55,34 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
 
 }  // namespace
 
+namespace {
+
+ModelMemory::Source memory_source(const FluxFolder& folder, std::shared_ptr<FluxNeeds> needs) {
+  const FluxParts& flux = folder.transformer.parts();
+  ModelMemory::Source source{
+      .parts = {{&folder.clip.parts(), &folder.t5.parts()}, flux.modulation.get(), flux.blocks.get()}};
+  if (!needs) return source;
+  source.small = needs->square(512);
+  source.large = needs->square(1024);
+  source.needs = [needs = std::move(needs)](const RequestSize& size) { return needs->of(size); };
+  return source;
+}
+
+}  // namespace
+
 FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts,
-                     AdapterStore::Limits adapters, MemoryOptions memory)
+                     AdapterStore::Limits adapters, std::shared_ptr<DeviceMemory> memory,
+                     std::shared_ptr<FluxNeeds> needs)
     : ModelBase(std::move(info), placement, lora_base(folder), adapters),
-      memory_(std::move(memory)),
       folder_(std::move(folder)),
       prompts_(std::move(prompts)),
-      embeddings_(kCachedPrompts) {
-  if (!placement.offload) return;
-  const std::int64_t side = FluxRequest().width / folder_.size_multiple();
-  place({side, side, FluxRequest().max_sequence_length});
-}
+      embeddings_(kCachedPrompts),
+      memory_(std::move(memory), this->info().name, memory_source(folder_, std::move(needs))) {}
 
-FluxSize FluxModel::size_of(const FluxRequest& request) const {
-  return {request.height / folder_.size_multiple(), request.width / folder_.size_multiple(),
-          request.max_sequence_length, request.true_cfg_scale > 1 && request.negative_prompt};
-}
-
-void FluxModel::place(const FluxSize& size) {
-  if (!placement().offload) return;
-  const std::lock_guard lock(planning_);
-  for (;;) {
-    const MemoryNeeds needs = flux_memory_needs(folder_, size, adapter_store().slot_bytes());
-    const std::int64_t available = available_memory(placement().device, memory_.limit, memory_.reserve);
-    // Until the time of a step is known, nothing but the blocks in use stays with `block`.
-    const auto step = step_s_.find(size);
-    const std::int64_t hidden =
-        step == step_s_.end() ? needs.blocks.bytes
-                              : static_cast<std::int64_t>(kHidden * step->second * copy_bandwidth(placement().device));
-    const PlanChoice choice = choose_plan(needs, available - withheld_[size], memory_.offload, hidden);
-    if (!choice.plan) {
-      std::string reasons;
-      for (const std::string& reason : choice.rejected) reasons += "; " + reason;
-      fail(Code::kOutOfMemory,
-           "an image of this size does not fit into " + bytes_text(available) + " of device memory" + reasons);
-    }
-    const MemoryPlan& plan = *choice.plan;
-    if (plan_ && plan_->name == plan.name && plan_->keep_blocks == plan.keep_blocks) return;
-    try {
-      // First what leaves.
-      plan_.reset();
-      const auto keep = [](PartSequence* parts, bool all) { parts->keep(all ? parts->bytes() : 0); };
-      keep(folder_.t5.parts(), plan.keep_text);
-      keep(folder_.clip.parts(), plan.keep_text);
-      keep(folder_.transformer.parts().modulation.get(), plan.keep_modulation);
-      folder_.transformer.parts().blocks->keep(plan.keep_blocks);
-      plan_ = plan;
-      spdlog::info("memory: plan {} for {}×{} tokens: {} of {} predicted, {} of blocks stay", plan.name, size.rows,
-                   size.columns, bytes_text(plan.bytes), bytes_text(available), bytes_text(plan.keep_blocks));
-      return;
-    } catch (const c10::OutOfMemoryError&) {  // less is free than the device reports
-      withhold(size, plan);
-    }
-  }
-}
-
-// The prediction was too low: the next plan must need noticeably less than this one was predicted to.
-void FluxModel::withhold(const FluxSize& size, const MemoryPlan& plan) {
-  release_cached_memory(placement().device);
-  const std::int64_t available = available_memory(placement().device, memory_.limit, memory_.reserve);
-  withheld_[size] = available - plan.bytes + plan.bytes / 16 + 1;
-}
-
-template <class Run>
-auto FluxModel::in_memory(const FluxSize& size, const Run& run) {
-  for (;;) {
-    std::string problem;
-    try {
-      return run();
-    } catch (const c10::OutOfMemoryError& e) {
-      problem = e.what_without_backtrace();
-    }
-    if (!placement().offload) fail(Code::kOutOfMemory, "the device is out of memory: " + problem);
-    {
-      const std::lock_guard lock(planning_);
-      if (plan_) {
-        spdlog::warn("memory: out of memory with plan {}; the request runs again with the next one ({})", plan_->name,
-                     problem);
-        withhold(size, *plan_);
-      }
-    }
-    place(size);
-  }
+RequestSize FluxModel::size_of(const FluxRequest& request) const {
+  return FluxNeeds::size(request.height / folder_.size_multiple(), request.width / folder_.size_multiple(),
+                         request.max_sequence_length, request.num_inference_steps,
+                         request.true_cfg_scale > 1 && request.negative_prompt);
 }
 
 TextEmbedding FluxModel::embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted) {
@@ -197,7 +142,7 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
   p->noise = draw_noise(request.seed, folder_.transformer.config().in_channels / 4, 2 * p->rows, 2 * p->columns,
                         placement().dtype);
   p->schedule = schedule_of(*p);
-  in_memory(size_of(request), [&] {
+  memory_.run(size_of(request), [&] {
     p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
     if (request.true_cfg_scale > 1 && request.negative_prompt)
       p->negative = embed(*request.negative_prompt, request.max_sequence_length, p->adapted.get());
@@ -217,20 +162,22 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
 Result<void> FluxModel::run_denoise(Generation& generation, const StepCallback& on_step,
                                     const std::function<void()>& wait) {
   FluxGeneration& p = own(generation);
-  const FluxSize size = size_of(p.request);
-  place(size);
-  PartSequence* const blocks = folder_.transformer.parts().blocks.get();
-  const bool measures = blocks && !step_s_.contains(size);
+  const RequestSize size = size_of(p.request);
+  memory_.place(size);
+  const auto run = [&](const StepCallback& callback) {
+    return memory_.run(size, [&] { return run_steps(folder_, placement(), p, callback, wait); });
+  };
+  if (!memory_.wants_step_time(size)) return run(on_step);
   // The first step sets things up, so the second one is measured. From the third one on the plan is the right one.
-  const StepCallback measured = [&](const StepProgress& progress) {
-    if (progress.step == 1) blocks->measure();
+  PartSequence& blocks = *folder_.transformer.parts().blocks;
+  return run([&](const StepProgress& progress) {
+    if (progress.step == 1) blocks.measure();
     if (progress.step == 2) {
-      step_s_[size] = blocks->measured_s() * (p.negative ? 2 : 1);
-      place(size);
+      memory_.set_step_time(size, blocks.measured_s() * (p.negative ? 2 : 1));
+      memory_.place(size);
     }
     return !on_step || on_step(progress);
-  };
-  return in_memory(size, [&] { return run_steps(folder_, placement(), p, measures ? measured : on_step, wait); });
+  });
 }
 
 bool FluxModel::uses_adapters(const Generation& generation) const {
@@ -243,12 +190,13 @@ Media FluxModel::run_decode(Generation& generation) {
   FluxGeneration& p = own(generation);
   if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
   const at::Tensor decoded =
-      in_memory(size_of(p.request), [&] { return folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns)); });
+      memory_.run(size_of(p.request), [&] { return folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns)); });
   const auto finite = are_finite({p.latents, decoded});
   if (!finite[0]) not_finite(p.request, "the latents after denoising");
   if (!finite[1]) not_finite(p.request, "the pixels that the VAE decoded");
   p.image = unit_range(decoded);
   Media image = to_media(p.image);
+  memory_.observe(size_of(p.request));
   p.add_phase("vae", start);
   return image;
 }

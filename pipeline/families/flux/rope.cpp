@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/cos.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/reciprocal.h>
@@ -23,6 +24,9 @@ constexpr double kTheta = 10000;  // FluxPosEmbed
 at::Tensor rope_table(const FluxConfig& config, std::int64_t text, std::int64_t rows, std::int64_t columns,
                       Placement placement) {
   using c10::ScalarType;
+  if (placement.device.is_meta())
+    return at::empty({1, text + rows * columns, 1, config.head_dim / 2},
+                     at::TensorOptions(ScalarType::ComplexFloat).device(placement.device));
   const at::Tensor row = at::arange(rows, ScalarType::Float).unsqueeze(1).expand({rows, columns}).reshape({-1});
   const at::Tensor column = at::arange(columns, ScalarType::Float).unsqueeze(0).expand({rows, columns}).reshape({-1});
   const at::Tensor zeros = at::zeros({rows * columns}, ScalarType::Float);

@@ -65,7 +65,7 @@ Result<void> run_steps(FluxFolder& folder, Placement placement, FluxGeneration& 
   auto latents = denoise_loop(
       denoiser, sampler, pack_latents(p.noise).to(placement.device), p.timesteps.size(0),
       {on_step, [&](const at::Tensor& estimate) { return preview(folder, placement, p, estimate); }, wait});
-  if (PartSequence* blocks = folder.transformer.parts().blocks.get()) blocks->finish();
+  folder.transformer.parts().blocks->finish();
   p.add_phase("denoise", begun);
   if (!latents) return latents.error();
   p.latents = std::move(*latents);

@@ -4,6 +4,7 @@
 #include <ATen/ops/abs.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/min.h>
@@ -163,6 +164,7 @@ std::vector<NamedLinear> T5Encoder::named_linears() {
 
 at::Tensor T5Encoder::position_bias(std::int64_t length) const {
   const std::int64_t count = config_.relative_attention_num_buckets, furthest = config_.relative_attention_max_distance;
+  if (relative_bias_.is_meta()) return at::empty({1, config_.num_heads, length, length}, relative_bias_.options());
   const at::Tensor buckets = relative_buckets(length, count, furthest);
   // On a GPU a row that is not there ends the process.
   if (at::min(buckets).item<std::int64_t>() < 0)

@@ -1,0 +1,276 @@
+#include "pipeline/memory/model_memory.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/device/memory.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr double kHidden = 0.9;                    // share of a step's time in which blocks are copied at full speed
+constexpr double kGoodEnough = 0.9;                // a plan that keeps this share of the best plan's blocks stays
+constexpr std::chrono::seconds kCapped{60};        // how long a plan that ran out of memory is avoided
+constexpr std::chrono::minutes kUsesDecay{10};     // uses count 1/e after this time
+constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max() / 4;
+
+bool as_good(const MemoryPlan& plan, const MemoryPlan& best) {
+  return plan.keep_text >= best.keep_text && plan.keep_modulation >= best.keep_modulation &&
+         static_cast<double>(plan.keep_blocks) >= kGoodEnough * static_cast<double>(best.keep_blocks);
+}
+
+std::int64_t without_weights(const MemoryNeeds& needs) { return needs.encode + std::max(needs.denoise, needs.decode); }
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(c10::Device device, MemoryOptions options) : device_(device), options_(std::move(options)) {}
+
+bool DeviceMemory::limited() const {
+  return !device_.is_cpu() || options_.limit > 0 || options_.offload == "model" || options_.offload == "block";
+}
+
+std::int64_t DeviceMemory::available() const {
+  if (device_.is_cpu() && options_.limit == 0) return kUnlimited;
+  return available_memory(device_, options_.limit, options_.reserve);
+}
+
+MemoryNeeds DeviceMemory::beside_others(const ModelMemory* model, MemoryNeeds needs) const {
+  for (const ModelMemory* other : models_) {
+    if (other == model) continue;
+    const MemoryNeeds& o = other->needs_;
+    needs.fixed += o.fixed;
+    needs.others_encode = std::max(needs.others_encode, o.encode + std::max(o.text.ahead, o.modulation.ahead));
+  }
+  return needs;
+}
+
+PlanChoice DeviceMemory::choose(const MemoryNeeds& needs) const {
+  const std::lock_guard lock(mutex_);
+  return choose_plan(beside_others(nullptr, needs), available(), options_.offload, 0);
+}
+
+bool DeviceMemory::fits_beside(const MemoryNeeds& needs) {
+  const std::lock_guard lock(mutex_);
+  std::int64_t kept = 0;
+  for (const ModelMemory* other : models_) kept += other->kept();
+  const PlanChoice choice = choose_plan(beside_others(nullptr, needs), available() - kept, options_.offload, 0);
+  if (options_.offload == "none" || (choice.plan && choice.plan->name == "resident")) return true;
+  // Their first way to the host takes long, so it is not left to a request.
+  for (ModelMemory* other : models_) other->leave();
+  return false;
+}
+
+ModelMemory::ModelMemory(std::shared_ptr<DeviceMemory> device, std::string name, Source source)
+    : device_(std::move(device)), name_(std::move(name)), source_(std::move(source)), used_(Clock::now()) {
+  if (!device_->limited()) return;
+  samples_ = {source_.needs(source_.small.first), source_.needs(source_.large.first)};
+  const std::lock_guard lock(device_->mutex_);
+  needs_ = samples_.second;
+  device_->models_.push_back(this);
+  update_report();
+}
+
+ModelMemory::~ModelMemory() {
+  const std::lock_guard lock(device_->mutex_);
+  std::erase(device_->models_, this);
+}
+
+std::int64_t ModelMemory::kept() const {
+  std::int64_t bytes = source_.parts.modulation->kept_bytes() + source_.parts.blocks->kept_bytes();
+  for (const PartSequence* text : source_.parts.text) bytes += text->kept_bytes();
+  return bytes;
+}
+
+double ModelMemory::use_rate(Clock::time_point now) const {
+  return uses_ * std::exp(-std::chrono::duration<double>(now - used_) / kUsesDecay);
+}
+
+PlanChoice ModelMemory::choose(const RequestSize& size, const MemoryNeeds& needs, std::int64_t available) const {
+  // Until the time of a step is known, nothing but the blocks in use stays with `block`.
+  const auto step = step_s_.find(size);
+  const std::int64_t hidden =
+      step == step_s_.end() ? needs.blocks.bytes
+                            : static_cast<std::int64_t>(kHidden * step->second * copy_bandwidth(device_->device_));
+  if (const auto cap = caps_.find(size); cap != caps_.end() && Clock::now() < cap->second.until)
+    available = std::min(available, cap->second.bytes);
+  return choose_plan(needs, available, device_->options_.offload, hidden);
+}
+
+void ModelMemory::leave() {
+  for (PartSequence* text : source_.parts.text) text->keep(0);
+  source_.parts.modulation->keep(0);
+  source_.parts.blocks->keep(0);
+  if (plan_) spdlog::info("memory: {}: all weights leave the device for another model's", name_);
+  plan_.reset();
+  update_report();
+}
+
+// First what leaves, then what comes.
+void ModelMemory::apply(const MemoryPlan& plan) {
+  plan_.reset();
+  const auto keep = [](PartSequence& parts, bool all) { parts.keep(all ? parts.bytes() : 0); };
+  const Parts& parts = source_.parts;
+  if (plan.keep_blocks < parts.blocks->kept_bytes()) parts.blocks->keep(plan.keep_blocks);
+  for (PartSequence* text : parts.text) keep(*text, plan.keep_text);
+  keep(*parts.modulation, plan.keep_modulation);
+  parts.blocks->keep(plan.keep_blocks);
+  plan_ = plan;
+}
+
+void ModelMemory::place(const RequestSize& size) {
+  if (!device_->limited() || device_->options_.offload == "none") return;
+  MemoryNeeds own = source_.needs(size);
+  const std::lock_guard lock(device_->mutex_);
+  const auto now = Clock::now();
+  uses_ = use_rate(now) + 1;
+  used_ = now;
+  if (const auto excess = excess_.find(size); excess != excess_.end()) own.denoise += excess->second;
+  needs_ = own;
+  std::vector<ModelMemory*> others;
+  std::copy_if(device_->models_.begin(), device_->models_.end(), std::back_inserter(others),
+               [&](const ModelMemory* model) { return model != this; });
+  std::sort(others.begin(), others.end(),
+            [&](const ModelMemory* a, const ModelMemory* b) { return a->use_rate(now) < b->use_rate(now); });
+  const MemoryNeeds needs = device_->beside_others(this, own);
+  for (bool first = true;; first = false) {
+    const std::int64_t available = device_->available();
+    const PlanChoice best = choose(size, needs, available);
+    if (!best.plan) refuse(needs, available, best, {});
+    std::int64_t left = available;
+    for (const ModelMemory* other : others) left -= other->kept();
+    PlanChoice chosen = choose(size, needs, left);
+    std::size_t leaving = 0;
+    for (; leaving < others.size() && (!chosen.plan || !as_good(*chosen.plan, *best.plan)); ++leaving) {
+      left += others[leaving]->kept();
+      chosen = choose(size, needs, left);
+    }
+    if (first && plan_ && as_good(*plan_, *chosen.plan) && plan_bytes(needs, *plan_) <= left) {
+      plan_->bytes = plan_bytes(needs, *plan_);
+    } else {
+      for (std::size_t i = 0; i < leaving; ++i) others[i]->leave();
+      const std::int64_t had = kept();
+      try {
+        apply(*chosen.plan);
+      } catch (const c10::OutOfMemoryError&) {  // less is free than the device reports
+        release_cached_memory(device_->device_);
+        caps_[size] = {chosen.plan->bytes - chosen.plan->bytes / 16 - 1, now + kCapped};
+        continue;
+      }
+      const bool loaded = kept() > had;
+      spdlog::info("memory: {}: plan {}: {} predicted of {}, {} of {} of the blocks stay", name_, plan_->name,
+                   bytes_text(plan_->bytes), available < kUnlimited ? bytes_text(available) : "any number",
+                   bytes_text(plan_->keep_blocks), bytes_text(needs.blocks.bytes));
+      const std::lock_guard report_lock(report_mutex_);
+      report_.loads += loaded;
+    }
+    break;
+  }
+  update_report();
+  reset_memory_peak(device_->device_);
+}
+
+void ModelMemory::refuse(const MemoryNeeds& needs, std::int64_t available, const PlanChoice& choice,
+                         const std::string& problem) const {
+  std::string reasons;
+  for (const std::string& reason : choice.rejected) reasons += "; " + reason;
+  fail(Code::kOutOfMemory,
+       (problem.empty() ? "a request of this size does not fit into " + bytes_text(available) + " of device memory"
+                        : "the device is out of memory (" + problem + "); " + bytes_text(available) + " are available") +
+           ": weights " + bytes_text(needs.weight_bytes()) + ", encoding " + bytes_text(needs.encode) +
+           ", denoising " + bytes_text(needs.denoise) + ", decoding " + bytes_text(needs.decode) + reasons);
+}
+
+void ModelMemory::step_down(const RequestSize& size, const std::string& problem) {
+  release_cached_memory(device_->device_);
+  if (!device_->limited()) fail(Code::kOutOfMemory, "the device is out of memory: " + problem);
+  {
+    const std::lock_guard lock(device_->mutex_);
+    if (!plan_) {
+      PlanChoice choice;
+      if (device_->options_.offload == "none") choice.rejected.push_back("memory.offload none keeps all weights");
+      refuse(source_.needs(size), device_->available(), choice, problem);
+    }
+    spdlog::warn("memory: {}: out of memory with plan {}; the request runs again with the next one ({})", name_,
+                 plan_->name, problem);
+    caps_[size] = {plan_->bytes - plan_->bytes / 16 - 1, Clock::now() + kCapped};
+    plan_.reset();
+    const std::lock_guard report_lock(report_mutex_);
+    ++report_.step_downs;
+  }
+  place(size);
+}
+
+bool ModelMemory::wants_step_time(const RequestSize& size) const {
+  const std::lock_guard lock(device_->mutex_);
+  return device_->options_.offload == "block" && !step_s_.contains(size);
+}
+
+void ModelMemory::set_step_time(const RequestSize& size, double seconds) {
+  const std::lock_guard lock(device_->mutex_);
+  step_s_[size] = seconds;
+}
+
+void ModelMemory::observe(const RequestSize& size) {
+  if (!device_->limited()) return;
+  const MemoryNeeds needs = source_.needs(size);
+  const std::lock_guard lock(device_->mutex_);
+  const MemoryPlan all{"resident", true, true, needs.blocks.bytes};
+  const MemoryPlan& plan = plan_ ? *plan_ : all;
+  std::int64_t weights = plan_weight_bytes(device_->beside_others(this, needs), plan);
+  for (const ModelMemory* other : device_->models_)
+    if (other != this) weights += other->kept();
+  const std::int64_t predicted = without_weights(needs), observed = memory_use(device_->device_).peak - weights;
+  excess_[size] = std::max<std::int64_t>(0, observed - predicted);
+  const std::lock_guard report_lock(report_mutex_);
+  report_.predicted_bytes = predicted;
+  report_.observed_bytes = observed;
+}
+
+void ModelMemory::update_report() {
+  const std::int64_t available = device_->available();
+  const auto& [small, large] = samples_;
+  const double pixels = static_cast<double>(source_.large.second - source_.small.second);
+  std::vector<MemoryReport::Limit> limits;
+  const auto add = [&](const char* name, bool keep, std::int64_t blocks) {
+    const std::string& offload = device_->options_.offload;
+    if (offload != "auto" && offload != (std::string_view(name) == "resident" ? "none" : name)) return;
+    MemoryNeeds needs = device_->beside_others(this, large);
+    needs.denoise = needs.decode = 0;
+    const MemoryPlan plan{name, keep, keep, blocks};
+    const auto room = static_cast<double>(available - plan_bytes(needs, plan));
+    double most = std::numeric_limits<double>::max();
+    for (const auto& [from, to] : {std::pair(small.denoise, large.denoise), std::pair(small.decode, large.decode)}) {
+      const double slope = static_cast<double>(to - from) / pixels;
+      const double left = room - static_cast<double>(from) + slope * static_cast<double>(source_.small.second);
+      if (left < 0)
+        most = 0;
+      else if (slope > 0)
+        most = std::min(most, left / slope);
+    }
+    if (most >= 1) limits.push_back({name, static_cast<std::int64_t>(std::min(most, 1e15))});
+  };
+  add("resident", true, large.blocks.bytes);
+  add("model", false, large.blocks.bytes);
+  add("block", false, 0);
+  const std::int64_t bytes = large.weight_bytes() - large.fixed;
+  const double bandwidth = device_->options_.offload == "none" ? 0 : copy_bandwidth(device_->device_);
+  const std::lock_guard report_lock(report_mutex_);
+  report_.limits = std::move(limits);
+  report_.available_bytes = std::min(available, kUnlimited - 1);
+  report_.bytes = bytes;
+  report_.resident = !plan_ ? kept() == bytes : kept() > 0 || plan_->keep_blocks == 0;
+  report_.load_time = std::chrono::microseconds(
+      bandwidth > 0 ? static_cast<std::int64_t>(1e6 * static_cast<double>(bytes) / bandwidth) : 0);
+  report_.plan = plan_ ? plan_->name : "";
+}
+
+MemoryReport ModelMemory::report() const {
+  const std::lock_guard lock(report_mutex_);
+  return report_;
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,131 @@
+// Decides which weights of an engine's models are on the device, and moves them.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipeline/api/model.h"
+#include "pipeline/memory/part_sequence.h"
+#include "pipeline/memory/plan.h"
+
+namespace ditfleet::pipeline {
+
+class ModelMemory;
+
+// The memory of one device, shared by the models of an engine. Thread-safe.
+class DeviceMemory {
+ public:
+  DeviceMemory(c10::Device device, MemoryOptions options);
+
+  const MemoryOptions& options() const { return options_; }
+  // False: nothing limits the weights, so needs are not measured and all weights stay. True for GPUs.
+  bool limited() const;
+  // How a model with these needs would run if it were loaded now, and all other models made room for it.
+  PlanChoice choose(const MemoryNeeds& needs) const;
+  // Whether the weights of a model with these needs fit beside those of the models that are loaded. If not, those leave,
+  // and the new ones are to be loaded into host memory.
+  bool fits_beside(const MemoryNeeds& needs);
+
+ private:
+  friend class ModelMemory;
+  std::int64_t available() const;
+  std::int64_t fixed_of_others(const ModelMemory* model) const;
+  MemoryNeeds beside_others(const ModelMemory* model, MemoryNeeds needs) const;
+
+  const c10::Device device_;
+  const MemoryOptions options_;
+  mutable std::mutex mutex_;  // held while weights are moved
+  std::vector<ModelMemory*> models_;
+};
+
+// What the bytes of a request depend on, such as its width; the family decides.
+using RequestSize = std::vector<std::int64_t>;
+
+class ModelMemory {
+ public:
+  // The weights that can leave the device; not null.
+  struct Parts {
+    std::vector<PartSequence*> text;
+    PartSequence* modulation;
+    PartSequence* blocks;
+  };
+  struct Source {
+    Parts parts;
+    std::function<MemoryNeeds(const RequestSize&)> needs;  // thread-safe; may be slow for a new size
+    // Two sizes with their width × height × frames. Between and beyond them, the bytes grow in proportion to it.
+    std::pair<RequestSize, std::int64_t> small, large;
+  };
+  ModelMemory(std::shared_ptr<DeviceMemory> device, std::string name, Source source);
+  ~ModelMemory();
+  ModelMemory(const ModelMemory&) = delete;
+  ModelMemory& operator=(const ModelMemory&) = delete;
+
+  // Brings weights to the device for the steps of a request, as the fastest plan that fits says. If they are too many,
+  // those of other models leave, the least used first. Throws Failure (kOutOfMemory): no plan fits; the message contains
+  // the bytes. Call it on the thread that denoises. Other stages of any model may run meanwhile.
+  void place(const RequestSize& size);
+  // Runs a stage of a request. If it runs out of memory, chooses a plan that needs less and runs it again. Throws what
+  // place() and `stage` throw.
+  template <class Stage>
+  auto run(const RequestSize& size, const Stage& stage) {
+    for (;;) {
+      std::string problem;
+      try {
+        return stage();
+      } catch (const c10::OutOfMemoryError& e) {
+        problem = e.what_without_backtrace();
+      }
+      step_down(size, problem);
+    }
+  }
+  // Whether the time that the blocks compute in a step decides how many of them stay, and is not known for this size.
+  bool wants_step_time(const RequestSize& size) const;
+  void set_step_time(const RequestSize& size, double seconds);
+  // The end of a request that place() was called for: compares its peak with the prediction, for the next plans.
+  void observe(const RequestSize& size);
+
+  MemoryReport report() const;  // thread-safe, does not block
+
+ private:
+  friend class DeviceMemory;
+  using Clock = std::chrono::steady_clock;
+  struct Cap {
+    std::int64_t bytes;
+    Clock::time_point until;
+  };
+  std::int64_t kept() const;
+  std::int64_t parts_bytes() const;
+  double use_rate(Clock::time_point now) const;
+  void leave();
+  void apply(const MemoryPlan& plan);
+  PlanChoice choose(const RequestSize& size, const MemoryNeeds& needs, std::int64_t available) const;
+  [[noreturn]] void refuse(const MemoryNeeds& needs, std::int64_t available, const PlanChoice& choice,
+                           const std::string& problem) const;
+  void step_down(const RequestSize& size, const std::string& problem);
+  void update_report();
+
+  const std::shared_ptr<DeviceMemory> device_;
+  const std::string name_;
+  const Source source_;
+  MemoryNeeds needs_;               // of the last request
+  std::optional<MemoryPlan> plan_;  // that is applied; empty: the weights are somewhere
+  std::map<RequestSize, double> step_s_;
+  std::map<RequestSize, std::int64_t> excess_;  // that was observed beyond the prediction
+  std::map<RequestSize, Cap> caps_;             // plans with more bytes have run out of memory
+  double uses_ = 0;                             // decays
+  Clock::time_point used_;
+  std::pair<MemoryNeeds, MemoryNeeds> samples_;  // of source_.small and large
+  MemoryReport report_;
+  mutable std::mutex report_mutex_;
+};
+
+}  // namespace ditfleet::pipeline
