@@ -75,9 +75,10 @@ struct MemoryReport {
   bool resident = true;                    // the weights are on the device now
   std::chrono::microseconds load_time{0};  // to bring them from host memory; 0: unknown
   std::string plan;                        // that is applied; empty: none
-  // Of the last request, all tensors but weights, in bytes at the peak.
+  // All tensors but weights while the last request was denoised and decoded, in bytes at the peak. What is observed
+  // includes a request that was encoded meanwhile.
   std::int64_t predicted_bytes = 0, observed_bytes = 0;
-  std::int64_t loads = 0;      // how often the weights came from host memory
+  std::int64_t loads = 0;       // how often the weights came from host memory
   std::int64_t step_downs = 0;  // how often a stage ran out of memory and continued with another plan
 };
 

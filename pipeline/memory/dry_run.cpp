@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 
 namespace ditfleet::pipeline {
@@ -34,7 +35,8 @@ class CountingAllocator final : public c10::Allocator {
 
 void count_from_now() {
   static const bool counting = [] {
-    c10::SetAllocator(c10::DeviceType::Meta, new CountingAllocator, /*priority=*/100);  // tensors may outlive everything
+    c10::SetAllocator(c10::DeviceType::Meta, new CountingAllocator,
+                      /*priority=*/100);  // tensors may outlive everything
     return true;
   }();
   (void)counting;
@@ -56,7 +58,13 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std:
     };
     sizes.push_back((x.size(axis) + 2 * of(padding) - of(dilation) * (weight.size(axis) - 1) - 1) / of(stride) + 1);
   }
-  return at::empty(sizes, x.options(), x.suggest_memory_format());
+  const at::Tensor out = at::empty(sizes, x.options(), x.suggest_memory_format());
+  if (x.suggest_memory_format() == c10::MemoryFormat::Contiguous) {
+    // oneDNN reorders the input, and then the output, in blocks of 16 channels.
+    const auto reordered = [](const at::Tensor& y) { return y.numel() / y.size(1) * ((y.size(1) + 15) / 16 * 16); };
+    at::empty({std::max(reordered(x), reordered(out))}, x.options());
+  }
+  return out;
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> group_norm(const at::Tensor& x, const std::optional<at::Tensor>&,

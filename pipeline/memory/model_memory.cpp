@@ -12,18 +12,16 @@
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr double kHidden = 0.9;                    // share of a step's time in which blocks are copied at full speed
-constexpr double kGoodEnough = 0.9;                // a plan that keeps this share of the best plan's blocks stays
-constexpr std::chrono::seconds kCapped{60};        // how long a plan that ran out of memory is avoided
-constexpr std::chrono::minutes kUsesDecay{10};     // uses count 1/e after this time
+constexpr double kHidden = 0.9;                 // share of a step's time in which blocks are copied at full speed
+constexpr double kGoodEnough = 0.9;             // a plan that keeps this share of the best plan's blocks stays
+constexpr std::chrono::seconds kCapped{60};     // how long a plan that ran out of memory is avoided
+constexpr std::chrono::minutes kUsesDecay{10};  // uses count 1/e after this time
 constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max() / 4;
 
 bool as_good(const MemoryPlan& plan, const MemoryPlan& best) {
   return plan.keep_text >= best.keep_text && plan.keep_modulation >= best.keep_modulation &&
          static_cast<double>(plan.keep_blocks) >= kGoodEnough * static_cast<double>(best.keep_blocks);
 }
-
-std::int64_t without_weights(const MemoryNeeds& needs) { return needs.encode + std::max(needs.denoise, needs.decode); }
 
 }  // namespace
 
@@ -177,11 +175,12 @@ void ModelMemory::refuse(const MemoryNeeds& needs, std::int64_t available, const
                          const std::string& problem) const {
   std::string reasons;
   for (const std::string& reason : choice.rejected) reasons += "; " + reason;
-  fail(Code::kOutOfMemory,
-       (problem.empty() ? "a request of this size does not fit into " + bytes_text(available) + " of device memory"
-                        : "the device is out of memory (" + problem + "); " + bytes_text(available) + " are available") +
-           ": weights " + bytes_text(needs.weight_bytes()) + ", encoding " + bytes_text(needs.encode) +
-           ", denoising " + bytes_text(needs.denoise) + ", decoding " + bytes_text(needs.decode) + reasons);
+  fail(
+      Code::kOutOfMemory,
+      (problem.empty() ? "a request of this size does not fit into " + bytes_text(available) + " of device memory"
+                       : "the device is out of memory (" + problem + "); " + bytes_text(available) + " are available") +
+          ": weights " + bytes_text(needs.weight_bytes()) + ", encoding " + bytes_text(needs.encode) + ", denoising " +
+          bytes_text(needs.denoise) + ", decoding " + bytes_text(needs.decode) + reasons);
 }
 
 void ModelMemory::step_down(const RequestSize& size, const std::string& problem) {
@@ -223,8 +222,9 @@ void ModelMemory::observe(const RequestSize& size) {
   std::int64_t weights = plan_weight_bytes(device_->beside_others(this, needs), plan);
   for (const ModelMemory* other : device_->models_)
     if (other != this) weights += other->kept();
-  const std::int64_t predicted = without_weights(needs), observed = memory_use(device_->device_).peak - weights;
-  excess_[size] = std::max<std::int64_t>(0, observed - predicted);
+  const std::int64_t predicted = std::max(needs.denoise, needs.decode),
+                     observed = memory_use(device_->device_).peak - weights;
+  excess_[size] = std::max<std::int64_t>(0, observed - needs.encode - predicted);
   const std::lock_guard report_lock(report_mutex_);
   report_.predicted_bytes = predicted;
   report_.observed_bytes = observed;

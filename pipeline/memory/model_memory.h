@@ -31,8 +31,8 @@ class DeviceMemory {
   bool limited() const;
   // How a model with these needs would run if it were loaded now, and all other models made room for it.
   PlanChoice choose(const MemoryNeeds& needs) const;
-  // Whether the weights of a model with these needs fit beside those of the models that are loaded. If not, those leave,
-  // and the new ones are to be loaded into host memory.
+  // Whether the weights of a model with these needs fit beside those of the models that are loaded. If not, those
+  // leave, and the new ones are to be loaded into host memory.
   bool fits_beside(const MemoryNeeds& needs);
 
  private:
@@ -70,8 +70,8 @@ class ModelMemory {
   ModelMemory& operator=(const ModelMemory&) = delete;
 
   // Brings weights to the device for the steps of a request, as the fastest plan that fits says. If they are too many,
-  // those of other models leave, the least used first. Throws Failure (kOutOfMemory): no plan fits; the message contains
-  // the bytes. Call it on the thread that denoises. Other stages of any model may run meanwhile.
+  // those of other models leave, the least used first. Throws Failure (kOutOfMemory): no plan fits; the message
+  // contains the bytes. Call it on the thread that denoises. Other stages of any model may run meanwhile.
   void place(const RequestSize& size);
   // Runs a stage of a request. If it runs out of memory, chooses a plan that needs less and runs it again. Throws what
   // place() and `stage` throw.

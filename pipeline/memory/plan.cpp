@@ -15,8 +15,7 @@ std::string bytes_text(std::int64_t bytes) {
 
 std::int64_t plan_weight_bytes(const MemoryNeeds& n, const MemoryPlan& plan) {
   return n.fixed + (plan.keep_text ? n.text.bytes : 0) + (plan.keep_modulation ? n.modulation.bytes : 0) +
-         plan.keep_blocks +
-         std::max(plan.keep_text ? 0 : n.text.ahead, plan.keep_modulation ? 0 : n.modulation.ahead) +
+         plan.keep_blocks + std::max(plan.keep_text ? 0 : n.text.ahead, plan.keep_modulation ? 0 : n.modulation.ahead) +
          (plan.keep_blocks < n.blocks.bytes ? n.blocks.ahead : 0);
 }
 

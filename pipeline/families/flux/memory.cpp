@@ -33,8 +33,7 @@ at::Tensor velocity_of(const FluxTransformer& flux, const Conditioning& conditio
 }  // namespace
 
 FluxNeeds::FluxNeeds(const LoadContext& context)
-    : placement_{kDryDevice, context.placement.dtype, false, context.placement.device},
-      folder_([&] {
+    : placement_{kDryDevice, context.placement.dtype, false, context.placement.device}, folder_([&] {
         const std::lock_guard lock(measuring);
         const c10::InferenceMode inference(true);
         const std::int64_t before = dry_bytes();
@@ -101,8 +100,8 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
       prompt.conditioning =
           make_conditioning(folder_.transformer, prompt.tokens, prompt.pooled, timesteps, /*guidance=*/1);
   });
-  at::Tensor latents = at::empty({1, rows * columns, folder_.transformer.config().in_channels},
-                                 options.dtype(placement_.dtype));
+  at::Tensor latents =
+      at::empty({1, rows * columns, folder_.transformer.config().in_channels}, options.dtype(placement_.dtype));
   needs.denoise = peak_of([&] {
     const at::Tensor rope = rope_table(folder_.transformer.config(), text_tokens, rows, columns, placement_);
     at::Tensor velocity = velocity_of(folder_.transformer, *prompts[0].conditioning, latents, rope);

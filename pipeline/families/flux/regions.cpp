@@ -156,7 +156,10 @@ void FluxRegions::add_blocks(const std::vector<BlockSlots>& blocks, const FluxCo
 
 FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
                          std::shared_ptr<region::RegionHost> host, std::shared_ptr<PartSequence> blocks)
-    : host_(host), blocks_(std::move(blocks)), double_(slots.double_blocks.size()), single_(slots.single_blocks.size()) {
+    : host_(host),
+      blocks_(std::move(blocks)),
+      double_(slots.double_blocks.size()),
+      single_(slots.single_blocks.size()) {
   std::vector<LinearSlot> linears;
   std::size_t of_first = 0;
   for (std::size_t i = 0; i < double_.size() + single_.size(); ++i) {
@@ -183,8 +186,8 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
       table->region->prepare(type, placement.device);
     }));
   if (room)
-    columns_ = std::make_unique<AdapterColumns>(std::move(linears), of_first, region::make_matrix_copies(*host),
-                                                blocks_);
+    columns_ =
+        std::make_unique<AdapterColumns>(std::move(linears), of_first, region::make_matrix_copies(*host), blocks_);
   for (auto& one : running) one.get();
   if (blocks_ && columns_) blocks_->on_arrival([this](std::size_t i) { write_columns(i); });
 }
@@ -219,7 +222,7 @@ std::shared_ptr<const FluxAdapters> FluxRegions::plan(const FluxSlots& slots) co
 void FluxRegions::load(const std::shared_ptr<const FluxAdapters>& adapters) {
   if (adapters == loaded_) return;
   if (blocks_ && !blocks_->all_stay()) blocks_->finish();  // a block that is being copied would overwrite its columns
-  const auto before = std::exchange(loaded_, nullptr);  // until all is in place; what was on its way is kept as long
+  const auto before = std::exchange(loaded_, nullptr);     // until all is in place; what was on its way is kept as long
   columns_->load(adapters->layout);
   loaded_ = adapters;
 }
