@@ -48,6 +48,9 @@ class Engine {
   // Loads a folder in diffusers' layout. Its model_index.json determines the family. Errors: kNotFound, kDataCorrupt;
   // the message contains the file and the problem. kInvalidArgument: `quantize` is not possible.
   virtual Result<std::unique_ptr<Model>> load_model(const ModelSource& source) = 0;
+  // How a request would run in the device's memory if the model were loaded now. Reads configuration and headers.
+  // Errors: those of load_model() and, for the request's fields, of Model::encode().
+  virtual Result<PlanReport> plan(const ModelSource& source, const GenerationRequest& request) = 0;
   // Compiles the region programs of a model into `cache` for these architectures ("sm_90a", "cpu"). Reads only the
   // configuration files and needs no GPU. dtype: auto (bf16 for a GPU, fp32 for cpu), fp32 or bf16. If `options` makes
   // blocks run eagerly on an architecture, nothing is compiled for it and the report lists it. Errors: those of

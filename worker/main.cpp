@@ -1,5 +1,5 @@
-// ditfleet-worker: generates images. `run` serves the queue; `generate`, `compile` and `tokenize` use the pipeline
-// without any service.
+// ditfleet-worker: generates images. `run` serves the queue; `generate`, `plan`, `compile` and `tokenize` use the
+// pipeline without any service.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
       "Exit codes: 0 success, 1 failure, 2 wrong usage. Every configuration key can also be set with an\n"
       "environment variable DITFLEET_SECTION__KEY, or in the file named by DITFLEET_CONFIG.");
   Invocation invoked;
-  for (const auto add : {add_run, add_generate, add_compile, add_tokenize}) add(app, invoked);
+  for (const auto add : {add_run, add_generate, add_plan, add_compile, add_tokenize}) add(app, invoked);
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))

@@ -27,6 +27,23 @@ void record_warm_up(const std::string& model, const std::string& class_key, cons
     family.Add({{"model", model}, {"class", class_key}, {"part", part}}).Set(seconds(time));
 }
 
+void record_memory(const std::string& model, const pipeline::MemoryReport& report) {
+  static auto& predicted =
+      telemetry::gauges("ditfleet_memory_predicted_bytes",
+                        "Predicted peak of device memory beside weights of the last request, in bytes");
+  static auto& observed = telemetry::gauges("ditfleet_memory_observed_bytes",
+                                            "Peak of device memory beside weights of the last request, in bytes");
+  static auto& loads =
+      telemetry::gauges("ditfleet_model_loads", "How often weights of the model came from host memory to the device");
+  static auto& step_downs = telemetry::gauges(
+      "ditfleet_memory_step_downs", "How often a stage ran out of device memory and ran again with another plan");
+  if (report.limits.empty()) return;
+  predicted.Add({{"model", model}}).Set(static_cast<double>(report.predicted_bytes));
+  observed.Add({{"model", model}}).Set(static_cast<double>(report.observed_bytes));
+  loads.Add({{"model", model}}).Set(static_cast<double>(report.loads));
+  step_downs.Add({{"model", model}}).Set(static_cast<double>(report.step_downs));
+}
+
 std::string text_of(const PartTimes& parts) {
   std::string text;
   for (const auto& [part, time] : parts)

@@ -1,7 +1,9 @@
-// Prometheus metrics of the load, warm-up and step times of models:
+// Prometheus metrics of models: load, warm-up and step times, and memory:
 //   ditfleet_model_load_seconds{model,part}    part: tokenizers, text_encoders, transformer, vae, compile
 //   ditfleet_warmup_seconds{model,class,part}  part: text_encoders, transformer_first_step, transformer_steady_step,
 //                                              vae, encode
+//   ditfleet_memory_predicted_bytes{model}, ditfleet_memory_observed_bytes{model}  beside weights, of the last request
+//   ditfleet_model_loads{model}, ditfleet_memory_step_downs{model}
 //   ditfleet_step_seconds{model,phase}         phase: first (of a unit; includes all set-up for a new size) or steady
 #pragma once
 
@@ -16,6 +18,7 @@ using pipeline::PartTimes;
 
 // Thread-safe.
 void record_load(const pipeline::ModelInfo& info);
+void record_memory(const std::string& model, const pipeline::MemoryReport& report);
 void record_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts);
 
 // "text_encoders 12 ms, vae 3 ms"

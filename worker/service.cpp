@@ -11,6 +11,7 @@
 #include "shared/core/ids.h"
 #include "shared/core/log_throttle.h"
 #include "shared/telemetry/spans.h"
+#include "worker/model_timings.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -245,6 +246,7 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   info.units = reported_units_ = table_.refs();
   adapters_.describe(models_, info);
   report_memory(models_, info);
+  for (const auto& [name, model] : models_.models) record_memory(name, model->memory());
   reported_residents_ = residents(info);
   co_return co_await parts_.queue->heartbeat(info, Deadline::after(kCallTimeout));
 }

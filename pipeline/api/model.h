@@ -47,6 +47,7 @@ struct ModelSource {
   std::string name, dir;         // dir: a folder in diffusers' layout
   std::string transformer = {};  // a safetensors file to use in place of the folder's transformer weights, or empty
   // Components to quantize while they are loaded, and the format: transformer → fp8 or nf4, text_encoder_2 → nf4.
+  // {"*": "auto"}: the components that the device's memory requires.
   std::map<std::string, std::string> quantize = {};
 };
 

@@ -73,13 +73,7 @@ class TorchEngine final : public Engine {
   Result<std::unique_ptr<Model>> load_model(const ModelSource& source) override {
     try {
       StageScope scope(choice_.device);
-      auto model = family_of(families_, source.dir)
-                       .load({.source = source,
-                              .placement = {choice_.device, dtype_},
-                              .regions = regions_,
-                              .adapters = adapters_,
-                              .adapter_columns = adapters_.slots > 0 ? columns_ : 0,
-                              .memory = memory_});
+      auto model = family_of(families_, source.dir).load(context_of(source));
       scope.finish();
       return model;
     } catch (...) {
@@ -89,7 +83,27 @@ class TorchEngine final : public Engine {
     }
   }
 
+  Result<PlanReport> plan(const ModelSource& source, const GenerationRequest& request) override {
+    try {
+      const StageScope scope(choice_.device);
+      const Family& family = family_of(families_, source.dir);
+      if (!family.plan) fail(Code::kInvalidArgument, "models of this family cannot be planned");
+      return family.plan(context_of(source), request);
+    } catch (...) {
+      return error_in_flight("plan " + source.dir);
+    }
+  }
+
  private:
+  LoadContext context_of(const ModelSource& source) const {
+    return {.source = source,
+            .placement = {choice_.device, dtype_},
+            .regions = regions_,
+            .adapters = adapters_,
+            .adapter_columns = adapters_.slots > 0 ? columns_ : 0,
+            .memory = memory_};
+  }
+
   const DeviceChoice choice_;
   const c10::ScalarType dtype_;
   const std::shared_ptr<region::RegionHost> regions_;

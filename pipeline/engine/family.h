@@ -33,6 +33,8 @@ struct Family {
   region::AheadPrograms (*programs)(const ModelSource& source, region::ElementType type, region::ArchFeatures arch,
                                     const region::CompileOptions& options);
   std::unique_ptr<Tokenizers> (*load_tokenizers)(const std::string& dir);
+  // How a request would run, before the model is loaded. Reads only configuration files and headers. Null: unknown.
+  PlanReport (*plan)(const LoadContext& context, const GenerationRequest& request) = nullptr;
 };
 
 // The family of the folder, according to its model_index.json. Throws Failure: kNotFound (no such file), kDataCorrupt

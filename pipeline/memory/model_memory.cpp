@@ -46,9 +46,15 @@ MemoryNeeds DeviceMemory::beside_others(const ModelMemory* model, MemoryNeeds ne
   return needs;
 }
 
-PlanChoice DeviceMemory::choose(const MemoryNeeds& needs) const {
+PlanReport DeviceMemory::plan(const MemoryNeeds& own) const {
   const std::lock_guard lock(mutex_);
-  return choose_plan(beside_others(nullptr, needs), available(), options_.offload, 0);
+  PlanReport report{.needs = beside_others(nullptr, own)};
+  report.available = available();
+  report.driver = driver_memory(device_);
+  report.weight_bytes = own.weight_bytes();
+  report.bandwidth = copy_bandwidth(device_);
+  report.choice = choose_plan(report.needs, report.available, options_.offload, 0);
+  return report;
 }
 
 bool DeviceMemory::fits_beside(const MemoryNeeds& needs) {
@@ -137,7 +143,7 @@ void ModelMemory::place(const RequestSize& size) {
   for (bool first = true;; first = false) {
     const std::int64_t available = device_->available();
     const PlanChoice best = choose(size, needs, available);
-    if (!best.plan) refuse(needs, available, best, {});
+    if (!best.plan) fail(Code::kOutOfMemory, budget_text(needs, best, available));
     std::int64_t left = available;
     for (const ModelMemory* other : others) left -= other->kept();
     PlanChoice chosen = choose(size, needs, left);
@@ -171,18 +177,6 @@ void ModelMemory::place(const RequestSize& size) {
   reset_memory_peak(device_->device_);
 }
 
-void ModelMemory::refuse(const MemoryNeeds& needs, std::int64_t available, const PlanChoice& choice,
-                         const std::string& problem) const {
-  std::string reasons;
-  for (const std::string& reason : choice.rejected) reasons += "; " + reason;
-  fail(
-      Code::kOutOfMemory,
-      (problem.empty() ? "a request of this size does not fit into " + bytes_text(available) + " of device memory"
-                       : "the device is out of memory (" + problem + "); " + bytes_text(available) + " are available") +
-          ": weights " + bytes_text(needs.weight_bytes()) + ", encoding " + bytes_text(needs.encode) + ", denoising " +
-          bytes_text(needs.denoise) + ", decoding " + bytes_text(needs.decode) + reasons);
-}
-
 void ModelMemory::step_down(const RequestSize& size, const std::string& problem) {
   release_cached_memory(device_->device_);
   if (!device_->limited()) fail(Code::kOutOfMemory, "the device is out of memory: " + problem);
@@ -191,7 +185,7 @@ void ModelMemory::step_down(const RequestSize& size, const std::string& problem)
     if (!plan_) {
       PlanChoice choice;
       if (device_->options_.offload == "none") choice.rejected.push_back("memory.offload none keeps all weights");
-      refuse(source_.needs(size), device_->available(), choice, problem);
+      fail(Code::kOutOfMemory, budget_text(source_.needs(size), choice, device_->available(), problem));
     }
     spdlog::warn("memory: {}: out of memory with plan {}; the request runs again with the next one ({})", name_,
                  plan_->name, problem);

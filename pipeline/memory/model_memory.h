@@ -30,7 +30,7 @@ class DeviceMemory {
   // False: nothing limits the weights, so needs are not measured and all weights stay. True for GPUs.
   bool limited() const;
   // How a model with these needs would run if it were loaded now, and all other models made room for it.
-  PlanChoice choose(const MemoryNeeds& needs) const;
+  PlanReport plan(const MemoryNeeds& needs) const;
   // Whether the weights of a model with these needs fit beside those of the models that are loaded. If not, those
   // leave, and the new ones are to be loaded into host memory.
   bool fits_beside(const MemoryNeeds& needs);
@@ -108,8 +108,6 @@ class ModelMemory {
   void leave();
   void apply(const MemoryPlan& plan);
   PlanChoice choose(const RequestSize& size, const MemoryNeeds& needs, std::int64_t available) const;
-  [[noreturn]] void refuse(const MemoryNeeds& needs, std::int64_t available, const PlanChoice& choice,
-                           const std::string& problem) const;
   void step_down(const RequestSize& size, const std::string& problem);
   void update_report();
 

@@ -13,6 +13,17 @@ std::string bytes_text(std::int64_t bytes) {
   return text;
 }
 
+std::string budget_text(const MemoryNeeds& needs, const PlanChoice& choice, std::int64_t available,
+                        const std::string& problem) {
+  std::string text = problem.empty()
+                         ? "a request of this size does not fit into " + bytes_text(available) + " of device memory"
+                         : "the device is out of memory (" + problem + "); " + bytes_text(available) + " are available";
+  text += ": weights " + bytes_text(needs.weight_bytes()) + ", encoding " + bytes_text(needs.encode) + ", denoising " +
+          bytes_text(needs.denoise) + ", decoding " + bytes_text(needs.decode);
+  for (const std::string& reason : choice.rejected) text += "; " + reason;
+  return text;
+}
+
 std::int64_t plan_weight_bytes(const MemoryNeeds& n, const MemoryPlan& plan) {
   return n.fixed + (plan.keep_text ? n.text.bytes : 0) + (plan.keep_modulation ? n.modulation.bytes : 0) +
          plan.keep_blocks + std::max(plan.keep_text ? 0 : n.text.ahead, plan.keep_modulation ? 0 : n.modulation.ahead) +

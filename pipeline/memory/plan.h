@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -55,6 +56,21 @@ struct PlanChoice {
 //             block only those stay that cannot be copied within `hidden` bytes per step, which are free of charge.
 PlanChoice choose_plan(const MemoryNeeds& needs, std::int64_t available, const std::string& offload,
                        std::int64_t hidden = 0);
+
+// The answer to whether and how a request fits, before anything is loaded.
+struct PlanReport {
+  MemoryNeeds needs;
+  PlanChoice choice;
+  std::int64_t available = 0;                   // bytes that tensors may take; the most of an int64: no limit
+  std::int64_t driver = 0;                      // bytes that the driver takes beside them
+  std::int64_t weight_bytes = 0;                // in host and device memory
+  std::map<std::string, std::string> quantize;  // component → format that it is quantized to on load
+  double bandwidth = 0;                         // of copies from host memory, in bytes per second
+};
+
+// Why no plan fits: the bytes by part, and each plan with its reason. `problem`: what the device reported, or empty.
+std::string budget_text(const MemoryNeeds& needs, const PlanChoice& choice, std::int64_t available,
+                        const std::string& problem = {});
 
 // "1.50 GiB", "3.2 MiB"
 std::string bytes_text(std::int64_t bytes);

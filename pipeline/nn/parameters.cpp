@@ -183,7 +183,7 @@ void Parameters::finish(std::string_view prefix) const {
   std::string counts;
   for (const auto& [format, count] : linears_)
     counts += (counts.empty() ? "" : ", ") + std::to_string(count) + " in " + format;
-  spdlog::info("{}: linears: {}", dir(), counts);
+  if (!placement_.device.is_meta()) spdlog::info("{}: linears: {}", dir(), counts);
   const std::string& compute = stored_.nf4_compute();
   if (compute.empty() || !linears_.contains("nf4") || nf4_type() == placement_.dtype) return;
   spdlog::info("{}: NF4 linears compute in {}, because bnb_4bit_compute_dtype is {}{}", dir(), type_name(nf4_type()),

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "shared/core/bytes.h"
@@ -216,6 +217,21 @@ const Option kOptions[] = {
          "Size of worker.lora.cache_dir above which the least recently used files are deleted. Files in use stay.",
      .range = {0, kManyBytes}},
 
+    {DITFLEET_OPTION(memory.offload),
+     .description =
+         "What may leave the device's memory for pinned host memory. none: nothing. model: text encoders and "
+         "modulation, which are needed only while a request is prepared. block: these and as many of the "
+         "transformer's blocks as can be copied behind the computation of a step. auto: as much as "
+         "necessary, the least costly first; and of several models, the least used ones.",
+     .choices = "auto|none|model|block"},
+    {DITFLEET_OPTION(memory.limit),
+     .description =
+         "Most device memory, in GiB, that each worker may take, with the driver's own; 0: all that is free. "
+         "On a CPU: most memory for tensors.",
+     .range = {0, 1 << 20}},
+    {DITFLEET_OPTION(memory.reserve),
+     .description = "Device memory, in GiB, that each worker leaves free for other programs.", .range = {0, 1 << 20}},
+
     {DITFLEET_OPTION(results.backend),
      .description = "Where finished images are stored: in Redis, or as files in results.dir. Images in Redis cost its "
                     "memory for queue.retention_ms.",
@@ -419,7 +435,9 @@ std::string choices_text(std::string_view choices) {
 std::string type_text(const Option& option) {
   if (std::holds_alternative<bool& (*)(Settings&)>(option.at)) return "true or false";
   if (!std::holds_alternative<std::string& (*)(Settings&)>(option.at)) {
-    return "an integer from " + std::to_string(option.range.low) + " to " + std::to_string(option.range.high);
+    const bool real = std::holds_alternative<double& (*)(Settings&)>(option.at);
+    return (real ? "a number from " : "an integer from ") + std::to_string(option.range.low) + " to " +
+           std::to_string(option.range.high);
   }
   return option.choices.empty() ? std::string(form_text(option.form)) : choices_text(option.choices);
 }
@@ -434,6 +452,8 @@ std::string value_text(const Option& option, const Settings& settings) {
           return value;
         else if constexpr (std::is_same_v<T, bool>)
           return value ? "true" : "false";
+        else if constexpr (std::is_same_v<T, double>)
+          return (std::ostringstream() << value).str();
         else
           return std::to_string(value);
       },
@@ -452,6 +472,11 @@ Result<void> assign(const Option& option, const std::string& text, Settings& set
           return true;
         } else if constexpr (std::is_same_v<T, bool>) {
           const auto parsed = parse_bool(text);
+          if (parsed) value = *parsed;
+          return parsed.has_value();
+        } else if constexpr (std::is_same_v<T, double>) {
+          const auto parsed =
+              number_of(text, static_cast<double>(option.range.low), static_cast<double>(option.range.high));
           if (parsed) value = *parsed;
           return parsed.has_value();
         } else {

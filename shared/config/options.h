@@ -18,7 +18,9 @@ enum class Form { kAny, kPath, kListen, kListenIfAny, kHttpUrl, kRedisUrl, kMemo
 
 struct Option {
   std::string_view key;  // "gateway.listen"; no dot at the top level
-  std::variant<std::string& (*)(Settings&), std::int64_t& (*)(Settings&), int& (*)(Settings&), bool& (*)(Settings&)> at;
+  std::variant<std::string& (*)(Settings&), std::int64_t& (*)(Settings&), int& (*)(Settings&), double& (*)(Settings&),
+               bool& (*)(Settings&)>
+      at;
   std::string_view description;  // Markdown; includes the cost of a larger value, if relevant
   struct {
     std::int64_t low = 0, high = 0;

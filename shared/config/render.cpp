@@ -66,7 +66,10 @@ std::string to_yaml(const Settings& settings, bool with_secrets) {
     out << YAML::Key << "path" << YAML::Value << YAML::DoubleQuoted << model.path;
     if (!model.transformer.empty())
       out << YAML::Key << "transformer" << YAML::Value << YAML::DoubleQuoted << model.transformer;
-    if (!model.quantize.empty()) out << YAML::Key << "quantize" << YAML::Value << model.quantize;
+    if (model.quantize.contains("*"))
+      out << YAML::Key << "quantize" << YAML::Value << "auto";
+    else if (!model.quantize.empty())
+      out << YAML::Key << "quantize" << YAML::Value << model.quantize;
     out << YAML::EndMap;
   }
   out << YAML::EndMap << YAML::Key << "tenants" << YAML::Value << YAML::BeginMap;
@@ -108,10 +111,13 @@ std::vector<OptionHelp> option_table() {
        "A safetensors file with the transformer's weights, in place of the folder's: in the names of diffusers "
        "or of BFL's original code, perhaps with other components in the same file.",
        "DITFLEET_MODELS__NAME__TRANSFORMER"});
-  rows.push_back({"models.NAME.quantize", "a map of formats by component", "",
-                  "Components to quantize while they are loaded: transformer to fp8 or nf4, text_encoder and "
-                  "text_encoder_2 to nf4. As text: \"transformer=fp8,text_encoder_2=nf4\".",
-                  "DITFLEET_MODELS__NAME__QUANTIZE"});
+  rows.push_back(
+      {"models.NAME.quantize", "a map of formats by component", "",
+       "Components to quantize while they are loaded: transformer to fp8 or nf4, text_encoder and "
+       "text_encoder_2 to nf4. As text: \"transformer=fp8,text_encoder_2=nf4\". auto: what the device's memory "
+       "requires, so that no block has to be copied in each step: nothing, else fp8 where the device has "
+       "it, else nf4.",
+       "DITFLEET_MODELS__NAME__QUANTIZE"});
   rows.push_back({"tenants.NAME.weight", "a number from 0.001 to 1000", "1",
                   "Weight of the tenant's share of the fleet while several tenants have waiting jobs.",
                   "DITFLEET_TENANTS__NAME__WEIGHT"});

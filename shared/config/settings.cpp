@@ -222,6 +222,7 @@ Result<void> apply_all(const Result<std::vector<Assignment>>& list, const std::s
 }  // namespace
 
 Result<std::map<std::string, std::string>> parse_quantize(std::string_view text) {
+  if (text == "auto") return std::map<std::string, std::string>{{"*", "auto"}};
   std::map<std::string, std::string> formats;
   while (!text.empty()) {
     const auto comma = std::min(text.find(','), text.size());
@@ -230,7 +231,7 @@ Result<std::map<std::string, std::string>> parse_quantize(std::string_view text)
     if (equals == 0 || equals == std::string_view::npos || equals + 1 == one.size() ||
         !formats.emplace(one.substr(0, equals), one.substr(equals + 1)).second)
       return invalid_argument("quantize has '" + std::string(one) +
-                              "'; it must be COMPONENT=FORMAT,… with each component once, such as "
+                              "'; it must be auto, or COMPONENT=FORMAT,… with each component once, such as "
                               "transformer=fp8,text_encoder_2=nf4");
     text.remove_prefix(std::min(comma + 1, text.size()));
   }

@@ -23,10 +23,11 @@ namespace ditfleet::config {
 struct ModelSetting {
   std::string path;         // a model folder in diffusers' layout
   std::string transformer;  // a safetensors file in place of the folder's transformer, or empty
-  std::map<std::string, std::string> quantize = {};  // component → format to quantize it to while it is loaded
+  std::map<std::string, std::string> quantize = {};  // as pipeline::ModelSource::quantize
 };
 
-// Parses COMPONENT=FORMAT,…, such as "transformer=nf4,text_encoder_2=nf4". kInvalidArgument: another form.
+// Parses COMPONENT=FORMAT,…, such as "transformer=nf4,text_encoder_2=nf4", or "auto", which is {"*": "auto"}.
+// kInvalidArgument: another form.
 Result<std::map<std::string, std::string>> parse_quantize(std::string_view text);
 
 struct ApiKey {
@@ -144,6 +145,10 @@ struct Settings {
   struct {
     std::string level = "info", format = "text";
   } log;
+  struct {
+    std::string offload = "auto";
+    double limit = 0, reserve = 0;  // GiB
+  } memory;
   std::string default_model;
   std::map<std::string, ModelSetting> models;
   std::vector<ApiKey> keys;

@@ -17,10 +17,10 @@ namespace ditfleet::job {
 using FieldFlags = std::map<Field, std::string>;
 
 // Adds the flags of all fields to a CLI11 command, except for adapters, which the commands read differently. The prompt
-// is required; with `positional_prompt` its flag may be omitted. `texts` must outlive the parsing. Values are read as
-// text, because CLI11 saturates large integers and drops empty texts.
+// is required unless `needs_prompt` is false; with `positional_prompt` its flag may be omitted. `texts` must outlive
+// the parsing. Values are read as text, because CLI11 saturates large integers and drops empty texts.
 template <class Command>
-void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt) {
+void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt, bool needs_prompt = true) {
   for (const Field field : kFields) {
     const FieldRow& row = field.row();
     if (row.flag.empty() || row.type == FieldType::kAdapters) continue;
@@ -32,7 +32,7 @@ void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt
         ->type_name(row.type == FieldType::kSize   ? "WxH"
                     : row.type == FieldType::kText ? "TEXT"
                                                    : "NUMBER")
-        ->required(prompt);
+        ->required(prompt && needs_prompt);
   }
 }
 

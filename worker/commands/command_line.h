@@ -6,6 +6,8 @@
 
 #include "shared/config/settings.h"
 #include "shared/core/result.h"
+#include "shared/job/catalogue.h"
+#include "shared/job/flags.h"
 
 namespace CLI {
 class App;
@@ -23,8 +25,14 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources);
 // Adds --transformer and --quantize.
 void add_weight_flags(CLI::App& command, std::string& transformer, std::string& quantize);
 
+// Adds --offload, --memory-limit and --reserve-vram, which set keys of the configuration.
+void add_memory_flags(CLI::App& command, config::Sources& sources);
+
 // Loads the configuration and sets up the log. kInvalidArgument: `param` is the key at fault.
 Result<config::Settings> settings_of(const config::Sources& sources);
+
+// The complete and valid spec of a request; `out`: the file to write. kInvalidArgument: the message contains the flag.
+Result<job::JobSpec> spec_of(const job::FieldFlags& fields, const std::string& out, const job::ModelEntry& model);
 
 // Returns kExitOk if the command is done. Otherwise prints "ditfleet-worker COMMAND: message" to stderr and returns
 // kExitUsage for kInvalidArgument, else kExitFailure.
@@ -37,6 +45,7 @@ using Invocation = std::function<int()>;
 void add_run(CLI::App& app, Invocation& invoked);       // serves the queue
 void add_generate(CLI::App& app, Invocation& invoked);  // runs one request through the pipeline
 void add_compile(CLI::App& app, Invocation& invoked);   // compiles the regions of a model ahead of time, without a GPU
+void add_plan(CLI::App& app, Invocation& invoked);      // shows how a model fits into the device's memory
 void add_tokenize(CLI::App& app, Invocation& invoked);  // converts prompts, one JSON string per line, into token ids
 
 }  // namespace ditfleet::worker

@@ -40,6 +40,8 @@ Result<pipeline::EngineOptions> engine_options(const config::Settings& settings)
   options.max_lora_rank = settings.worker.lora.max_rank;
   options.lora_together_rank = settings.worker.lora.together_rank;
   options.lora_host_bytes = settings.worker.lora.host_bytes;
+  const auto bytes = [](double gib) { return static_cast<std::int64_t>(gib * (1 << 30)); };
+  options.memory = {settings.memory.offload, bytes(settings.memory.limit), bytes(settings.memory.reserve)};
   options.compile = compile_options(settings);
   if (settings.compile.backend != "eager") {
     auto cache = kernel_cache::open_cache(settings);

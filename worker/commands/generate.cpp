@@ -41,17 +41,6 @@ Result<void> check_folder_of(const char* flag, const std::string& path) {
   return {};
 }
 
-// The complete and valid spec. kInvalidArgument: the message contains the flag.
-Result<job::JobSpec> spec_of(const GenerateFlags& flags, const job::ModelEntry& model) {
-  auto body = job::body_of(flags.fields, "--out", flags.out);
-  if (!body) return body.error();
-  auto parsed = job::parse_spec(json::value(std::move(*body)));
-  if (!parsed) return job::name_the_flag(parsed.error());
-  auto complete = job::complete_spec(std::move(*parsed), {{{model.name, model}}, model.name});
-  if (!complete) return job::name_the_flag(complete.error());
-  return complete;
-}
-
 // Parses FILE or FILE:SCALE, such as "style.safetensors:0.7". The text after the last colon is the scale if it is a
 // number and the file before it exists. Errors: kInvalidArgument (invalid scale, empty file name), kNotFound (no such
 // file). The message contains the flag.
@@ -84,7 +73,7 @@ Result<void> run(const GenerateFlags& flags) {
   }
   auto entry = families::read_model_entry("model", flags.model_dir, families::served());
   if (!entry) return entry.error();
-  auto spec = spec_of(flags, *entry);
+  auto spec = spec_of(flags.fields, flags.out, *entry);
   if (!spec) return spec.error();
 
   std::vector<pipeline::LoraRequest> loras;
@@ -164,6 +153,7 @@ void add_generate(CLI::App& app, Invocation& invoked) {
       .add_option("--dump", flags.dump,
                   "Write the tensors of every stage to a safetensors file; with -n above 1, NAME-1 …")
       ->type_name("FILE");
+  add_memory_flags(command, flags.sources);
   add_configuration_flags(command, flags.sources);
   command.footer(
       "Missing fields get the model's defaults (ditfleet.json in its folder).\n"

@@ -212,14 +212,15 @@ void add_run(CLI::App& app, Invocation& invoked) {
   command
       .add_option("--quantize", flags.quantize,
                   "Quantize components of these models while they are loaded: transformer to fp8 or nf4, text_encoder "
-                  "and text_encoder_2 to nf4")
-      ->type_name("COMPONENT=FORMAT,…");
+                  "and text_encoder_2 to nf4; auto: those that the device's memory requires")
+      ->type_name("COMPONENT=FORMAT,… | auto");
   command
       .add_option("--name", flags.name,
                   "Name of this worker, unique among running workers; default: host and process id")
       ->type_name("NAME");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
+  add_memory_flags(command, flags.sources);
   add_configuration_flags(command, flags.sources);
   command.footer(
       "SIGTERM, SIGINT and SIGHUP drain the worker: it hands back the units that have not started and finishes\n"

@@ -1,5 +1,7 @@
 #include "pipeline/families/flux/flux.h"
 
+#include <spdlog/spdlog.h>
+
 #include <chrono>
 #include <utility>
 
@@ -13,19 +15,29 @@
 namespace ditfleet::pipeline {
 namespace {
 
+std::string format_text(const std::map<std::string, std::string>& quantize) {
+  std::string text;
+  for (const auto& [component, format] : quantize) text += (text.empty() ? "" : ", ") + component + " in " + format;
+  return text.empty() ? "nothing is quantized" : text;
+}
+
 std::unique_ptr<Model> load(const LoadContext& context) {
   const std::string& dir = context.source.dir;
   const auto begun = std::chrono::steady_clock::now();
   auto prompts = Prompts::load(dir);
   const auto tokenizers =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
-  std::shared_ptr<FluxNeeds> needs;
+  FluxFit fit = fit_flux(context, {}, false);
   Placement placement = context.placement;
-  if (context.memory->limited()) {
-    needs = std::make_shared<FluxNeeds>(context);
-    placement.on_host = !context.memory->fits_beside(needs->of(needs->square(1024).first));
+  if (fit.needs) {
+    const MemoryNeeds smallest = fit.needs->of(fit.needs->square(0).first);
+    if (const PlanReport plan = context.memory->plan(smallest); !plan.choice.plan)
+      fail(Code::kOutOfMemory, budget_text(plan.needs, plan.choice, plan.available));
+    placement.on_host = !context.memory->fits_beside(fit.needs->of(fit.needs->square(1024).first));
   }
-  auto folder = load_flux_folder(context.source, placement, context.regions, context.adapter_columns);
+  if (context.source.quantize.contains("*"))
+    spdlog::info("{}: quantize auto: {}", dir, format_text(fit.source.quantize));
+  auto folder = load_flux_folder(fit.source, placement, context.regions, context.adapter_columns);
   if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
     fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
                                  std::to_string(prompts.clip_length()) + "; text_encoder has positions for " +
@@ -39,7 +51,13 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   info.load_times = folder.load_times;
   info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
   return std::make_unique<FluxModel>(std::move(info), placement, std::move(folder), std::move(prompts),
-                                     context.adapters, context.memory, std::move(needs));
+                                     context.adapters, context.memory, std::move(fit.needs));
+}
+
+PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
+  const VaeConfig vae = read_vae_config(ConfigFile(context.source.dir + "/vae/config.json"));
+  const FluxRequest read = read_flux_request(request, static_cast<int>(2 * vae.factor()));
+  return fit_flux(context, FluxNeeds::size(read, static_cast<int>(2 * vae.factor())), true).plan;
 }
 
 // The blocks that the folder's transformer has, without and with adapters.
@@ -67,7 +85,7 @@ std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
 }  // namespace
 
 const Family& flux_family() {
-  static const Family family{{"FluxPipeline"}, load, programs, load_tokenizers};
+  static const Family family{{"FluxPipeline"}, load, programs, load_tokenizers, plan};
   return family;
 }
 

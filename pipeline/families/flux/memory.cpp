@@ -12,6 +12,7 @@
 #include "pipeline/families/flux/conditioning.h"
 #include "pipeline/families/flux/rope.h"
 #include "pipeline/memory/dry_run.h"
+#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/region_host.h"
 #include "pipeline/sampling/latents.h"
 
@@ -53,15 +54,17 @@ FluxNeeds::FluxNeeds(const LoadContext& context)
     weights_.fixed += AdapterStore(lora_base(folder_), context.placement, context.adapters).slot_bytes();
 }
 
-RequestSize FluxNeeds::size(std::int64_t rows, std::int64_t columns, std::int64_t text_tokens, std::int64_t steps,
-                            bool true_cfg) {
-  return {rows, columns, text_tokens, std::min(steps, kModulationSteps), true_cfg};
+RequestSize FluxNeeds::size(const FluxRequest& request, int size_multiple) {
+  return {request.height / size_multiple, request.width / size_multiple, request.max_sequence_length,
+          std::min<std::int64_t>(request.num_inference_steps, kModulationSteps),
+          request.true_cfg_scale > 1 && request.negative_prompt};
 }
 
-std::pair<RequestSize, std::int64_t> FluxNeeds::square(std::int64_t side) const {
-  const std::int64_t tokens = std::max<std::int64_t>(1, side / folder_.size_multiple()),
-                     pixels = tokens * folder_.size_multiple();
-  return {size(tokens, tokens, 512, 28, false), pixels * pixels};
+std::pair<RequestSize, std::int64_t> FluxNeeds::square(int side) const {
+  const int multiple = folder_.size_multiple();
+  FluxRequest request;
+  request.width = request.height = std::max(1, side / multiple) * multiple;
+  return {size(request, multiple), std::int64_t{request.width} * request.height};
 }
 
 MemoryNeeds FluxNeeds::of(const RequestSize& size) {
@@ -113,6 +116,30 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
   });
   needs.decode = peak_of([&] { unit_range(folder_.vae.decode(unpack_latents(latents, rows, columns))); });
   return needs;
+}
+
+FluxFit fit_flux(LoadContext context, const RequestSize& size, bool always) {
+  FluxFit fit;
+  std::vector<std::map<std::string, std::string>> formats{context.source.quantize};
+  if (context.source.quantize.contains("*")) {
+    formats = {{}};
+    context.source.quantize.clear();
+    if (!has_quantized_linears(context.source)) {
+      if (region::has_fp8_products(context.placement.device) || context.placement.device.is_cpu())
+        formats.push_back({{"transformer", "fp8"}, {"text_encoder_2", "nf4"}});
+      formats.push_back({{"transformer", "nf4"}, {"text_encoder_2", "nf4"}});
+    }
+  }
+  for (const auto& format : formats) {
+    context.source.quantize = format;
+    fit.source = context.source;
+    if (!context.memory->limited() && !always) return fit;
+    fit.needs = std::make_shared<FluxNeeds>(context);
+    fit.plan = context.memory->plan(fit.needs->of(size.empty() ? fit.needs->square(1024).first : size));
+    fit.plan.quantize = format;
+    if (fit.plan.choice.plan && fit.plan.choice.plan->name != "block") break;
+  }
+  return fit;
 }
 
 }  // namespace ditfleet::pipeline

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
 #include "pipeline/engine/family.h"
 #include "pipeline/families/flux/folder.h"
+#include "pipeline/families/flux/generation.h"
 #include "pipeline/memory/model_memory.h"
 #include "pipeline/memory/plan.h"
 
@@ -19,13 +21,12 @@ class FluxNeeds {
   // Throws what load_flux_folder() throws.
   explicit FluxNeeds(const LoadContext& context);
 
-  // `rows`, `columns`: of the image, in tokens. `text_tokens`: max_sequence_length.
-  static RequestSize size(std::int64_t rows, std::int64_t columns, std::int64_t text_tokens, std::int64_t steps,
-                          bool true_cfg);
+  // What the bytes of this request depend on.
+  static RequestSize size(const FluxRequest& request, int size_multiple);
   // Runs the model's stages for a new size, which takes some 10 ms, and remembers the result. Thread-safe.
   MemoryNeeds of(const RequestSize& size);
-  // Two square images with their pixels, for ModelMemory.
-  std::pair<RequestSize, std::int64_t> square(std::int64_t side) const;
+  // An image of at most side × side, but at least one token, and its pixels.
+  std::pair<RequestSize, std::int64_t> square(int side) const;
 
  private:
   MemoryNeeds measure(const RequestSize& size) const;
@@ -36,5 +37,17 @@ class FluxNeeds {
   std::mutex mutex_;
   std::map<RequestSize, MemoryNeeds> known_;
 };
+
+// A model's source with `quantize` resolved, and its needs.
+struct FluxFit {
+  ModelSource source;
+  std::shared_ptr<FluxNeeds> needs;  // null if nothing limits the device's memory, unless `always`
+  PlanReport plan;                   // for `size`
+};
+
+// With quantize auto: the first of no format, fp8 (where the device has it) and NF4 with which no block of the
+// transformer has to leave the device. `size`: empty for an image of 1024 × 1024. Throws what load_flux_folder()
+// throws.
+FluxFit fit_flux(LoadContext context, const RequestSize& size, bool always);
 
 }  // namespace ditfleet::pipeline

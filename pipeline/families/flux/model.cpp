@@ -80,9 +80,7 @@ FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Pro
       memory_(std::move(memory), this->info().name, memory_source(folder_, std::move(needs))) {}
 
 RequestSize FluxModel::size_of(const FluxRequest& request) const {
-  return FluxNeeds::size(request.height / folder_.size_multiple(), request.width / folder_.size_multiple(),
-                         request.max_sequence_length, request.num_inference_steps,
-                         request.true_cfg_scale > 1 && request.negative_prompt);
+  return FluxNeeds::size(request, folder_.size_multiple());
 }
 
 TextEmbedding FluxModel::embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted) {

@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <future>
+#include <mutex>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/families/flux/block_programs.h"
@@ -162,6 +163,10 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   // A recording keeps addresses. Adapters of the first and the last linear are read from their slots, which change.
   const bool reads_slots = !slots_.image_in.low_rank.empty() || !slots_.image_out.low_rank.empty();
   const bool blocks_stay = !parts_.blocks || parts_.blocks->all_stay();
+  if (graphs_ && region::uses_graphs(mode) && !blocks_stay) {
+    static std::once_flag told;
+    std::call_once(told, [] { spdlog::warn("blocks are copied in each step, so CUDA graphs are not used"); });
+  }
   if (!graphs_ || !region::uses_graphs(mode) || reads_slots || !blocks_stay)
     return velocity(latents, text, modulation, rope, mode);
   std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode), parts_.blocks ? parts_.blocks->moves() : 0};

@@ -1,0 +1,217 @@
+// Measures memory plans on a GPU with the folder --model of FLUX.1-dev's size, 1024×1024, 28 steps. gpu.sh runs it.
+//
+//   memory_gpu_bench SCENARIO --model DIR [--cache DIR] [--revision TEXT] [--machine TEXT]
+//
+// SCENARIO: offload_bf16 | offload_fp8 | offload_nf4
+//                        all weights resident, then memory.offload block: peak, image and steady step, and their ratios.
+//                        fp8 and nf4 have T5 in NF4. offload_nf4 also measures `model`, which evicts text encoders
+//           limit12      memory.limit 12 GiB with quantize auto
+//           contain      200 images of four steps at four sizes, then the same with ten more that are too large
+//           switch       two models that do not fit together, in turns
+//
+// A peak is total - free memory of the device in 10⁹ bytes, sampled every 5 ms over whole requests.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/device/memory.h"
+#include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
+#include "shared/kernel_cache/cache.h"
+#include "tests/bench/flux_size.h"
+
+namespace ditfleet::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using pipeline::unwrap;
+
+constexpr double kGib = 1 << 30;
+
+using Formats = std::map<std::string, std::string>;
+const Formats kFp8{{"transformer", "fp8"}, {"text_encoder_2", "nf4"}};
+const Formats kNf4{{"transformer", "nf4"}, {"text_encoder_2", "nf4"}};
+
+std::unique_ptr<pipeline::Engine> open_engine(const std::string& offload, double limit_gib = 0) {
+  pipeline::EngineOptions o;
+  o.device = "cuda";
+  o.compile = options();
+  o.kernel_cache = open_cache();
+  o.memory = {offload, static_cast<std::int64_t>(limit_gib * kGib), 0};
+  return unwrap(pipeline::Engine::create(o, {&pipeline::flux_family()}));
+}
+
+class PeakSampler {
+ public:
+  PeakSampler()
+      : thread_([this] {
+          while (!done_) {
+            const auto info = pipeline::memory_info(gpu);
+            peak_ = std::max<std::int64_t>(peak_, info.total - info.free);
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          }
+        }) {}
+  ~PeakSampler() {
+    done_ = true;
+    thread_.join();
+  }
+  double gb() const { return static_cast<double>(peak_) / 1e9; }
+
+ private:
+  std::atomic<std::int64_t> peak_ = 0;
+  std::atomic<bool> done_ = false;
+  std::thread thread_;
+};
+
+struct Image {
+  double seconds = 0;
+  std::vector<double> steps;
+};
+
+// From a new prompt to a PNG.
+Result<Image> draw(pipeline::Model& model, int side = 1024, int steps = kSteps) {
+  static int prompts = 0;
+  pipeline::GenerationRequest request;
+  request.prompt = "picture number " + std::to_string(++prompts);
+  request.seed = prompts;
+  request.fields.set("width", side);
+  request.fields.set("height", side);
+  request.fields.set("num_inference_steps", steps);
+  Image image;
+  const auto start = Clock::now();
+  auto generation = model.encode(request);
+  if (!generation) return generation.error();
+  auto last = Clock::now();
+  const auto on_step = [&](const pipeline::StepProgress&) {
+    image.steps.push_back(since(std::exchange(last, Clock::now())));
+    return true;
+  };
+  if (auto denoised = model.denoise(**generation, on_step); !denoised) return denoised.error();
+  auto pixels = model.decode(**generation);
+  if (!pixels) return pixels.error();
+  unwrap(pipeline::encode_media(*pixels, job::OutputFormat::kPng, 100));
+  image.seconds = since(start);
+  return image;
+}
+
+struct Figures {
+  double image_s = 0, step_s = 0, peak_gb = 0;
+};
+
+// Medians of three images after the first two.
+Figures measure(const std::string& offload, const Formats& formats, double limit_gib = 0) {
+  const auto engine = open_engine(offload, limit_gib);
+  pipeline::ModelSource source{"flux", flags["--model"]};
+  source.quantize = formats;
+  const auto model = unwrap(engine->load_model(source));
+  PeakSampler peak;
+  std::vector<double> images, steps;
+  for (int i = 0; i < 5; ++i) {
+    const Image image = unwrap(draw(*model));
+    if (i < 2) continue;
+    images.push_back(image.seconds);
+    steps.insert(steps.end(), image.steps.begin() + 2, image.steps.end());
+  }
+  const auto report = model->memory();
+  std::fprintf(stderr, "%s: plan %s, predicted %.2f GB and observed %.2f GB beside weights, %.2f GB of tensors\n",
+               offload.c_str(), report.plan.c_str(), static_cast<double>(report.predicted_bytes) / 1e9,
+               static_cast<double>(report.observed_bytes) / 1e9,
+               static_cast<double>(pipeline::memory_use(gpu).peak) / 1e9);
+  return {median(images), median(steps), peak.gb()};
+}
+
+void offload(const Formats& formats) {
+  const auto measured = [&](const std::string& name) {
+    const Figures f = measure(name, formats);
+    pipeline::release_cached_memory(gpu);
+    const std::string prefix = name == "none" ? "resident_" : name == "model" ? "encoders_leave_" : "";
+    row(prefix + "peak_gb", f.peak_gb, "GB");
+    row(prefix + "prompt_to_png_s", f.image_s, "s");
+    row(prefix + "step_ms", f.step_s * 1e3, "ms");
+    return f;
+  };
+  const Figures block = measured("block"), resident = measured("none");
+  row("image_ratio", block.image_s / resident.image_s, "x");
+  row("step_ratio", block.step_s / resident.step_s, "x");
+  if (formats == kNf4) {
+    const Figures model = measured("model");
+    row("encoders_leave_step_ratio", model.step_s / resident.step_s, "x");
+  }
+  row("copy_gb_per_s", pipeline::copy_bandwidth(gpu) / 1e9, "GB/s");
+}
+
+void limit12() {
+  const Figures f = measure("auto", {{"*", "auto"}}, 12);
+  row("prompt_to_png_s", f.image_s, "s");
+  row("step_ms", f.step_s * 1e3, "ms");
+  row("peak_gb", f.peak_gb, "GB");
+}
+
+// With `block` excluded, an image of 4096×4096 has no plan within the limit.
+void contain() {
+  constexpr int kJobs = 200, kTooLarge = 10, kJobSteps = 4;
+  const auto engine = open_engine("model", 20);
+  pipeline::ModelSource source{"flux", flags["--model"]};
+  source.quantize = kFp8;
+  const auto model = unwrap(engine->load_model(source));
+  const int sides[] = {512, 768, 896, 1024};
+  for (const int side : sides) unwrap(draw(*model, side, kJobSteps));
+  std::mt19937 random(20261125);
+  std::vector<int> order;
+  for (int i = 0; i < kJobs; ++i) order.push_back(sides[random() % 4]);
+  int failed = 0;
+  const auto all = [&] {
+    const auto start = Clock::now();
+    for (const int side : order) {
+      if (const auto image = draw(*model, side, kJobSteps); !image) {
+        if (++failed == 1) std::fprintf(stderr, "%s\n", image.error().message.c_str());
+      }
+    }
+    return since(start);
+  };
+  const double without = all();
+  for (int i = 0; i < kTooLarge; ++i) order.insert(order.begin() + static_cast<int>(random() % order.size()), 4096);
+  failed = 0;
+  const double with = all();
+  row("throughput_ratio", without / with, "x");
+  row("failed", failed, "jobs");
+  row("step_downs", static_cast<double>(model->memory().step_downs), "jobs");
+}
+
+// The longer way to the first step when the model was not on the device.
+void switch_models() {
+  const auto engine = open_engine("auto", 28);
+  pipeline::ModelSource source{"a", flags["--model"]};
+  source.quantize = kFp8;
+  const auto a = unwrap(engine->load_model(source));
+  source.name = "b";
+  const auto b = unwrap(engine->load_model(source));
+  for (int i = 0; i < 2; ++i) unwrap(draw(*a, 512, 2)), unwrap(draw(*b, 512, 2));
+  std::vector<double> first, again;
+  for (int i = 0; i < 3; ++i)
+    for (pipeline::Model* model : {a.get(), b.get()}) {
+      first.push_back(unwrap(draw(*model, 512, 2)).steps[0]);
+      again.push_back(unwrap(draw(*model, 512, 2)).steps[0]);
+    }
+  const double bytes = static_cast<double>(a->memory().bytes), bandwidth = pipeline::copy_bandwidth(gpu);
+  row("models_s", median(first) - median(again), "s");
+  row("bytes_over_bandwidth_s", bytes / bandwidth, "s");
+  row("ratio", (median(first) - median(again)) * bandwidth / bytes, "x");
+}
+
+}  // namespace
+}  // namespace ditfleet::bench
+
+int main(int argc, char** argv) {
+  using namespace ditfleet::bench;
+  run(argc, argv,
+      {{"offload_bf16", [] { offload({}); }},
+       {"offload_fp8", [] { offload(kFp8); }},
+       {"offload_nf4", [] { offload(kNf4); }},
+       {"limit12", limit12},
+       {"contain", contain},
+       {"switch", switch_models}});
+}
