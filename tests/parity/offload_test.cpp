@@ -174,62 +174,63 @@ class DemoModels : public ::testing::Test {
     options.memory.limit = limit > 0 ? memory_use(kCpu).now + limit : 0;
     return unwrap(Engine::create(options, {&flux_family()}));
   }
+  std::pair<std::vector<Media>, std::int64_t> expected(const std::vector<GenerationRequest>& requests);
   static std::unique_ptr<Model> load(Engine& engine, const std::string& name) {
     return unwrap(engine.load_model({name, DITFLEET_SOURCE_DIR "/deploy/demo-model/model"}));
   }
   ~DemoModels() override { limit_memory(kCpu, 0); }
 };
 
+// The picture of each request, and the bytes of the weights.
+std::pair<std::vector<Media>, std::int64_t> DemoModels::expected(const std::vector<GenerationRequest>& requests) {
+  const auto engine = open(0);
+  const auto model = load(*engine, "reference");
+  std::vector<Media> pictures;
+  for (const auto& request : requests) pictures.push_back(unwrap(draw_one(*model, request)));
+  return {std::move(pictures), model->info().weight_bytes};
+}
+
 TEST_F(DemoModels, TwoThatDoNotFitTogetherTakeTurns) {
-  const auto unlimited = open(0);
-  const auto reference = load(*unlimited, "reference");
-  const auto engine = open(reference->info().weight_bytes * 3 / 2);
-  const std::unique_ptr<Model> models[] = {load(*engine, "a"), load(*engine, "b")};
   std::mt19937 random(2);
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < 100; ++i) requests.push_back(demo_request(i, 64 << random() % 2));
+  const auto [pictures, bytes] = expected(requests);
+  const auto engine = open(bytes * 17 / 10);
+  const std::unique_ptr<Model> models[] = {load(*engine, "a"), load(*engine, "b")};
   std::int64_t switches = 0, last = -1;
-  for (int i = 0; i < 100; ++i) {
+  for (std::size_t i = 0; i < requests.size(); ++i) {
     const std::int64_t which = random() % 2;
     switches += which != std::exchange(last, which);
-    const auto request = demo_request(i, 64 << random() % 2);
-    const Media picture = unwrap(draw_one(*models[which], request));
-    ASSERT_TRUE(picture.rgb == unwrap(draw_one(*reference, request)).rgb) << i;
-    EXPECT_TRUE(models[which]->memory().resident);
+    ASSERT_TRUE(unwrap(draw_one(*models[which], requests[i])).rgb == pictures[i].rgb) << i;
+    EXPECT_EQ(models[which]->memory().plan, "resident");
     EXPECT_FALSE(models[1 - which]->memory().resident);
   }
-  // Each switch is a load: neither model can stay.
+  // Neither can stay, so each switch is a load.
   EXPECT_LE(models[0]->memory().loads + models[1]->memory().loads, switches * 12 / 10);
 }
 
 TEST_F(DemoModels, RequestsThatAreTooLargeLeaveTheOthersAlone) {
-  const auto unlimited = open(0);
-  const auto reference = load(*unlimited, "reference");
-  const auto engine = open(reference->info().weight_bytes + (64 << 20));
-  const auto model = load(*engine, "a");
   std::mt19937 random(3);
-  int failed = 0;
-  for (int i = 0; i < 200; ++i) {
-    const bool too_large = i % 20 == 7;
-    const auto request = demo_request(i, too_large ? 1024 : std::array{64, 96, 128, 160}[random() % 4]);
-    const auto picture = draw_one(*model, request);
-    if (!too_large) {
-      ASSERT_TRUE(picture) << picture.error().message;
-      if (i % 10 == 0) EXPECT_TRUE(picture->rgb == unwrap(draw_one(*reference, request)).rgb) << i;
-      continue;
-    }
-    ++failed;
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < 200; ++i) requests.push_back(demo_request(i, std::array{64, 96, 128, 160}[random() % 4]));
+  const auto [pictures, bytes] = expected(requests);
+  const auto engine = open(bytes + (64 << 20));
+  const auto model = load(*engine, "a");
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_TRUE(unwrap(draw_one(*model, requests[i])).rgb == pictures[i].rgb) << i;
+    if (i % 20 != 7) continue;
+    const auto picture = draw_one(*model, demo_request(1, 1024));
     ASSERT_FALSE(picture);
     EXPECT_EQ(picture.error().code, Code::kOutOfMemory);
     EXPECT_THAT(picture.error().message, ::testing::AllOf(::testing::HasSubstr("decoding"), ::testing::HasSubstr("MiB"),
                                                           ::testing::HasSubstr("block: ")));
   }
-  EXPECT_EQ(failed, 10);
-  EXPECT_EQ(model->memory().step_downs, 0) << "they were refused before they ran";
+  EXPECT_EQ(model->memory().step_downs, 0) << "they are refused before they run";
 }
 
 TEST_F(DemoModels, MemoryThatOthersTakeMeanwhileCostsAStepDown) {
-  const auto unlimited = open(0);
-  const auto reference = load(*unlimited, "reference");
-  const auto engine = open(reference->info().weight_bytes * 2);
+  const auto [pictures, bytes] = expected({demo_request(2, 128)});
+  const auto engine = open(bytes * 2);
   const auto model = load(*engine, "a");
   unwrap(draw_one(*model, demo_request(1, 128)));
   EXPECT_EQ(model->memory().plan, "resident");
@@ -240,8 +241,7 @@ TEST_F(DemoModels, MemoryThatOthersTakeMeanwhileCostsAStepDown) {
       others.push_back(at::zeros({memory_info(kCpu).free - (4 << 20)}, c10::ScalarType::Byte));
     return true;
   }));
-  const Media picture = unwrap(model->decode(*generation));
-  EXPECT_TRUE(picture.rgb == unwrap(draw_one(*reference, demo_request(2, 128))).rgb);
+  EXPECT_TRUE(unwrap(model->decode(*generation)).rgb == pictures[0].rgb);
   EXPECT_GE(model->memory().step_downs, 1);
   EXPECT_NE(model->memory().plan, "resident");
 }
@@ -255,19 +255,24 @@ TEST_F(DemoModels, ALimitThatHoldsNoImageIsRefusedAtLoad) {
 }
 
 TEST_F(DemoModels, QuantizeAutoTakesWhatTheLimitRequires) {
-  const std::int64_t bytes = load(*open(0), "reference")->info().weight_bytes;
-  const ModelSource source{"a", DITFLEET_SOURCE_DIR "/deploy/demo-model/model", "", {{"*", "auto"}}};
-  const auto formats = [&](std::int64_t limit) {
-    const auto engine = open(limit);
-    const PlanReport plan = unwrap(engine->plan(source, demo_request(1, 64)));
-    const auto model = unwrap(engine->load_model(source));
-    const auto& transformer = model->info().linears.at("transformer");
-    EXPECT_EQ(plan.quantize.contains("transformer"), !transformer.contains("fp32") || transformer.size() > 1);
-    return plan.quantize;
+  const std::string dir = DITFLEET_SOURCE_DIR "/deploy/demo-model/model";
+  using Formats = std::map<std::string, std::string>;
+  const auto plan = [&](std::int64_t limit, const Formats& formats) {
+    auto request = demo_request(1, 16);
+    request.fields.set("max_sequence_length", 1);
+    request.fields.set("num_inference_steps", 1);
+    return unwrap(open(limit)->plan({"a", dir, "", formats}, request));
   };
-  EXPECT_TRUE(formats(0).empty());
-  EXPECT_TRUE(formats(4 * bytes).empty());
-  EXPECT_EQ(formats(bytes / 3 + (8 << 20)).at("transformer"), "fp8");
+  const Formats any{{"*", "auto"}}, fp8{{"transformer", "fp8"}, {"text_encoder_2", "nf4"}},
+      nf4{{"transformer", "nf4"}, {"text_encoder_2", "nf4"}};
+  EXPECT_EQ(plan(0, any).quantize, Formats());
+  EXPECT_EQ(plan(std::int64_t{1} << 30, any).quantize, Formats());
+  const std::int64_t enough = plan(0, fp8).choice.plan->bytes;
+  EXPECT_EQ(plan(enough, any).quantize, fp8);
+  EXPECT_EQ(plan(plan(0, nf4).choice.plan->bytes, any).quantize, nf4);
+  const auto engine = open(enough);
+  const auto model = unwrap(engine->load_model({"a", dir, "", any}));
+  EXPECT_EQ(model->info().linears.at("transformer").size(), 2U);  // fp8 and fp32
 }
 
 struct Case {

@@ -27,7 +27,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   auto prompts = Prompts::load(dir);
   const auto tokenizers =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
-  FluxFit fit = fit_flux(context, {}, false);
+  FluxFit fit = fit_flux(context, false);
   Placement placement = context.placement;
   if (fit.needs) {
     const MemoryNeeds smallest = fit.needs->of(fit.needs->square(0).first);
@@ -55,9 +55,13 @@ std::unique_ptr<Model> load(const LoadContext& context) {
 }
 
 PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
-  const VaeConfig vae = read_vae_config(ConfigFile(context.source.dir + "/vae/config.json"));
-  const FluxRequest read = read_flux_request(request, static_cast<int>(2 * vae.factor()));
-  return fit_flux(context, FluxNeeds::size(read, static_cast<int>(2 * vae.factor())), true).plan;
+  const int multiple =
+      static_cast<int>(2 * read_vae_config(ConfigFile(context.source.dir + "/vae/config.json")).factor());
+  const RequestSize size = FluxNeeds::size(read_flux_request(request, multiple), multiple);
+  const FluxFit fit = fit_flux(context, true);
+  PlanReport report = context.memory->plan(fit.needs->of(size));
+  report.quantize = fit.source.quantize;
+  return report;
 }
 
 // The blocks that the folder's transformer has, without and with adapters.

@@ -64,6 +64,7 @@ std::pair<RequestSize, std::int64_t> FluxNeeds::square(int side) const {
   const int multiple = folder_.size_multiple();
   FluxRequest request;
   request.width = request.height = std::max(1, side / multiple) * multiple;
+  if (side == 0) request.num_inference_steps = request.max_sequence_length = 1;
   return {size(request, multiple), std::int64_t{request.width} * request.height};
 }
 
@@ -118,7 +119,7 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
   return needs;
 }
 
-FluxFit fit_flux(LoadContext context, const RequestSize& size, bool always) {
+FluxFit fit_flux(LoadContext context, bool always) {
   FluxFit fit;
   std::vector<std::map<std::string, std::string>> formats{context.source.quantize};
   if (context.source.quantize.contains("*")) {
@@ -130,15 +131,26 @@ FluxFit fit_flux(LoadContext context, const RequestSize& size, bool always) {
       formats.push_back({{"transformer", "nf4"}, {"text_encoder_2", "nf4"}});
     }
   }
-  for (const auto& format : formats) {
-    context.source.quantize = format;
-    fit.source = context.source;
-    if (!context.memory->limited() && !always) return fit;
-    fit.needs = std::make_shared<FluxNeeds>(context);
-    fit.plan = context.memory->plan(fit.needs->of(size.empty() ? fit.needs->square(1024).first : size));
-    fit.plan.quantize = format;
-    if (fit.plan.choice.plan && fit.plan.choice.plan->name != "block") break;
+  fit.source = context.source;
+  fit.source.quantize = formats.front();
+  if (!context.memory->limited() && !always) return fit;
+  std::vector<std::shared_ptr<FluxNeeds>> needs(formats.size());
+  const auto keeps_blocks = [&](std::size_t i, int side) {
+    if (!needs[i]) {
+      context.source.quantize = formats[i];
+      needs[i] = std::make_shared<FluxNeeds>(context);
+    }
+    const auto plan = context.memory->plan(needs[i]->of(needs[i]->square(side).first)).choice.plan;
+    return plan && plan->name != "block";
+  };
+  std::size_t chosen = 0;
+  for (const int side : {1024, 512, 0}) {  // the last one: the smallest image
+    for (chosen = 0; chosen < formats.size() && !keeps_blocks(chosen, side);) ++chosen;
+    if (chosen < formats.size()) break;
   }
+  chosen = std::min(chosen, formats.size() - 1);
+  fit.source.quantize = formats[chosen];
+  fit.needs = needs[chosen];
   return fit;
 }
 

@@ -25,7 +25,7 @@ class FluxNeeds {
   static RequestSize size(const FluxRequest& request, int size_multiple);
   // Runs the model's stages for a new size, which takes some 10 ms, and remembers the result. Thread-safe.
   MemoryNeeds of(const RequestSize& size);
-  // An image of at most side × side, but at least one token, and its pixels.
+  // An image of at most side × side, but at least one token, and its pixels. 0: the request that needs least.
   std::pair<RequestSize, std::int64_t> square(int side) const;
 
  private:
@@ -46,8 +46,8 @@ struct FluxFit {
 };
 
 // With quantize auto: the first of no format, fp8 (where the device has it) and NF4 with which no block of the
-// transformer has to leave the device. `size`: empty for an image of 1024 × 1024. Throws what load_flux_folder()
-// throws.
-FluxFit fit_flux(LoadContext context, const RequestSize& size, bool always);
+// transformer has to leave the device for an image of 1024 × 1024; if there is none, of 512 × 512, or the smallest; else
+// the last one. Throws what load_flux_folder() throws.
+FluxFit fit_flux(LoadContext context, bool always);
 
 }  // namespace ditfleet::pipeline
