@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -74,6 +75,9 @@ std::string load_cuda_part() {
   std::lock_guard lock(mutex);
   if (done) return problem;
   done = true;
+  // Weights of many sizes come and go; without this, LibTorch's allocator keeps gigabytes that fit none of them.
+  if (!std::getenv("PYTORCH_ALLOC_CONF") && !std::getenv("PYTORCH_CUDA_ALLOC_CONF"))
+    ::setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", 0);
   const auto path = libtorch_folder() / "libtorch_cuda.so";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {

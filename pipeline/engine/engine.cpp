@@ -75,6 +75,7 @@ class TorchEngine final : public Engine {
       StageScope scope(choice_.device);
       auto model = family_of(families_, source.dir).load(context_of(source));
       scope.finish();
+      release_cached_memory(choice_.device);  // what quantizing needed
       return model;
     } catch (...) {
       const Error error = error_in_flight("load " + source.dir);

@@ -56,23 +56,20 @@ void PartSequence::add(std::unique_ptr<WeightPart> part) {
   parts_.push_back(std::move(entry));
 }
 
-// Distributes the parts that leave like a line's steps: after each part, the bytes that have stayed are closest below
-// the share that is to stay.
+// Distributes the bytes that leave evenly over the parts, which take about equally long: a part leaves as long as fewer
+// bytes have left than its share of the way.
 std::vector<std::size_t> PartSequence::spread(std::int64_t bytes) const {
   std::vector<std::size_t> chosen;
-  if (bytes >= bytes_) {
-    for (std::size_t i = 0; i < parts_.size(); ++i) chosen.push_back(i);
-    return chosen;
-  }
-  const double share = static_cast<double>(bytes) / static_cast<double>(bytes_);
-  std::int64_t passed = 0, kept = 0;
+  const std::int64_t leaving = bytes_ - std::min(bytes, bytes_), count = static_cast<std::int64_t>(parts_.size());
+  std::int64_t left = 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    const std::int64_t size = parts_[i]->part->bytes();
-    passed += size;
-    if (static_cast<double>(kept + size) > share * static_cast<double>(passed)) continue;
-    kept += size;
-    chosen.push_back(i);
+    const double share = static_cast<double>(leaving) * static_cast<double>(i + 1) / static_cast<double>(count);
+    if (static_cast<double>(left) < share)
+      left += parts_[i]->part->bytes();
+    else
+      chosen.push_back(i);
   }
+  for (; left < leaving && !chosen.empty(); chosen.pop_back()) left += parts_[chosen.back()]->part->bytes();
   return chosen;
 }
 

@@ -3,8 +3,9 @@
 //   memory_gpu_bench SCENARIO --model DIR [--cache DIR] [--revision TEXT] [--machine TEXT]
 //
 // SCENARIO: offload_bf16 | offload_fp8 | offload_nf4
-//                        all weights resident, then memory.offload block: peak, image and steady step, and their ratios.
-//                        fp8 and nf4 have T5 in NF4. offload_nf4 also measures `model`, which evicts text encoders
+//                        all weights resident, then memory.offload block: peak, image and steady step, and their
+//                        ratios. fp8 and nf4 have T5 in NF4. offload_nf4 also measures `model`, which evicts text
+//                        encoders
 //           limit12      memory.limit 12 GiB with quantize auto
 //           contain      200 images of four steps at four sizes, then the same with ten more that are too large
 //           switch       two models that do not fit together, in turns
@@ -92,6 +93,10 @@ Result<Image> draw(pipeline::Model& model, int side = 1024, int steps = kSteps) 
   if (auto denoised = model.denoise(**generation, on_step); !denoised) return denoised.error();
   auto pixels = model.decode(**generation);
   if (!pixels) return pixels.error();
+  for (const auto& [phase, us] : (*generation)->phases_us())
+    std::fprintf(stderr, "%s %.1f ms, ", phase.c_str(), static_cast<double>(us) / 1e3);
+  std::fprintf(stderr, "first steps %.1f %.1f %.1f ms\n", image.steps[0] * 1e3, image.steps[1] * 1e3,
+               image.steps.back() * 1e3);
   unwrap(pipeline::encode_media(*pixels, job::OutputFormat::kPng, 100));
   image.seconds = since(start);
   return image;
@@ -116,11 +121,16 @@ Figures measure(const std::string& offload, const Formats& formats, double limit
     steps.insert(steps.end(), image.steps.begin() + 2, image.steps.end());
   }
   const auto report = model->memory();
+  const double peak_gb = peak.gb();
+  pipeline::release_cached_memory(gpu);
+  const auto info = pipeline::memory_info(gpu);
+  std::fprintf(stderr, "driver: %.2f GB\n",
+               static_cast<double>(info.total - info.free - pipeline::memory_use(gpu).now) / 1e9);
   std::fprintf(stderr, "%s: plan %s, predicted %.2f GB and observed %.2f GB beside weights, %.2f GB of tensors\n",
                offload.c_str(), report.plan.c_str(), static_cast<double>(report.predicted_bytes) / 1e9,
                static_cast<double>(report.observed_bytes) / 1e9,
                static_cast<double>(pipeline::memory_use(gpu).peak) / 1e9);
-  return {median(images), median(steps), peak.gb()};
+  return {median(images), median(steps), peak_gb};
 }
 
 void offload(const Formats& formats) {
