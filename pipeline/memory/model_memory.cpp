@@ -12,7 +12,7 @@
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr double kHidden = 0.9;                 // share of a step's time in which blocks are copied at full speed
+constexpr double kHidden = 1.0;                 // share of a step's time in which blocks are copied
 constexpr double kGoodEnough = 0.9;             // a plan that keeps this share of the best plan's blocks stays
 constexpr std::chrono::seconds kCapped{60};     // how long a plan that ran out of memory is avoided
 constexpr std::chrono::minutes kUsesDecay{10};  // uses count 1/e after this time
@@ -195,6 +195,14 @@ void ModelMemory::step_down(const RequestSize& size, const std::string& problem)
     ++report_.step_downs;
   }
   place(size);
+}
+
+void ModelMemory::trim() {
+  {
+    const std::lock_guard lock(report_mutex_);
+    if (report_.plan.empty() || report_.plan == "resident") return;
+  }
+  release_cached_memory(device_->device_);
 }
 
 bool ModelMemory::wants_step_time(const RequestSize& size) const {

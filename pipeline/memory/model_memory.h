@@ -87,6 +87,9 @@ class ModelMemory {
       step_down(size, problem);
     }
   }
+  // The end of a stage. Unless all weights stay, gives memory that LibTorch caches for the stage's streams back to the
+  // device: other stages have other streams.
+  void trim();
   // Whether the time that the blocks compute in a step decides how many of them stay, and is not known for this size.
   bool wants_step_time(const RequestSize& size) const;
   void set_step_time(const RequestSize& size, double seconds);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -15,6 +16,15 @@ namespace ditfleet::pipeline {
 
 struct PartSequence::Streams {
   explicit Streams(c10::Device where) : guard(where.type()), copies(guard.getStreamFromGlobalPool(where)) {}
+  // Of parts that stay, of all sequences: the allocator's memory belongs to a stream, so that what one model leaves is
+  // there for another.
+  c10::Stream staying() const {
+    static std::mutex mutex;
+    static std::map<c10::Device, c10::Stream, bool (*)(c10::Device, c10::Device)> of(
+        [](c10::Device a, c10::Device b) { return a.index() < b.index(); });
+    const std::lock_guard lock(mutex);
+    return of.try_emplace(copies.device(), guard.getStreamFromGlobalPool(copies.device())).first->second;
+  }
   const c10::impl::VirtualGuardImpl guard;
   const c10::Stream copies;
 };
@@ -88,7 +98,7 @@ void PartSequence::keep(std::int64_t bytes) {
     if (!std::binary_search(chosen.begin(), chosen.end(), i)) remove(*parts_[i]);
   try {
     for (const std::size_t i : chosen) {
-      fetch(i);
+      fetch(i, /*to_stay=*/true);
       if (std::exchange(parts_[i]->kept, true)) continue;
       kept_bytes_ += parts_[i]->part->bytes();
       ++moves_;
@@ -101,7 +111,7 @@ void PartSequence::keep(std::int64_t bytes) {
   synchronize(device_);
 }
 
-void PartSequence::fetch(std::size_t i) {
+void PartSequence::fetch(std::size_t i, bool to_stay) {
   Entry& entry = *parts_[i];
   if (entry.part->on_device()) return;
   if (!streams_) {
@@ -109,10 +119,11 @@ void PartSequence::fetch(std::size_t i) {
     if (arrived_) arrived_(i);
     return;
   }
-  const c10::StreamGuard current(streams_->copies);
+  const c10::Stream stream = to_stay ? streams_->staying() : streams_->copies;
+  const c10::StreamGuard current(stream);
   entry.part->enter();
   if (arrived_) arrived_(i);
-  entry.arrived->record(streams_->copies);
+  entry.arrived->record(stream);
 }
 
 void PartSequence::begin(std::size_t i) {

@@ -74,7 +74,7 @@ class PartSequence {
 
   void begin(std::size_t i);
   void end(std::size_t i);
-  void fetch(std::size_t i);
+  void fetch(std::size_t i, bool to_stay = false);
   std::vector<std::size_t> spread(std::int64_t bytes) const;
 
   const c10::Device device_;

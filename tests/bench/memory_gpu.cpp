@@ -160,10 +160,9 @@ void limit12() {
   row("peak_gb", f.peak_gb, "GB");
 }
 
-// With `block` excluded, an image of 4096×4096 has no plan within the limit.
 void contain() {
   constexpr int kJobs = 200, kTooLarge = 10, kJobSteps = 4;
-  const auto engine = open_engine("model", 20);
+  const auto engine = open_engine("auto", 26);
   pipeline::ModelSource source{"flux", flags["--model"]};
   source.quantize = kFp8;
   const auto model = unwrap(engine->load_model(source));

@@ -153,6 +153,7 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
     p->add_warning("true_cfg_scale has no effect without a negative_prompt (which may be empty)");
   }
   synchronize_current(placement().device);
+  memory_.trim();
   p->add_phase("text", start);
   return p;
 }
@@ -163,7 +164,9 @@ Result<void> FluxModel::run_denoise(Generation& generation, const StepCallback& 
   const RequestSize size = size_of(p.request);
   memory_.place(size);
   const auto run = [&](const StepCallback& callback) {
-    return memory_.run(size, [&] { return run_steps(folder_, placement(), p, callback, wait); });
+    auto done = memory_.run(size, [&] { return run_steps(folder_, placement(), p, callback, wait); });
+    memory_.trim();
+    return done;
   };
   if (!memory_.wants_step_time(size)) return run(on_step);
   // The first step sets things up, so the second one is measured. From the third one on the plan is the right one.
