@@ -5,7 +5,7 @@
 #   tests/bench/nightly.sh [BUILD_DIR] [CSV]    (BUILD_DIR: build; CSV: results/nightly_cpu.csv or nightly_gpu.csv)
 #
 # With a GPU: a folder of FLUX.1-dev's size, about 20 minutes. Without one: the demo model, about 30 seconds.
-# A row that fails contains the error. Exit status 1: a row failed.
+# Needs an idle machine. A row that fails contains the error. Exit status 1: a row failed.
 #
 #   DITFLEET_BENCH_DEVICE    cpu or cuda (default: cuda if nvidia-smi finds a GPU)
 #   DITFLEET_BENCH_MODEL     the model's folder (default on a GPU: random weights, 34 GB in BUILD_DIR/flux_size)
