@@ -6,17 +6,18 @@
 #   tests/bench/gpu.sh lora [BUILD_DIR]         adapters in slots: steps, swaps, 50 random adapters; about 5 minutes
 #   tests/bench/gpu.sh precision [BUILD_DIR]    fp8 and NF4: steps, whole images, adapters; about 8 minutes. Goes on where
 #                                               an earlier run of this revision and machine stopped.
+#   tests/bench/gpu.sh memory [BUILD_DIR]       memory plans: peaks, images and steps; about 7 minutes; goes on likewise
 #
 #   DITFLEET_BENCH_RESULTS   folder of the CSVs (default: tests/bench/results)
 #   DITFLEET_BENCH_PEER=0    skip the peer
-#   DITFLEET_BENCH_MODEL     a folder of FLUX.1-dev's size for `precision` (default: one with random weights, 34 GB)
+#   DITFLEET_BENCH_MODEL     a folder of FLUX.1-dev's size for `precision` and `memory` (default: one with random weights, 34 GB)
 #   DITFLEET_BENCH_PYTHON    Python with torch and diffusers for the peer (default: python3, or BUILD_DIR/bench-venv)
 #   DITFLEET_BENCH_REVISION  revision in the rows (default: git describe)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 what=${1:-}
-case $what in regions | lora | precision) ;; *) sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+case $what in regions | lora | precision | memory) ;; *) sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 build=$(cd "${2:-$top/build}" && pwd)
 results=${DITFLEET_BENCH_RESULTS:-$here/results}
 mkdir -p "$results"
@@ -68,11 +69,24 @@ peer_python() {
   echo "$python"
 }
 
+# has SYSTEM SCENARIO METRIC: whether the CSV has this row of this revision and machine.
+has() { grep -F ",$revision,$machine," "$csv" | grep -q ",$1[^,]*,$2,$3,"; }
+# once SYSTEM SCENARIO METRIC COMMAND…
+once() { has "${@:1:3}" || "${@:4}"; }
+
+if [ "$what" = memory ]; then
+  model=${DITFLEET_BENCH_MODEL:-$work/flux}
+  [ -n "${DITFLEET_BENCH_MODEL:-}" ] || "$(peer_python)" "$here/make_flux_size.py" "$model" >> "$log" 2>&1
+  measure() { once ditfleet "$1" "$2" run "$bench" "$1" --model "$model" --cache "$work/cache"; }
+  measure offload_bf16 step_ratio
+  measure offload_fp8 step_ratio
+  measure offload_nf4 encoders_leave_step_ratio
+  measure limit12 prompt_to_png_s
+  measure switch ratio
+  measure contain throughput_ratio
+  exit
+fi
 if [ "$what" = precision ]; then
-  # has SYSTEM SCENARIO METRIC: whether the CSV has this row of this revision and machine.
-  has() { grep -F ",$revision,$machine," "$csv" | grep -q ",$1[^,]*,$2,$3,"; }
-  # once SYSTEM SCENARIO METRIC COMMAND…
-  once() { has "${@:1:3}" || "${@:4}"; }
   prompts=$top/deploy/demo-model/heldout_prompts.jsonl demo=$top/deploy/demo-model/model
   peers=$here/peers/precision_diffusers.py
   peer() { [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || once diffusers "$@"; }
