@@ -20,6 +20,9 @@ struct Placement {
   c10::ScalarType dtype = c10::ScalarType::Float;  // Float or BFloat16
   // Weights that can leave the device are moved to host memory as soon as they are loaded.
   bool on_host = false;
+  // Identifies the weights and their layout, so that processes of this host share the copies in host memory. Empty:
+  // they do not.
+  std::string host_key = {};
   // Of tensors without memory (`device` is meta): the device that they stand for. See pipeline/memory/dry_run.h.
   std::optional<c10::Device> stands_for = {};
 

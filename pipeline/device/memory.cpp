@@ -8,14 +8,19 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <spdlog/spdlog.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -24,6 +29,8 @@
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/device/gpu_limit.h"
+#include "shared/core/sha256.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -160,6 +167,105 @@ std::int64_t available_memory(c10::Device device, std::int64_t limit, std::int64
   return bytes - reserve;
 }
 
+namespace {
+
+// Locks the pages at `data`. The returned pointer unlocks them and destroys `owner`.
+template <class Owner>
+std::shared_ptr<std::byte> locked_memory(void* data, std::size_t bytes, c10::Device device, Owner owner) {
+  const bool locked = !device.is_cpu() && lock_pages(data, bytes);
+  static std::once_flag warned;
+  if (!device.is_cpu() && !locked)
+    std::call_once(warned, [&] {
+      spdlog::warn(
+          "cannot lock {} of host memory: offloaded weights are copied more slowly; see `ulimit -l` and the "
+          "container's memory limit",
+          mib(static_cast<std::int64_t>(bytes)));
+    });
+  return {static_cast<std::byte*>(data), [locked, owner = std::move(owner)](std::byte* begin) {
+            if (locked) unlock_pages(begin);
+          }};
+}
+
+struct Mapping {
+  void* data;
+  std::size_t bytes;
+  Mapping(void* begin, std::size_t size) : data(begin), bytes(size) {}
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping() { munmap(data, bytes); }
+};
+
+// A file in /dev/shm with a mark at its end as soon as its bytes are complete. Everybody who uses it has a shared lock;
+// an exclusive lock means that it is being filled, or that nobody uses it.
+class SharedFile {
+ public:
+  // Null: no room, or the file is not this user's.
+  static std::unique_ptr<SharedFile> open(const std::string& path, std::int64_t bytes) {
+    const auto size = static_cast<std::size_t>(bytes) + sizeof kComplete;
+    for (;;) {
+      UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+      struct stat status = {};
+      if (!fd.valid() || ::flock(fd.get(), LOCK_SH) != 0 || ::fstat(fd.get(), &status) != 0 ||
+          status.st_uid != ::geteuid())
+        return nullptr;
+      if (static_cast<std::size_t>(status.st_size) != size) {
+        ::flock(fd.get(), LOCK_EX);
+        ::fstat(fd.get(), &status);
+      }
+      if (status.st_nlink == 0) continue;  // its last user has just removed it
+      if (static_cast<std::size_t>(status.st_size) != size &&
+          ::posix_fallocate(fd.get(), 0, static_cast<off_t>(size)) != 0) {
+        ::unlink(path.c_str());
+        static std::once_flag told;
+        std::call_once(told, [&] {
+          spdlog::info("/dev/shm has no room for {}: this worker's host copies of weights are its own", mib(bytes));
+        });
+        return nullptr;
+      }
+      void* const data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+      if (data == MAP_FAILED) return nullptr;
+      auto file = std::unique_ptr<SharedFile>(new SharedFile(path, std::move(fd), data, size));
+      if (!file->complete()) ::flock(file->fd_.get(), LOCK_EX);  // another may have filled it meanwhile
+      if (file->complete()) ::flock(file->fd_.get(), LOCK_SH);
+      return file;
+    }
+  }
+  ~SharedFile() {
+    if (::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(path_.c_str());
+  }
+  std::byte* data() const { return static_cast<std::byte*>(mapping_.data); }
+  bool complete() const { return std::memcmp(data() + mark(), kComplete, sizeof kComplete) == 0; }
+  void set_complete() {
+    std::memcpy(data() + mark(), kComplete, sizeof kComplete);
+    ::flock(fd_.get(), LOCK_SH);
+  }
+
+ private:
+  static constexpr char kComplete[8] = {'c', 'o', 'm', 'p', 'l', 'e', 't', 'e'};
+  SharedFile(std::string path, UniqueFd fd, void* data, std::size_t size)
+      : path_(std::move(path)), fd_(std::move(fd)), mapping_(data, size) {}
+  std::size_t mark() const { return mapping_.bytes - sizeof kComplete; }
+
+  const std::string path_;
+  const UniqueFd fd_;
+  const Mapping mapping_;
+};
+
+std::string shared_prefix() { return "/dev/shm/ditfleet-" + std::to_string(::geteuid()) + "-"; }
+
+// Removes copies whose users have all been killed.
+void remove_unused_copies() {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", ignored)) {
+    const std::string path = entry.path().string();
+    if (!path.starts_with(shared_prefix())) continue;
+    const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+    if (fd.valid() && ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(path.c_str());
+  }
+}
+
+}  // namespace
+
 std::shared_ptr<std::byte> host_memory(std::int64_t bytes, c10::Device device) {
   if (const std::int64_t available = available_host_memory(); bytes > available)
     fail(Code::kOutOfMemory, "weights on the host need " + mib(bytes) + ", but only " + mib(available) +
@@ -167,19 +273,27 @@ std::shared_ptr<std::byte> host_memory(std::int64_t bytes, c10::Device device) {
   const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
   void* const data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) fail(Code::kOutOfMemory, "cannot reserve " + mib(bytes) + " of host memory");
-  const bool locked = !device.is_cpu() && lock_pages(data, size);
-  static std::once_flag warned;
-  if (!device.is_cpu() && !locked)
-    std::call_once(warned, [&] {
-      spdlog::warn(
-          "cannot lock {} of host memory: offloaded weights are copied more slowly; see `ulimit -l` and the "
-          "container's memory limit",
-          mib(bytes));
-    });
-  return {static_cast<std::byte*>(data), [size, locked](std::byte* begin) {
-            if (locked) unlock_pages(begin);
-            munmap(begin, size);
-          }};
+  return locked_memory(data, size, device, std::make_shared<Mapping>(data, size));
+}
+
+std::shared_ptr<std::byte> shared_host_memory(const std::string& key, std::int64_t bytes, c10::Device device,
+                                              const std::function<void(std::byte*)>& fill) {
+  static std::once_flag swept;
+  std::call_once(swept, remove_unused_copies);
+  Sha256 hash;
+  hash.update(key + '/' + std::to_string(bytes));
+  auto file = SharedFile::open(shared_prefix() + hash.hex(), bytes);
+  if (!file) {
+    auto memory = host_memory(bytes, device);
+    fill(memory.get());
+    return memory;
+  }
+  if (!file->complete()) {
+    fill(file->data());
+    file->set_complete();
+  }
+  std::byte* const data = file->data();
+  return locked_memory(data, static_cast<std::size_t>(bytes), device, std::shared_ptr(std::move(file)));
 }
 
 double copy_bandwidth(c10::Device device) {

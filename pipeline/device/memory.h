@@ -3,8 +3,11 @@
 
 #include <c10/core/Device.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 
 namespace ditfleet::pipeline {
 
@@ -38,6 +41,12 @@ std::int64_t driver_memory(c10::Device device);
 // to lock it, logs a warning once and returns pageable memory. Throws Failure (kOutOfMemory): the host has fewer bytes
 // available; the message contains both numbers. On a GPU the device must be current.
 std::shared_ptr<std::byte> host_memory(std::int64_t bytes, c10::Device device);
+
+// The same for bytes that processes of this user have in common: those that ask for the same key and size share one
+// copy in /dev/shm. The first one calls `fill`; the others wait for it. The last one removes the copy. Without room in
+// /dev/shm returns memory of this process. `fill` may throw.
+std::shared_ptr<std::byte> shared_host_memory(const std::string& key, std::int64_t bytes, c10::Device device,
+                                              const std::function<void(std::byte*)>& fill);
 
 // Bytes per second of a copy from host_memory() to the device, measured once per process; takes about 20 ms.
 double copy_bandwidth(c10::Device device);

@@ -38,8 +38,9 @@ struct PartSequence::Entry {
   std::chrono::duration<double> took{0};
 };
 
-PartSequence::PartSequence(const Placement& placement, bool repeats)
+PartSequence::PartSequence(const Placement& placement, const std::string& name, bool repeats)
     : device_(placement.device),
+      key_(placement.host_key.empty() ? "" : placement.host_key + '/' + name),
       repeats_(repeats),
       on_host_(placement.on_host),
       copies_ahead_(!placement.real_device().is_cpu()),
@@ -52,6 +53,7 @@ const WeightPart& PartSequence::part(std::size_t i) const { return *parts_[i]->p
 void PartSequence::add(std::unique_ptr<WeightPart> part) {
   bytes_ += part->bytes();
   largest_ = std::max(largest_, part->bytes());
+  if (!key_.empty()) part->share(key_ + '/' + std::to_string(parts_.size()));
   if (on_host_)
     part->leave();
   else

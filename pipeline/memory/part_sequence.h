@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "pipeline/device/device.h"
@@ -16,8 +17,9 @@ namespace ditfleet::pipeline {
 
 class PartSequence {
  public:
-  // `repeats`: after the last part the first one follows, so that it is copied ahead too.
-  PartSequence(const Placement& placement, bool repeats);
+  // `name`: of the weights in placement.host_key. `repeats`: after the last part the first one follows, so that it is
+  // copied ahead too.
+  PartSequence(const Placement& placement, const std::string& name, bool repeats);
   ~PartSequence();
   PartSequence(const PartSequence&) = delete;
   PartSequence& operator=(const PartSequence&) = delete;
@@ -78,6 +80,7 @@ class PartSequence {
   std::vector<std::size_t> spread(std::int64_t bytes) const;
 
   const c10::Device device_;
+  const std::string key_;  // of shared host memory; empty: not shared
   const bool repeats_, on_host_, copies_ahead_;
   std::unique_ptr<Streams> streams_;  // null on a CPU
   std::vector<std::unique_ptr<Entry>> parts_;

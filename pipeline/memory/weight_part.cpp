@@ -47,11 +47,18 @@ void WeightPart::enter() {
 void WeightPart::leave() {
   if (!on_device_) return;
   if (!host_) {
-    auto host = host_memory(bytes_, device_);
-    for (const Piece& piece : pieces_)
-      bytes_at(host.get() + piece.offset, piece.bytes, c10::Device(c10::DeviceType::CPU))
-          .copy_(bytes_at(piece.storage.mutable_data(), piece.bytes, device_));
-    host_ = std::move(host);
+    const auto fill = [&](std::byte* to) {
+      for (const Piece& piece : pieces_)
+        bytes_at(to + piece.offset, piece.bytes, c10::Device(c10::DeviceType::CPU))
+            .copy_(bytes_at(piece.storage.mutable_data(), piece.bytes, device_));
+    };
+    if (!key_.empty()) {
+      host_ = shared_host_memory(key_, bytes_, device_, fill);
+    } else {
+      auto host = host_memory(bytes_, device_);
+      fill(host.get());
+      host_ = std::move(host);
+    }
   }
   for (Piece& piece : pieces_) piece.storage.set_data_ptr_noswap({nullptr, device_});
   memory_.clear();

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace ditfleet::pipeline {
@@ -19,6 +21,8 @@ inline bool is_on_device(const at::Tensor& tensor) { return tensor.storage().dat
 class WeightPart {
  public:
   explicit WeightPart(c10::Device device) : device_(device) {}
+  // Before the first leave(): parts with the same key, of other processes too, have the same bytes in host memory.
+  void share(std::string key) { key_ = std::move(key); }
   WeightPart(const WeightPart&) = delete;
   WeightPart& operator=(const WeightPart&) = delete;
 
@@ -43,6 +47,7 @@ class WeightPart {
   const c10::Device device_;
   std::vector<Piece> pieces_;
   std::int64_t bytes_ = 0;
+  std::string key_;                  // empty: not shared
   std::shared_ptr<std::byte> host_;  // null before the first leave()
   c10::DataPtr memory_;
   bool on_device_ = true;

@@ -49,6 +49,9 @@ class Checkpoint {
   // kNotFound: the message contains folder and tensor.
   Result<StoredTensor> tensor(std::string_view name) const;
   std::uint64_t bytes() const;  // of all tensors
+  // The first tensor with a NaN or an infinity, by name; empty: none. Reads all tensors. Errors: those of
+  // SafetensorsFile::read().
+  Result<std::string> not_finite() const;
 
  private:
   std::string dir_;

@@ -231,8 +231,8 @@ Result<std::map<std::string, std::string>> parse_quantize(std::string_view text)
     if (equals == 0 || equals == std::string_view::npos || equals + 1 == one.size() ||
         !formats.emplace(one.substr(0, equals), one.substr(equals + 1)).second)
       return invalid_argument("quantize has '" + std::string(one) +
-                              "'; it must be auto, or COMPONENT=FORMAT,… with each component once, such as "
-                              "transformer=fp8,text_encoder_2=nf4");
+                              "'; it must be COMPONENT=FORMAT,… with each component once, such as "
+                              "transformer=fp8,text_encoder_2=nf4, or auto");
     text.remove_prefix(std::min(comma + 1, text.size()));
   }
   return formats;

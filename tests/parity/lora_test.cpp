@@ -291,6 +291,7 @@ TEST_F(LoraTest, APictureThatIsNotFiniteIsAnErrorOfItsRequest) {
       plain.error().message.find("[decode] the latents after denoising contain NaN or infinity; check the model's"),
       std::string::npos)
       << plain.error().message;
+  EXPECT_TRUE(plain.error().message.ends_with("all stored weights are finite")) << plain.error().message;
   expect_golden(draw(g.request), g);
   fs::remove(path);
 }

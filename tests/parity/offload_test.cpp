@@ -6,8 +6,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <array>
 #include <filesystem>
+#include <fstream>
+#include <limits>
 #include <optional>
 #include <random>
 #include <utility>
@@ -17,6 +21,7 @@
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/memory/part_sequence.h"
+#include "pipeline/weights/safetensors.h"
 #include "tests/parity/flux_golden.h"
 
 namespace ditfleet::pipeline {
@@ -53,8 +58,38 @@ TEST(WeightPart, ComesBackAsItWas) {
   }
 }
 
+TEST(WeightPart, SharesItsHostCopy) {
+  const auto copies = [] {
+    std::size_t count = 0;
+    for (const auto& file : std::filesystem::directory_iterator("/dev/shm"))
+      count += file.path().filename().string().starts_with("ditfleet-");
+    return count;
+  };
+  const std::size_t before = copies();
+  {
+    const at::Tensor a = at::rand({1 << 20}), other = at::zeros({1 << 20}), a_was = a.clone();
+    WeightPart first(kCpu), second(kCpu), third(kCpu);
+    const std::string key = "offload_test/" + std::to_string(::getpid());
+    first.add(a);
+    first.share(key);
+    first.leave();
+    EXPECT_EQ(copies(), before + 1);
+    second.add(other);
+    second.share(key);
+    second.leave();
+    EXPECT_EQ(copies(), before + 1);
+    second.enter();
+    EXPECT_TRUE(at::equal(other, a_was)) << "the second part finds the bytes of the first";
+    third.add(at::zeros({5}));
+    third.share(key);  // of another size: not the same bytes
+    third.leave();
+    EXPECT_EQ(copies(), before + 2);
+  }
+  EXPECT_EQ(copies(), before) << "the last user removes the copy";
+}
+
 TEST(PartSequence, KeepsWhatFitsSpreadEvenly) {
-  PartSequence sequence(Placement{kCpu, c10::ScalarType::Float, /*on_host=*/true}, /*repeats=*/true);
+  PartSequence sequence(Placement{kCpu, c10::ScalarType::Float, /*on_host=*/true}, "test", /*repeats=*/true);
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < 12; ++i) {
     tensors.push_back(at::rand({256}));  // 1 KiB
@@ -85,7 +120,7 @@ TEST(PartSequence, KeepsWhatFitsSpreadEvenly) {
 }
 
 TEST(PartSequence, KeepsNothingWhenMemoryRunsOut) {
-  PartSequence sequence(Placement{kCpu, c10::ScalarType::Float, /*on_host=*/true}, /*repeats=*/true);
+  PartSequence sequence(Placement{kCpu, c10::ScalarType::Float, /*on_host=*/true}, "test", /*repeats=*/true);
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < 4; ++i) {
     tensors.push_back(at::zeros({1 << 20}));
@@ -273,6 +308,29 @@ TEST_F(DemoModels, QuantizeAutoTakesWhatTheLimitRequires) {
   const auto engine = open(enough);
   const auto model = unwrap(engine->load_model({"a", dir, "", any}));
   EXPECT_EQ(model->info().linears.at("transformer").size(), 2U);  // fp8 and fp32
+}
+
+TEST(Containment, NamesTheWeightThatIsNotFinite) {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::temp_directory_path() / ("not_finite_" + std::to_string(::getpid()));
+  fs::copy(golden::fixtures() / "flux/dev/model", dir, fs::copy_options::recursive);
+  const fs::path file = dir / "transformer/diffusion_pytorch_model.safetensors";
+  const std::string name = "single_transformer_blocks.0.proj_mlp.weight";
+  const auto entry = *unwrap(SafetensorsFile::open(file.string())).find(name);
+  {
+    std::fstream out(file, std::ios::in | std::ios::out | std::ios::binary);
+    out.seekp(static_cast<std::streamoff>(entry.end - 4));
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    out.write(reinterpret_cast<const char*>(&nan), sizeof nan);
+  }
+  EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+  const auto engine = unwrap(Engine::create(options, {&flux_family()}));
+  const auto model = unwrap(engine->load_model({"a", dir.string()}));
+  const auto picture = draw_one(*model, demo_request(1, 4 * model->info().size_multiple));
+  ASSERT_FALSE(picture);
+  EXPECT_EQ(picture.error().code, Code::kDataCorrupt);
+  EXPECT_THAT(picture.error().message, ::testing::EndsWith("weight " + name + " of transformer is not finite"));
+  fs::remove_all(dir);
 }
 
 struct Case {

@@ -2,8 +2,11 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
@@ -21,6 +24,22 @@ std::string format_text(const std::map<std::string, std::string>& quantize) {
   return text.empty() ? "nothing is quantized" : text;
 }
 
+// All that the bytes and the layout of the weights depend on.
+std::string host_key(const LoadContext& context, const ModelSource& source) {
+  std::string key = "flux/" + std::to_string(static_cast<int>(context.placement.dtype)) + '/' +
+                    std::to_string(context.adapter_columns) + '/' + context.regions->options.backend;
+  for (const auto& [component, format] : source.quantize) key += '/' + component + '=' + format;
+  std::vector<std::filesystem::path> files;
+  for (const auto& file : std::filesystem::recursive_directory_iterator(source.dir))
+    if (file.is_regular_file()) files.push_back(file.path());
+  if (!source.transformer.empty()) files.emplace_back(source.transformer);
+  std::sort(files.begin(), files.end());
+  for (const auto& file : files)
+    key += '/' + std::filesystem::canonical(file).string() + ' ' + std::to_string(std::filesystem::file_size(file)) +
+           ' ' + std::to_string(std::filesystem::last_write_time(file).time_since_epoch().count());
+  return key;
+}
+
 std::unique_ptr<Model> load(const LoadContext& context) {
   const std::string& dir = context.source.dir;
   const auto begun = std::chrono::steady_clock::now();
@@ -33,6 +52,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
     const MemoryNeeds smallest = fit.needs->of(fit.needs->square(0).first);
     if (const PlanReport plan = context.memory->plan(smallest); !plan.choice.plan)
       fail(Code::kOutOfMemory, budget_text(plan.needs, plan.choice, plan.available));
+    placement.host_key = host_key(context, fit.source);
     placement.on_host = !context.memory->fits_beside(fit.needs->of(fit.needs->square(1024).first));
   }
   if (context.source.quantize.contains("*"))

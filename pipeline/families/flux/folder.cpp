@@ -81,6 +81,20 @@ bool has_quantized_linears(const ModelSource& source) {
   return found;
 }
 
+std::string not_finite_weight(const ModelSource& source) {
+  const auto look = [](const std::string& what, const Result<Checkpoint>& checkpoint) {
+    const std::string name = unwrap(unwrap(Result<Checkpoint>(checkpoint)).not_finite());
+    return name.empty() ? name : "weight " + name + " of " + what + " is not finite";
+  };
+  std::string found = source.transformer.empty()
+                          ? look("transformer", Checkpoint::open(source.dir + "/transformer", Library::kDiffusers))
+                          : look(source.transformer, Checkpoint::open_file(source.transformer, {}));
+  for (const char* component : {"text_encoder", "text_encoder_2"})
+    if (found.empty()) found = look(component, Checkpoint::open(source.dir + "/" + component, Library::kTransformers));
+  if (found.empty()) found = look("vae", Checkpoint::open(source.dir + "/vae", Library::kDiffusers));
+  return found.empty() ? "all stored weights are finite" : found;
+}
+
 FluxFolder load_flux_folder(const ModelSource& source, Placement placement, std::shared_ptr<region::RegionHost> regions,
                             std::int64_t adapter_rank) {
   const std::string& dir = source.dir;
@@ -120,7 +134,8 @@ FluxFolder load_flux_folder(const ModelSource& source, Placement placement, std:
           {{"text_encoders", text_time},
            {"transformer", transformer_time - compile_time},
            {"compile", compile_time},
-           {"vae", vae_time}}};
+           {"vae", vae_time}},
+          source};
 }
 
 }  // namespace ditfleet::pipeline

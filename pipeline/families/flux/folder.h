@@ -19,6 +19,7 @@ struct FluxFolder {
   FluxTransformer transformer;
   VaeDecoder vae;
   PartTimes load_times;  // as ModelInfo::load_times, without tokenizers
+  ModelSource source = {};
 
   std::int64_t weight_bytes() const { return clip.bytes() + t5.bytes() + transformer.bytes() + vae.bytes(); }
   std::map<std::string, std::map<std::string, int>> linears() const {  // as ModelInfo::linears
@@ -27,6 +28,10 @@ struct FluxFolder {
   // Width and height of an image must be multiples of this.
   int size_multiple() const { return static_cast<int>(2 * vae.config().factor()); }
 };
+
+// The first stored weight with a NaN or an infinity, such as "transformer: proj_out.weight", or a remark that there is
+// none. Reads all weights. Throws the errors of Checkpoint as Failure.
+std::string not_finite_weight(const ModelSource& source);
 
 // Throws Failure (kInvalidArgument) if `quantize` has another component or format than FLUX supports.
 void check_quantize(const ModelSource& source);

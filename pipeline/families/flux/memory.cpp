@@ -34,7 +34,8 @@ at::Tensor velocity_of(const FluxTransformer& flux, const Conditioning& conditio
 }  // namespace
 
 FluxNeeds::FluxNeeds(const LoadContext& context)
-    : placement_{kDryDevice, context.placement.dtype, false, context.placement.device}, folder_([&] {
+    : placement_{.device = kDryDevice, .dtype = context.placement.dtype, .stands_for = context.placement.device},
+      folder_([&] {
         const std::lock_guard lock(measuring);
         const c10::InferenceMode inference(true);
         const std::int64_t before = dry_bytes();

@@ -40,7 +40,7 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
 }
 
 // The model's numbers overflow for this request.
-[[noreturn]] void not_finite(const FluxRequest& request, const std::string& what) {
+[[noreturn]] void not_finite(const FluxRequest& request, const ModelSource& source, const std::string& what) {
   const bool adapted =
       std::any_of(request.loras.begin(), request.loras.end(), [](const LoraRequest& lora) { return lora.scale != 0; });
   if (adapted)
@@ -50,7 +50,8 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
          "loras");
   fail(Code::kDataCorrupt,
        "[decode] " + what +
-           " contain NaN or infinity; check the model's weights, or use another precision (worker.dtype)");
+           " contain NaN or infinity; check the model's weights, or use another precision (worker.dtype): " +
+           not_finite_weight(source));
 }
 
 }  // namespace
@@ -193,8 +194,8 @@ Media FluxModel::run_decode(Generation& generation) {
   const at::Tensor decoded =
       memory_.run(size_of(p.request), [&] { return folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns)); });
   const auto finite = are_finite({p.latents, decoded});
-  if (!finite[0]) not_finite(p.request, "the latents after denoising");
-  if (!finite[1]) not_finite(p.request, "the pixels that the VAE decoded");
+  if (!finite[0]) not_finite(p.request, folder_.source, "the latents after denoising");
+  if (!finite[1]) not_finite(p.request, folder_.source, "the pixels that the VAE decoded");
   p.image = unit_range(decoded);
   Media image = to_media(p.image);
   memory_.observe(size_of(p.request));

@@ -55,8 +55,8 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
          "room for adapters of rank " + std::to_string(adapter_rank) + " is asked for; at most " +
              std::to_string(region::kMostAdapterColumns),
          "max_lora_rank");
-  const FluxParts parts{std::make_shared<PartSequence>(placement, /*repeats=*/false),
-                        std::make_shared<PartSequence>(placement, /*repeats=*/true)};
+  const FluxParts parts{std::make_shared<PartSequence>(placement, "modulation", /*repeats=*/false),
+                        std::make_shared<PartSequence>(placement, "blocks", /*repeats=*/true)};
   FluxSlots slots = bind_flux_slots(config, parameters, compiled ? adapter_rank : 0, parts);
   parameters.finish("");
   FluxTransformer made(config, std::move(slots), parameters.bytes(), placement, std::move(regions), parts);

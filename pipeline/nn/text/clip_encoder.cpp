@@ -75,7 +75,7 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
     linears.insert(linears.end(), {&l.q, &l.k, &l.v, &l.out, &l.fc1, &l.fc2});
     tensors.insert(tensors.end(), {l.norm1.weight, l.norm1.bias, l.norm2.weight, l.norm2.bias});
   }
-  m.parts_ = std::make_shared<PartSequence>(placement, /*repeats=*/false);
+  m.parts_ = std::make_shared<PartSequence>(placement, "clip", /*repeats=*/false);
   add_part(*m.parts_, linears, tensors);
   p.finish(at + "encoder.");
   m.bytes_ = p.bytes();

@@ -39,7 +39,7 @@ class ClipEncoder {
 
   const ClipConfig& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
-  PartSequence& parts() const { return *parts_; }  // the weights that can leave the device
+  PartSequence& parts() const { return *parts_; }                         // the weights that can leave the device
   const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
 
   // `ids`: padded, at most max_position_embeddings, each below vocab_size. Other ids throw Failure (kInvalidArgument).

@@ -98,7 +98,7 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   // transformers 5 ties the two only where the file has one of them; the encoder reads its own.
   const std::string own = "encoder.embed_tokens.weight", embedding = p.contains(own) ? own : "shared.weight";
   m.embedding_ = p.tensor(embedding, {c.vocab_size, c.d_model});
-  m.parts_ = std::make_shared<PartSequence>(placement, /*repeats=*/false);
+  m.parts_ = std::make_shared<PartSequence>(placement, "t5", /*repeats=*/false);
   add_part(*m.parts_, {}, {m.embedding_});
   for (std::int64_t i = 0; i < c.num_layers; ++i) {
     const std::string in = "encoder.block." + std::to_string(i) + ".layer.";

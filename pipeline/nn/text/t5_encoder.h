@@ -39,7 +39,7 @@ class T5Encoder {
 
   const T5Config& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
-  PartSequence& parts() const { return *parts_; }  // the weights that can leave the device
+  PartSequence& parts() const { return *parts_; }                         // the weights that can leave the device
   const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
 
   // `ids`: padded; padding is attended like any other token. Returns [1, ids.size(), d_model]. Thread-safe.
