@@ -198,11 +198,11 @@ void ModelMemory::step_down(const RequestSize& size, const std::string& problem)
 }
 
 void ModelMemory::trim() {
-  {
-    const std::lock_guard lock(report_mutex_);
-    if (report_.plan.empty() || report_.plan == "resident") return;
-  }
-  release_cached_memory(device_->device_);
+  const Parts& parts = source_.parts;
+  const bool stay =
+      parts.modulation->all_stay() && parts.blocks->all_stay() &&
+      std::all_of(parts.text.begin(), parts.text.end(), [](const PartSequence* text) { return text->all_stay(); });
+  if (!stay) release_cached_memory(device_->device_);
 }
 
 bool ModelMemory::wants_step_time(const RequestSize& size) const {

@@ -82,16 +82,24 @@ Result<Image> draw(pipeline::Model& model, int side = 1024, int steps = kSteps) 
   request.fields.set("height", side);
   request.fields.set("num_inference_steps", steps);
   Image image;
+  const auto use = [](const char* stage) {
+    const auto info = pipeline::memory_info(gpu);
+    std::fprintf(stderr, "%s: %.2f GB, tensors %.2f GB; ", stage, static_cast<double>(info.total - info.free) / 1e9,
+                 static_cast<double>(pipeline::memory_use(gpu).now) / 1e9);
+  };
   const auto start = Clock::now();
   auto generation = model.encode(request);
   if (!generation) return generation.error();
+  use("encoded");
   auto last = Clock::now();
   const auto on_step = [&](const pipeline::StepProgress&) {
     image.steps.push_back(since(std::exchange(last, Clock::now())));
     return true;
   };
   if (auto denoised = model.denoise(**generation, on_step); !denoised) return denoised.error();
+  use("denoised");
   auto pixels = model.decode(**generation);
+  use("decoded");
   if (!pixels) return pixels.error();
   for (const auto& [phase, us] : (*generation)->phases_us())
     std::fprintf(stderr, "%s %.1f ms, ", phase.c_str(), static_cast<double>(us) / 1e3);
