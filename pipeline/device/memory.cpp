@@ -25,6 +25,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
@@ -202,19 +203,26 @@ class SharedFile {
   // Null: no room, or the file is not this user's.
   static std::unique_ptr<SharedFile> open(const std::string& path, std::int64_t bytes) {
     const auto size = static_cast<std::size_t>(bytes) + sizeof kComplete;
-    for (;;) {
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1 + ::getpid() % 7))) {
       UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
       struct stat status = {};
-      if (!fd.valid() || ::flock(fd.get(), LOCK_SH) != 0 || ::fstat(fd.get(), &status) != 0 ||
-          status.st_uid != ::geteuid())
-        return nullptr;
-      if (static_cast<std::size_t>(status.st_size) != size) {
-        ::flock(fd.get(), LOCK_EX);
-        ::fstat(fd.get(), &status);
+      const auto look = [&] { return ::fstat(fd.get(), &status) == 0 && status.st_uid == ::geteuid(); };
+      const auto mapped = [&]() -> std::unique_ptr<SharedFile> {
+        void* const data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+        if (data == MAP_FAILED) return nullptr;
+        return std::unique_ptr<SharedFile>(new SharedFile(path, std::move(fd), data, size));
+      };
+      // Waits for the one who fills it.
+      if (!fd.valid() || ::flock(fd.get(), LOCK_SH) != 0 || !look()) return nullptr;
+      if (status.st_nlink > 0 && static_cast<std::size_t>(status.st_size) == size) {
+        auto file = mapped();
+        if (!file || file->complete()) return file;
+        fd = std::move(file->fd_);
       }
-      if (status.st_nlink == 0) continue;  // its last user has just removed it
-      if (static_cast<std::size_t>(status.st_size) != size &&
-          ::posix_fallocate(fd.get(), 0, static_cast<off_t>(size)) != 0) {
+      // Nobody has filled it. The lock is lost if another wants to fill it too, or if its last user has just removed
+      // it.
+      if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 || !look() || status.st_nlink == 0) continue;
+      if (::posix_fallocate(fd.get(), 0, static_cast<off_t>(size)) != 0) {
         ::unlink(path.c_str());
         static std::once_flag told;
         std::call_once(told, [&] {
@@ -222,11 +230,8 @@ class SharedFile {
         });
         return nullptr;
       }
-      void* const data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-      if (data == MAP_FAILED) return nullptr;
-      auto file = std::unique_ptr<SharedFile>(new SharedFile(path, std::move(fd), data, size));
-      if (!file->complete()) ::flock(file->fd_.get(), LOCK_EX);  // another may have filled it meanwhile
-      if (file->complete()) ::flock(file->fd_.get(), LOCK_SH);
+      auto file = mapped();
+      if (file && file->complete()) ::flock(file->fd_.get(), LOCK_SH);
       return file;
     }
   }
@@ -247,7 +252,7 @@ class SharedFile {
   std::size_t mark() const { return mapping_.bytes - sizeof kComplete; }
 
   const std::string path_;
-  const UniqueFd fd_;
+  UniqueFd fd_;
   const Mapping mapping_;
 };
 

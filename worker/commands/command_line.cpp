@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <utility>
 
 #include "shared/job/validate.h"
 #include "shared/telemetry/log.h"
@@ -32,16 +33,17 @@ void add_weight_flags(CLI::App& command, std::string& transformer, std::string& 
       ->type_name("COMPONENT=FORMAT,… | auto");
 }
 
-void add_memory_flags(CLI::App& command, config::Sources& sources) {
-  const auto add = [&](const char* flag, const std::string& key, const char* type, const char* description) {
-    command
-        .add_option_function<std::string>(
-            flag, [&sources, key](const std::string& value) { sources.sets.push_back(key + "=" + value); }, description)
-        ->type_name(type);
-  };
-  add("--offload", "memory.offload", "auto|none|model|block", "What may leave the device's memory (default auto)");
-  add("--memory-limit", "memory.limit", "GIB", "Most device memory that the worker may take");
-  add("--reserve-vram", "memory.reserve", "GIB", "Device memory to leave free");
+config::Sources MemoryFlags::over(config::Sources sources) const {
+  for (const auto& [key, value] : {std::pair("offload", &offload), {"limit", &limit}, {"reserve", &reserve}})
+    if (!value->empty()) sources.sets.push_back("memory." + std::string(key) + "=" + *value);
+  return sources;
+}
+
+void add_memory_flags(CLI::App& command, MemoryFlags& flags) {
+  command.add_option("--offload", flags.offload, "What may leave the device's memory (default auto)")
+      ->type_name("auto|none|model|block");
+  command.add_option("--memory-limit", flags.limit, "Most device memory that the worker may take")->type_name("GIB");
+  command.add_option("--reserve-vram", flags.reserve, "Device memory to leave free")->type_name("GIB");
 }
 
 Result<config::Settings> settings_of(const config::Sources& sources) {

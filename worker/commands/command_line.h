@@ -25,8 +25,12 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources);
 // Adds --transformer and --quantize.
 void add_weight_flags(CLI::App& command, std::string& transformer, std::string& quantize);
 
-// Adds --offload, --memory-limit and --reserve-vram, which set keys of the configuration.
-void add_memory_flags(CLI::App& command, config::Sources& sources);
+// --offload, --memory-limit and --reserve-vram, which set keys of the configuration. Empty: not given.
+struct MemoryFlags {
+  std::string offload, limit, reserve;
+  config::Sources over(config::Sources sources) const;  // sources that these flags override
+};
+void add_memory_flags(CLI::App& command, MemoryFlags& flags);
 
 // Loads the configuration and sets up the log. kInvalidArgument: `param` is the key at fault.
 Result<config::Settings> settings_of(const config::Sources& sources);

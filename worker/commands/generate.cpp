@@ -21,6 +21,7 @@ namespace {
 // Missing fields get the model's defaults.
 struct GenerateFlags {
   config::Sources sources;
+  MemoryFlags memory;
   std::string model_dir, out, dump;
   std::string transformer, quantize;  // of the model
   std::string device, dtype;          // empty: worker.device, worker.dtype
@@ -65,7 +66,7 @@ Result<pipeline::LoraRequest> lora_of(const std::string& text) {
 }
 
 Result<void> run(const GenerateFlags& flags) {
-  auto settings = settings_of(flags.sources);
+  auto settings = settings_of(flags.memory.over(flags.sources));
   if (!settings) return settings.error();
   if (auto checked = check_folder_of("--out", flags.out); !checked) return checked;
   if (!flags.dump.empty()) {
@@ -153,7 +154,7 @@ void add_generate(CLI::App& app, Invocation& invoked) {
       .add_option("--dump", flags.dump,
                   "Write the tensors of every stage to a safetensors file; with -n above 1, NAME-1 …")
       ->type_name("FILE");
-  add_memory_flags(command, flags.sources);
+  add_memory_flags(command, flags.memory);
   add_configuration_flags(command, flags.sources);
   command.footer(
       "Missing fields get the model's defaults (ditfleet.json in its folder).\n"

@@ -16,6 +16,7 @@ namespace {
 
 struct PlanFlags {
   config::Sources sources;
+  MemoryFlags memory;
   std::string model_dir, transformer, quantize, device, dtype;
   job::FieldFlags fields;
   bool json = false;
@@ -106,7 +107,7 @@ void print(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
 }
 
 Result<void> run(PlanFlags flags) {
-  auto settings = settings_of(flags.sources);
+  auto settings = settings_of(flags.memory.over(flags.sources));
   if (!settings) return settings.error();
   auto entry = families::read_model_entry("model", flags.model_dir, families::served());
   if (!entry) return entry.error();
@@ -149,7 +150,7 @@ void add_plan(CLI::App& app, Invocation& invoked) {
   job::add_field_flags(command, flags.fields, false, /*needs_prompt=*/false);
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
-  add_memory_flags(command, flags.sources);
+  add_memory_flags(command, flags.memory);
   command.add_flag("--json", flags.json, "Print one JSON object; sizes in bytes");
   add_configuration_flags(command, flags.sources);
   command.footer(

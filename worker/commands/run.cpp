@@ -30,6 +30,7 @@ namespace {
 
 struct RunFlags {
   config::Sources sources;
+  MemoryFlags memory;
   std::string redis, name, device, dtype;  // empty: as configured
   std::vector<std::string> models;         // NAME=DIR; replace the configured models
   std::string quantize;                    // of every model in `models`
@@ -37,7 +38,7 @@ struct RunFlags {
 
 // The configuration, overridden by the flags. kInvalidArgument: the message contains the flag or key.
 Result<config::Settings> settings_with(const RunFlags& flags) {
-  config::Sources sources = flags.sources;
+  config::Sources sources = flags.memory.over(flags.sources);
   // Like --set, so that the option table checks them.
   const auto put = [&](const char* key, const std::string& value) {
     if (!value.empty()) sources.sets.push_back(std::string(key) + "=" + value);
@@ -220,7 +221,7 @@ void add_run(CLI::App& app, Invocation& invoked) {
       ->type_name("NAME");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
-  add_memory_flags(command, flags.sources);
+  add_memory_flags(command, flags.memory);
   add_configuration_flags(command, flags.sources);
   command.footer(
       "SIGTERM, SIGINT and SIGHUP drain the worker: it hands back the units that have not started and finishes\n"
