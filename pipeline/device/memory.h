@@ -43,12 +43,16 @@ std::int64_t driver_memory(c10::Device device);
 std::shared_ptr<std::byte> host_memory(std::int64_t bytes, c10::Device device);
 
 // The same for bytes that processes of this user have in common: those that ask for the same key and size share one
-// copy in /dev/shm. The first one calls `fill`; the others wait for it. The last one removes the copy. Without room in
-// /dev/shm returns memory of this process. `fill` may throw.
+// copy in /dev/shm. The first one calls `fill`; the others wait for it. The last one removes the copy, unless it is
+// killed. Without room in /dev/shm returns memory of this process. `fill` may throw.
 std::shared_ptr<std::byte> shared_host_memory(const std::string& key, std::int64_t bytes, c10::Device device,
                                               const std::function<void(std::byte*)>& fill);
 
-// Bytes per second of a copy from host_memory() to the device, measured once per process; takes about 20 ms.
+// Removes shared copies whose users have all been killed.
+void remove_unused_host_copies();
+
+// Bytes per second of a copy from host_memory() to the device, measured once per process; takes about 20 ms. 0 if there
+// is no memory for it.
 double copy_bandwidth(c10::Device device);
 
 }  // namespace ditfleet::pipeline

@@ -37,13 +37,16 @@ void check_memory(const MemoryOptions& memory, c10::Device device) {
   if (offload != "auto" && offload != "none" && offload != "model" && offload != "block")
     fail(Code::kInvalidArgument, "memory.offload is \"" + offload + "\"; it must be auto, none, model or block",
          "memory.offload");
-  if (memory.limit == 0) return;
-  const std::int64_t rest = memory.limit - driver_memory(device) - memory.reserve;
+  remove_unused_host_copies();
+  if (memory.limit == 0 && memory.reserve == 0) return;
+  const std::int64_t most = memory.limit > 0 ? memory.limit : available_memory(device, 0, 0);
+  const std::int64_t rest = most - driver_memory(device) - memory.reserve;
   if (rest <= 0)
     fail(Code::kInvalidArgument,
-         "memory.limit is " + bytes_text(memory.limit) + ", which leaves nothing: the driver takes " +
-             bytes_text(driver_memory(device)) + " and memory.reserve " + bytes_text(memory.reserve),
-         "memory.limit");
+         std::string(memory.limit > 0 ? "memory.limit is " : "the device's free memory is ") + bytes_text(most) +
+             ", which leaves nothing: the driver takes " + bytes_text(driver_memory(device)) + " and memory.reserve " +
+             bytes_text(memory.reserve),
+         memory.limit > 0 ? "memory.limit" : "memory.reserve");
   limit_memory(device, rest);
 }
 

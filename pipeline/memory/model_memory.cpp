@@ -28,11 +28,12 @@ bool as_good(const MemoryPlan& plan, const MemoryPlan& best) {
 DeviceMemory::DeviceMemory(c10::Device device, MemoryOptions options) : device_(device), options_(std::move(options)) {}
 
 bool DeviceMemory::limited() const {
-  return !device_.is_cpu() || options_.limit > 0 || options_.offload == "model" || options_.offload == "block";
+  return !device_.is_cpu() || options_.limit > 0 || options_.reserve > 0 || options_.offload == "model" ||
+         options_.offload == "block";
 }
 
 std::int64_t DeviceMemory::available() const {
-  if (device_.is_cpu() && options_.limit == 0) return kUnlimited;
+  if (device_.is_cpu() && options_.limit == 0 && options_.reserve == 0) return kUnlimited;
   return available_memory(device_, options_.limit, options_.reserve);
 }
 
@@ -53,7 +54,12 @@ PlanReport DeviceMemory::plan(const MemoryNeeds& own) const {
   report.driver = driver_memory(device_);
   report.weight_bytes = own.weight_bytes();
   report.bandwidth = copy_bandwidth(device_);
-  report.choice = choose_plan(report.needs, report.available, options_.offload, 0);
+  std::int64_t stay = 0;  // of other models
+  for (const ModelMemory* other : models_)
+    if (options_.offload == "none") stay += other->kept();
+  // With `block` nothing is known of a step's time, so nothing but the blocks in use stays.
+  const std::int64_t hidden = options_.offload == "block" ? own.blocks.bytes : 0;
+  report.choice = choose_plan(report.needs, report.available - stay, options_.offload, hidden);
   return report;
 }
 
@@ -74,8 +80,8 @@ ModelMemory::ModelMemory(std::shared_ptr<DeviceMemory> device, std::string name,
   samples_ = {source_.needs(source_.small.first), source_.needs(source_.large.first)};
   const std::lock_guard lock(device_->mutex_);
   needs_ = samples_.second;
-  device_->models_.push_back(this);
   update_report();
+  device_->models_.push_back(this);
 }
 
 ModelMemory::~ModelMemory() {
@@ -99,9 +105,12 @@ PlanChoice ModelMemory::choose(const RequestSize& size, const MemoryNeeds& needs
   const std::int64_t hidden =
       step == step_s_.end() ? needs.blocks.bytes
                             : static_cast<std::int64_t>(kHidden * step->second * copy_bandwidth(device_->device_));
-  if (const auto cap = caps_.find(size); cap != caps_.end() && Clock::now() < cap->second.until)
-    available = std::min(available, cap->second.bytes);
-  return choose_plan(needs, available, device_->options_.offload, hidden);
+  return choose_plan(needs, capped(size, available), device_->options_.offload, hidden);
+}
+
+std::int64_t ModelMemory::capped(const RequestSize& size, std::int64_t available) const {
+  const auto cap = caps_.find(size);
+  return cap != caps_.end() && Clock::now() < cap->second.until ? std::min(available, cap->second.bytes) : available;
 }
 
 void ModelMemory::leave() {
@@ -126,17 +135,22 @@ void ModelMemory::apply(const MemoryPlan& plan) {
 }
 
 void ModelMemory::place(const RequestSize& size) {
-  if (!device_->limited() || device_->options_.offload == "none") return;
+  if (!device_->limited()) return;
+  if (device_->options_.offload == "none") return reset_memory_peak(device_->device_);
   MemoryNeeds own = source_.needs(size);
   const std::lock_guard lock(device_->mutex_);
   const auto now = Clock::now();
   uses_ = use_rate(now) + 1;
   used_ = now;
-  if (const auto excess = excess_.find(size); excess != excess_.end()) own.denoise += excess->second;
+  if (const auto excess = excess_.find(size); excess != excess_.end()) {
+    own.denoise += excess->second;
+    own.decode += excess->second;
+  }
   needs_ = own;
   std::vector<ModelMemory*> others;
   std::copy_if(device_->models_.begin(), device_->models_.end(), std::back_inserter(others),
-               [&](const ModelMemory* model) { return model != this; });
+               [&](const ModelMemory* model) { return model != this && model->kept() > 0; });
+  // Bringing weights back costs in proportion to their bytes, which is also what they free: uses decide.
   std::sort(others.begin(), others.end(),
             [&](const ModelMemory* a, const ModelMemory* b) { return a->use_rate(now) < b->use_rate(now); });
   const MemoryNeeds needs = device_->beside_others(this, own);
@@ -152,7 +166,8 @@ void ModelMemory::place(const RequestSize& size) {
       left += others[leaving]->kept();
       chosen = choose(size, needs, left);
     }
-    if (first && plan_ && as_good(*plan_, *chosen.plan) && plan_bytes(needs, *plan_) <= left) {
+    if (first && leaving == 0 && plan_ && as_good(*plan_, *chosen.plan) &&
+        plan_bytes(needs, *plan_) <= capped(size, left)) {
       plan_->bytes = plan_bytes(needs, *plan_);
     } else {
       for (std::size_t i = 0; i < leaving; ++i) others[i]->leave();
@@ -161,7 +176,7 @@ void ModelMemory::place(const RequestSize& size) {
         apply(*chosen.plan);
       } catch (const c10::OutOfMemoryError&) {  // less is free than the device reports
         release_cached_memory(device_->device_);
-        caps_[size] = {chosen.plan->bytes - chosen.plan->bytes / 16 - 1, now + kCapped};
+        caps_[size] = {chosen.plan->bytes - chosen.plan->bytes / 16 - 1, Clock::now() + kCapped};
         continue;
       }
       const bool loaded = kept() > had;
@@ -177,24 +192,53 @@ void ModelMemory::place(const RequestSize& size) {
   reset_memory_peak(device_->device_);
 }
 
+std::string ModelMemory::memory_problem() {
+  const Error error = error_in_flight("memory");
+  return error.code == Code::kOutOfMemory ? error.message : "";
+}
+
+void ModelMemory::fail_without_plan(const RequestSize& size, const std::string& problem) const {
+  if (!device_->limited()) fail(Code::kOutOfMemory, problem);
+  PlanChoice choice;
+  if (device_->options_.offload == "none")
+    choice.rejected.push_back("memory.offload none keeps all weights on the device");
+  fail(Code::kOutOfMemory, budget_text(source_.needs(size), choice, device_->available(), problem));
+}
+
 void ModelMemory::step_down(const RequestSize& size, const std::string& problem) {
+  source_.parts.blocks->finish();
   release_cached_memory(device_->device_);
-  if (!device_->limited()) fail(Code::kOutOfMemory, "the device is out of memory: " + problem);
+  if (!device_->limited() || device_->options_.offload == "none") fail_without_plan(size, problem);
   {
     const std::lock_guard lock(device_->mutex_);
-    if (!plan_) {
-      PlanChoice choice;
-      if (device_->options_.offload == "none") choice.rejected.push_back("memory.offload none keeps all weights");
-      fail(Code::kOutOfMemory, budget_text(source_.needs(size), choice, device_->available(), problem));
-    }
+    const std::int64_t bytes = plan_ ? plan_->bytes : plan_bytes(needs_, {"", true, true, needs_.blocks.bytes});
     spdlog::warn("memory: {}: out of memory with plan {}; the request runs again with the next one ({})", name_,
-                 plan_->name, problem);
-    caps_[size] = {plan_->bytes - plan_->bytes / 16 - 1, Clock::now() + kCapped};
+                 plan_ ? plan_->name : "resident", problem);
+    caps_[size] = {bytes - bytes / 16 - 1, Clock::now() + kCapped};
     plan_.reset();
     const std::lock_guard report_lock(report_mutex_);
     ++report_.step_downs;
   }
-  place(size);
+  try {
+    place(size);
+  } catch (const Failure& failure) {  // no plan is left: the next request of this size begins anew
+    const std::lock_guard lock(device_->mutex_);
+    caps_.erase(size);
+    fail(failure.error().code, problem + "; no plan is left for this request: " + failure.error().message);
+  }
+}
+
+void ModelMemory::free_encoders(const RequestSize& size, const std::string& problem) {
+  release_cached_memory(device_->device_);
+  if (!device_->limited() || device_->options_.offload == "none") fail_without_plan(size, problem);
+  const std::lock_guard lock(device_->mutex_);
+  spdlog::warn("memory: {}: out of memory while encoding; text encoders and modulation leave ({})", name_, problem);
+  for (PartSequence* text : source_.parts.text) text->keep(0);
+  source_.parts.modulation->keep(0);
+  if (plan_) plan_->keep_text = plan_->keep_modulation = false;
+  update_report();
+  const std::lock_guard report_lock(report_mutex_);
+  ++report_.step_downs;
 }
 
 void ModelMemory::trim() {
@@ -221,12 +265,14 @@ void ModelMemory::observe(const RequestSize& size) {
   const std::lock_guard lock(device_->mutex_);
   const MemoryPlan all{"resident", true, true, needs.blocks.bytes};
   const MemoryPlan& plan = plan_ ? *plan_ : all;
-  std::int64_t weights = plan_weight_bytes(device_->beside_others(this, needs), plan);
-  for (const ModelMemory* other : device_->models_)
-    if (other != this) weights += other->kept();
-  const std::int64_t predicted = std::max(needs.denoise, needs.decode),
-                     observed = memory_use(device_->device_).peak - weights;
-  excess_[size] = std::max<std::int64_t>(0, observed - needs.encode - predicted);
+  std::int64_t weights = device_->beside_others(this, needs).fixed;
+  for (const ModelMemory* model : device_->models_) weights += model->kept();
+  const std::int64_t ahead = plan.keep_blocks < needs.blocks.bytes ? needs.blocks.ahead : 0,
+                     predicted = std::max(needs.denoise + ahead, needs.decode),
+                     observed = memory_use(device_->device_).peak - weights,
+                     excess = std::max<std::int64_t>(0, observed - needs.encode - predicted);
+  std::int64_t& known = excess_[size];  // adapters make a difference, so it falls slowly
+  known = excess >= known ? excess : (known + excess) / 2;
   const std::lock_guard report_lock(report_mutex_);
   report_.predicted_bytes = predicted;
   report_.observed_bytes = observed;
@@ -235,25 +281,29 @@ void ModelMemory::observe(const RequestSize& size) {
 void ModelMemory::update_report() {
   const std::int64_t available = device_->available();
   const auto& [small, large] = samples_;
-  const double pixels = static_cast<double>(source_.large.second - source_.small.second);
+  const auto needs_of = [&](std::int64_t pixels) {
+    const double share = static_cast<double>(pixels - source_.small.second) /
+                         static_cast<double>(source_.large.second - source_.small.second);
+    const auto between = [&](std::int64_t from, std::int64_t to) {
+      return static_cast<std::int64_t>(
+          std::max(0.0, static_cast<double>(from) + share * static_cast<double>(to - from)));
+    };
+    MemoryNeeds needs = device_->beside_others(this, large);
+    needs.denoise = between(small.denoise, large.denoise);
+    needs.decode = between(small.decode, large.decode);
+    return needs;
+  };
   std::vector<MemoryReport::Limit> limits;
   const auto add = [&](const char* name, bool keep, std::int64_t blocks) {
     const std::string& offload = device_->options_.offload;
     if (offload != "auto" && offload != (std::string_view(name) == "resident" ? "none" : name)) return;
-    MemoryNeeds needs = device_->beside_others(this, large);
-    needs.denoise = needs.decode = 0;
-    const MemoryPlan plan{name, keep, keep, blocks};
-    const auto room = static_cast<double>(available - plan_bytes(needs, plan));
-    double most = std::numeric_limits<double>::max();
-    for (const auto& [from, to] : {std::pair(small.denoise, large.denoise), std::pair(small.decode, large.decode)}) {
-      const double slope = static_cast<double>(to - from) / pixels;
-      const double left = room - static_cast<double>(from) + slope * static_cast<double>(source_.small.second);
-      if (left < 0)
-        most = 0;
-      else if (slope > 0)
-        most = std::min(most, left / slope);
+    std::int64_t fits = 0, too_many = std::int64_t{1} << 40;
+    while (too_many - fits > 1) {
+      const std::int64_t pixels = fits + (too_many - fits) / 2;
+      (plan_bytes(needs_of(pixels), {name, keep, keep, blocks}) <= available ? fits : too_many) = pixels;
     }
-    if (most >= 1) limits.push_back({name, static_cast<std::int64_t>(std::min(most, 1e15))});
+    if (!limits.empty() && limits.back().max_pixels == 0) limits.pop_back();
+    limits.push_back({name, fits});  // 0 only if no plan holds anything
   };
   add("resident", true, large.blocks.bytes);
   add("model", false, large.blocks.bytes);

@@ -8,12 +8,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "pipeline/api/model.h"
+#include "pipeline/device/failure.h"
 #include "pipeline/memory/part_sequence.h"
 #include "pipeline/memory/plan.h"
 
@@ -81,16 +83,38 @@ class ModelMemory {
       std::string problem;
       try {
         return stage();
-      } catch (const c10::OutOfMemoryError& e) {
-        problem = e.what_without_backtrace();
+      } catch (const Failure&) {
+        throw;
+      } catch (const std::bad_alloc&) {  // of the host
+        throw;
+      } catch (...) {
+        problem = memory_problem();
+        if (problem.empty()) throw;
       }
       step_down(size, problem);
     }
   }
+  // The same for the encoding of a request, on another thread than place(): if it runs out of memory, the model's text
+  // encoders and modulation leave, and it runs once more.
+  template <class Stage>
+  auto run_encode(const RequestSize& size, const Stage& stage) {
+    std::string problem;
+    try {
+      return stage();
+    } catch (const Failure&) {
+      throw;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (...) {
+      problem = memory_problem();
+      if (problem.empty()) throw;
+    }
+    return after_encoders_left(size, problem, stage);
+  }
   // The end of a stage. Unless all weights stay, gives memory that LibTorch caches for the stage's streams back to the
   // device: other stages have other streams.
   void trim();
-  // Whether the time that the blocks compute in a step decides how many of them stay, and is not known for this size.
+  // Whether the time that the blocks compute in a pass decides how many of them stay, and is not known for this size.
   bool wants_step_time(const RequestSize& size) const;
   void set_step_time(const RequestSize& size, double seconds);
   // The end of a request that place() was called for: compares its peak with the prediction, for the next plans.
@@ -111,7 +135,21 @@ class ModelMemory {
   void leave();
   void apply(const MemoryPlan& plan);
   PlanChoice choose(const RequestSize& size, const MemoryNeeds& needs, std::int64_t available) const;
+  // The message of the exception in flight if it says that the device's memory does not suffice; else empty.
+  static std::string memory_problem();
   void step_down(const RequestSize& size, const std::string& problem);
+  void free_encoders(const RequestSize& size, const std::string& problem);
+  [[noreturn]] void fail_without_plan(const RequestSize& size, const std::string& problem) const;
+  template <class Stage>
+  auto after_encoders_left(const RequestSize& size, const std::string& problem, const Stage& stage) {
+    free_encoders(size, problem);
+    try {
+      return stage();
+    } catch (const c10::OutOfMemoryError& e) {
+      fail_without_plan(size, e.what_without_backtrace());
+    }
+  }
+  std::int64_t capped(const RequestSize& size, std::int64_t available) const;
   void update_report();
 
   const std::shared_ptr<DeviceMemory> device_;

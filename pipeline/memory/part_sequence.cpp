@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <map>
 #include <optional>
 #include <utility>
@@ -88,7 +89,9 @@ std::vector<std::size_t> PartSequence::spread(std::int64_t bytes) const {
 void PartSequence::keep(std::int64_t bytes) {
   const std::unique_lock lock(mutex_);
   const auto chosen = spread(std::max<std::int64_t>(0, bytes));
-  const auto remove = [&](Entry& entry) {
+  const auto remove = [&](std::size_t i) {
+    Entry& entry = *parts_[i];
+    if (departs_ && entry.part->on_device() && !entry.part->has_host_copy()) departs_(i);
     entry.part->leave();
     if (std::exchange(entry.kept, false)) {
       kept_bytes_ -= entry.part->bytes();
@@ -97,7 +100,7 @@ void PartSequence::keep(std::int64_t bytes) {
   };
   synchronize(device_);
   for (std::size_t i = 0; i < parts_.size(); ++i)
-    if (!std::binary_search(chosen.begin(), chosen.end(), i)) remove(*parts_[i]);
+    if (!std::binary_search(chosen.begin(), chosen.end(), i)) remove(i);
   try {
     for (const std::size_t i : chosen) {
       fetch(i, /*to_stay=*/true);
@@ -107,7 +110,7 @@ void PartSequence::keep(std::int64_t bytes) {
     }
   } catch (...) {
     synchronize(device_);
-    for (const auto& entry : parts_) remove(*entry);
+    for (std::size_t i = 0; i < parts_.size(); ++i) remove(i);
     throw;
   }
   synchronize(device_);
@@ -185,20 +188,28 @@ double PartSequence::measured_s() {
   return seconds;
 }
 
-void PartSequence::finish() {
-  const std::unique_lock lock(mutex_);
-  for (const auto& entry : parts_)
+void PartSequence::finish() { Pass(this).finish(); }
+
+void PartSequence::Pass::finish() {
+  if (!sequence_) return;
+  for (const auto& entry : sequence_->parts_)
     if (!entry->kept) entry->part->leave();
 }
 
-PartSequence::Pass::Pass(PartSequence* sequence) : sequence_(sequence) {
+PartSequence::Pass::Pass(PartSequence* sequence) : sequence_(sequence), exceptions_(std::uncaught_exceptions()) {
   if (sequence_) lock_ = std::unique_lock(sequence_->mutex_);
 }
 
 PartSequence::Pass::~Pass() {
-  if (!sequence_ || sequence_->repeats_) return;
-  for (const auto& entry : sequence_->parts_)
-    if (!entry->kept) entry->part->leave();
+  if (!sequence_) return;
+  const bool failed = std::uncaught_exceptions() > exceptions_;
+  if (failed) {  // kernels may still read a part that end() was not called for
+    try {
+      synchronize(sequence_->device_);
+    } catch (...) {  // the device has failed, which the exception in flight tells
+    }
+  }
+  if (failed || !sequence_->repeats_) finish();
 }
 
 void PartSequence::Pass::begin(std::size_t i) {

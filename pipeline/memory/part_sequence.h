@@ -38,11 +38,13 @@ class PartSequence {
   std::int64_t moves() const { return moves_; }
 
   // Keeps as many parts on the device as fit into `bytes`, spread evenly over the sequence, and removes the others.
-  // Waits for a pass that is in progress, and for the device. Throws what WeightPart::enter() throws; then no part
-  // stays. Thread-safe.
+  // Waits for a pass that is in progress, and for the device. Throws what WeightPart::enter() and leave() throw; after
+  // an error of enter() no part stays. Thread-safe.
   void keep(std::int64_t bytes);
   // Called on the stream that copies a part, after each copy. For what is added to the weights.
   void on_arrival(std::function<void(std::size_t part)> call) { arrived_ = std::move(call); }
+  // Called on the current stream before a part's bytes are copied to the host, which happens once.
+  void on_first_departure(std::function<void(std::size_t part)> call) { departs_ = std::move(call); }
   const WeightPart& part(std::size_t i) const;
 
   // One use of the parts in order. Only one pass at a time: the constructor waits for others.
@@ -56,9 +58,11 @@ class PartSequence {
     // CPU, and throws what WeightPart::enter() throws.
     void begin(std::size_t i);
     void end(std::size_t i);
+    void finish();  // as PartSequence::finish()
 
    private:
     PartSequence* const sequence_;
+    const int exceptions_;
     std::unique_lock<std::mutex> lock_;
   };
 
@@ -67,7 +71,8 @@ class PartSequence {
   // Of the last measured pass; waits for its end.
   double measured_s();
 
-  // Removes parts that were copied ahead. Call it after the last pass of a request, with the device idle.
+  // Removes parts that were copied ahead. Call it after the last pass of a request. Parts on their way keep their
+  // memory until they have arrived, because it belongs to the stream that copies.
   void finish();
 
  private:
@@ -86,7 +91,7 @@ class PartSequence {
   std::vector<std::unique_ptr<Entry>> parts_;
   std::int64_t bytes_ = 0, largest_ = 0;
   std::atomic<std::int64_t> kept_bytes_ = 0, moves_ = 0;
-  std::function<void(std::size_t)> arrived_;
+  std::function<void(std::size_t)> arrived_, departs_;
   bool measuring_ = false;
   std::mutex mutex_;  // held during a pass
 };

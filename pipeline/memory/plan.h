@@ -21,6 +21,7 @@ struct MemoryNeeds {
   std::int64_t fixed = 0;  // all other weights, and the adapters' slots and columns
   // All other tensors, at the peak of the stage. One request is encoded while another is denoised or decoded.
   std::int64_t encode = 0, denoise = 0, decode = 0;
+  int passes = 1;                  // through the blocks in a step
   std::int64_t others_encode = 0;  // the same for a request of another model, with the weights that come and go
 
   std::int64_t weight_bytes() const { return text.bytes + modulation.bytes + blocks.bytes + fixed; }

@@ -31,6 +31,7 @@ class WeightPart {
   std::int64_t bytes() const { return bytes_; }  // on the device
 
   bool on_device() const { return on_device_; }
+  bool has_host_copy() const { return host_ != nullptr; }
   // Allocates memory on the device and copies the tensors there, both on the current stream. Throws
   // c10::OutOfMemoryError; the part is away then.
   void enter();

@@ -25,7 +25,8 @@ void add_part(PartSequence& parts, const std::vector<const LinearSlot*>& linears
   auto part = std::make_unique<WeightPart>(parts.device());
   for (const LinearSlot* slot : linears) {
     part->add(slot->weight);
-    part->add(slot->bias);
+    // Compiled blocks convert the bias of a weight that they dequantize, so it stays.
+    if (!slot->quantized || slot->quantized->dynamic) part->add(slot->bias);
     if (!slot->quantized) continue;
     for (const QuantizedRows& rows : slot->quantized->parts) {
       part->add(rows.codes);

@@ -22,9 +22,9 @@ namespace ditfleet::bench {
 using Clock = std::chrono::steady_clock;
 using c10::ScalarType;
 
-std::map<std::string, std::string> flags{{"--mode", "default"},     {"--cache", ""},         {"--layers", "19,38"},
-                                         {"--model", ""},           {"--quantize", ""},      {"--prompts", ""},
-                                         {"--revision", "unknown"}, {"--machine", "unknown"}};
+std::map<std::string, std::string> flags{{"--device", "cuda"},  {"--mode", "default"},     {"--cache", ""},
+                                         {"--layers", "19,38"}, {"--model", ""},           {"--quantize", ""},
+                                         {"--prompts", ""},     {"--revision", "unknown"}, {"--machine", "unknown"}};
 std::string scenario;
 c10::Device gpu(c10::DeviceType::CPU);
 
@@ -103,7 +103,7 @@ std::shared_ptr<kernel_cache::KernelCache> open_cache() {
 
 region::CompileOptions options() {
   region::CompileOptions o;
-  o.backend = "nvrtc";
+  o.backend = gpu.is_cpu() ? "cpu_jit" : "nvrtc";
   o.mode = flags["--mode"];
   o.fullgraph = true;
   return o;
@@ -156,7 +156,7 @@ void run(int argc, char** argv, const std::map<std::string, void (*)()>& scenari
     status = 2;
   } else {
     try {
-      gpu = pipeline::load_device("cuda").device;
+      gpu = pipeline::load_device(flags["--device"]).device;
       scenarios.at(scenario)();
     } catch (...) {
       std::fprintf(stderr, "%s: %s\n", argv[0], pipeline::error_in_flight("bench").message.c_str());

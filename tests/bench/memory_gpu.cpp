@@ -1,6 +1,7 @@
 // Measures memory plans on a GPU with the folder --model of FLUX.1-dev's size, 1024×1024, 28 steps. gpu.sh runs it.
 //
 //   memory_gpu_bench SCENARIO --model DIR [--cache DIR] [--revision TEXT] [--machine TEXT]
+//   memory_gpu_bench contain --device cpu --model deploy/demo-model/model …     the same with small images on a CPU
 //
 // SCENARIO: offload_bf16 | offload_fp8 | offload_nf4
 //                        all weights resident, then memory.offload block: peak, image and steady step, and their
@@ -12,6 +13,7 @@
 //
 // A peak is total - free memory of the device in 10⁹ bytes, sampled every 5 ms over whole requests.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <random>
@@ -38,7 +40,7 @@ const Formats kNf4{{"transformer", "nf4"}, {"text_encoder_2", "nf4"}};
 
 std::unique_ptr<pipeline::Engine> open_engine(const std::string& offload, double limit_gib = 0) {
   pipeline::EngineOptions o;
-  o.device = "cuda";
+  o.device = flags["--device"];
   o.compile = options();
   o.kernel_cache = open_cache();
   o.memory = {offload, static_cast<std::int64_t>(limit_gib * kGib), 0};
@@ -170,11 +172,13 @@ void limit12() {
 
 void contain() {
   constexpr int kJobs = 200, kTooLarge = 10, kJobSteps = 4;
-  const auto engine = open_engine("auto", 26);
+  const bool cpu = gpu.is_cpu();
+  const auto engine = open_engine("auto", cpu ? 0.1 : 26);
   pipeline::ModelSource source{"flux", flags["--model"]};
-  source.quantize = kFp8;
+  if (!cpu) source.quantize = kFp8;
   const auto model = unwrap(engine->load_model(source));
-  const int sides[] = {512, 768, 896, 1024};
+  const std::array<int, 4> sides = cpu ? std::array{64, 96, 128, 160} : std::array{512, 768, 896, 1024};
+  const int too_large = cpu ? 1024 : 4096;
   for (const int side : sides) unwrap(draw(*model, side, kJobSteps));
   std::mt19937 random(20261125);
   std::vector<int> order;
@@ -190,7 +194,8 @@ void contain() {
     return since(start);
   };
   const double without = all();
-  for (int i = 0; i < kTooLarge; ++i) order.insert(order.begin() + static_cast<int>(random() % order.size()), 4096);
+  for (int i = 0; i < kTooLarge; ++i)
+    order.insert(order.begin() + static_cast<int>(random() % order.size()), too_large);
   failed = 0;
   const double with = all();
   row("throughput_ratio", without / with, "x");

@@ -443,6 +443,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, Offload,
                                            Case{"comfy_plain", "quant/comfy_plain", true},
                                            Case{"nf4", "quant/nf4", true, "quant/adapters/nf4.safetensors"},
                                            Case{"nf4_fp32", "quant/nf4_fp32", false},
+                                           Case{"nf4_fp32_in_bf16", "quant/nf4_fp32", true},
                                            Case{"fp8_rows", "quant/fp8_rows", true, "quant/adapters/fp8.safetensors"}),
                          [](const auto& info) { return info.param.name; });
 

@@ -52,7 +52,7 @@ json::object as_json(const pipeline::PlanReport& report, const pipeline::Engine&
   if (const auto& plan = report.choice.plan) {
     const std::int64_t per_request =
         (plan->keep_text ? 0 : needs.text.bytes) + (plan->keep_modulation ? 0 : needs.modulation.bytes);
-    const std::int64_t per_step = needs.blocks.bytes - plan->keep_blocks;
+    const std::int64_t per_step = needs.passes * (needs.blocks.bytes - plan->keep_blocks);
     root["plan"] = json::object{
         {"name", plan->name},
         {"peak_bytes", plan->bytes},
@@ -99,7 +99,7 @@ void print(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
     bytes("blocks that stay", plan->keep_blocks);
     row("copied per request",
         seconds((plan->keep_text ? 0 : needs.text.bytes) + (plan->keep_modulation ? 0 : needs.modulation.bytes)));
-    row("copied per step", seconds(needs.blocks.bytes - plan->keep_blocks));
+    row("copied per step", seconds(needs.passes * (needs.blocks.bytes - plan->keep_blocks)));
   } else {
     row("plan", "none fits");
   }

@@ -105,11 +105,11 @@ void AdapterColumns::load(const Layout& layout) {
     if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.operands[i].used;
 }
 
-void AdapterColumns::write(const Layout& layout, std::size_t first_linear, std::size_t linears) const {
+void AdapterColumns::write(const Layout* layout, std::size_t first_linear, std::size_t linears) const {
   for (std::size_t i = first_linear; i < first_linear + linears; ++i) {
     if (linears_[i].slot.quantized) continue;
     lora_columns_of(linears_[i].slot).zero_();
-    region::run_copies(layout.copies[i].beside);
+    if (layout) region::run_copies(layout->copies[i].beside);
   }
 }
 

@@ -56,8 +56,9 @@ class AdapterColumns {
   void load(const Layout& layout);
   // Makes the current stream wait for all copies of load().
   void join() { side_stream_.join(); }
-  // Copies B to linears whose weights have come to the device, on the current stream. Their other columns become zeros.
-  void write(const Layout& layout, std::size_t first_linear, std::size_t linears) const;
+  // Copies B to linears whose weights have come to the device, on the current stream. Their other columns become zeros;
+  // without a layout all.
+  void write(const Layout* layout, std::size_t first_linear, std::size_t linears) const;
   // Overwrites all columns and buffers with zeros, on the current stream.
   void clear();
 

@@ -25,7 +25,6 @@ std::mutex measuring;  // dry_bytes() counts the tensors of the whole process
 
 MemoryNeeds::Group group_of(const PartSequence& parts) { return {parts.bytes(), parts.ahead_bytes()}; }
 
-// The steps' state and the tensors of one velocity, for the longest schedule that is modulated at once.
 at::Tensor velocity_of(const FluxTransformer& flux, const Conditioning& conditioning, const at::Tensor& latents,
                        const at::Tensor& rope) {
   return flux.velocity(latents, conditioning.text, conditioning.modulation.step(0), rope);
@@ -49,6 +48,10 @@ FluxNeeds::FluxNeeds(const LoadContext& context)
                    std::max(folder_.clip.parts().ahead_bytes(), folder_.t5.parts().ahead_bytes())};
   weights_.modulation = group_of(*parts.modulation);
   weights_.blocks = group_of(*parts.blocks);
+  // The first request allocates memory for values of quantized weights, which stays.
+  const std::int64_t before = dry_bytes();
+  measure(square(0).first);
+  weights_.fixed += dry_bytes() - before;
   weights_.fixed = std::max<std::int64_t>(
       0, weights_.fixed - weights_.text.bytes - weights_.modulation.bytes - weights_.blocks.bytes);
   if (context.adapters.slots > 0)
@@ -82,6 +85,7 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
   const std::lock_guard lock(measuring);
   const c10::InferenceMode inference(true);
   MemoryNeeds needs = weights_;
+  needs.passes = static_cast<int>(passes);
   const std::int64_t before = dry_bytes();
   const auto peak_of = [&](const auto& stage) {
     start_dry_peak();
@@ -149,6 +153,8 @@ FluxFit fit_flux(LoadContext context, bool always) {
     for (chosen = 0; chosen < formats.size() && !keeps_blocks(chosen, side);) ++chosen;
     if (chosen < formats.size()) break;
   }
+  for (std::size_t i = 0; chosen == formats.size() && i < formats.size(); ++i)
+    if (context.memory->plan(needs[i]->of(needs[i]->square(0).first)).choice.plan) chosen = i;
   chosen = std::min(chosen, formats.size() - 1);
   fit.source.quantize = formats[chosen];
   fit.needs = needs[chosen];

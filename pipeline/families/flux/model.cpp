@@ -39,21 +39,6 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
   return text;
 }
 
-// The model's numbers overflow for this request.
-[[noreturn]] void not_finite(const FluxRequest& request, const ModelSource& source, const std::string& what) {
-  const bool adapted =
-      std::any_of(request.loras.begin(), request.loras.end(), [](const LoraRequest& lora) { return lora.scale != 0; });
-  if (adapted)
-    fail(Code::kInvalidArgument,
-         "[decode] " + what + " contain NaN or infinity with adapters at the strengths " + strengths(request.loras) +
-             " (in the request's order); use smaller strengths or another adapter",
-         "loras");
-  fail(Code::kDataCorrupt,
-       "[decode] " + what +
-           " contain NaN or infinity; check the model's weights, or use another precision (worker.dtype): " +
-           not_finite_weight(source));
-}
-
 }  // namespace
 
 namespace {
@@ -137,11 +122,11 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
   p->columns = request.width / folder_.size_multiple();
   // Runs in the background while the prompt is encoded.
   folder_.transformer.prewarm(request.max_sequence_length, p->rows * p->columns);
-  p->adapted = adapt(folder_, adapter_store(), request.loras);
   p->noise = draw_noise(request.seed, folder_.transformer.config().in_channels / 4, 2 * p->rows, 2 * p->columns,
                         placement().dtype);
   p->schedule = schedule_of(*p);
-  memory_.run(size_of(request), [&] {
+  memory_.run_encode(size_of(request), [&] {
+    p->adapted = adapt(folder_, adapter_store(), request.loras);
     p->prompt = embed(request.prompt, request.max_sequence_length, p->adapted.get());
     if (request.true_cfg_scale > 1 && request.negative_prompt)
       p->negative = embed(*request.negative_prompt, request.max_sequence_length, p->adapted.get());
@@ -175,7 +160,7 @@ Result<void> FluxModel::run_denoise(Generation& generation, const StepCallback& 
   return run([&](const StepProgress& progress) {
     if (progress.step == 1) blocks.measure();
     if (progress.step == 2) {
-      memory_.set_step_time(size, blocks.measured_s() * (p.negative ? 2 : 1));
+      memory_.set_step_time(size, blocks.measured_s());
       memory_.place(size);
     }
     return !on_step || on_step(progress);
@@ -187,17 +172,33 @@ bool FluxModel::uses_adapters(const Generation& generation) const {
   return mine && mine->adapted;
 }
 
+void FluxModel::not_finite(const FluxRequest& request, const std::string& what) {
+  const bool adapted =
+      std::any_of(request.loras.begin(), request.loras.end(), [](const LoraRequest& lora) { return lora.scale != 0; });
+  if (adapted)
+    fail(Code::kInvalidArgument,
+         "[decode] " + what + " contain NaN or infinity with adapters at the strengths " + strengths(request.loras) +
+             " (in the request's order); use smaller strengths or another adapter",
+         "loras");
+  if (!bad_weight_) bad_weight_ = not_finite_weight(folder_.source);
+  fail(Code::kDataCorrupt,
+       "[decode] " + what +
+           " contain NaN or infinity; check the model's weights, or use another precision (worker.dtype): " +
+           *bad_weight_);
+}
+
 Media FluxModel::run_decode(Generation& generation) {
   const auto start = Clock::now();
   FluxGeneration& p = own(generation);
   if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
-  const at::Tensor decoded =
-      memory_.run(size_of(p.request), [&] { return folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns)); });
-  const auto finite = are_finite({p.latents, decoded});
-  if (!finite[0]) not_finite(p.request, folder_.source, "the latents after denoising");
-  if (!finite[1]) not_finite(p.request, folder_.source, "the pixels that the VAE decoded");
-  p.image = unit_range(decoded);
-  Media image = to_media(p.image);
+  Media image = memory_.run(size_of(p.request), [&] {
+    const at::Tensor decoded = folder_.vae.decode(unpack_latents(p.latents, p.rows, p.columns));
+    const auto finite = are_finite({p.latents, decoded});
+    if (!finite[0]) not_finite(p.request, "the latents after denoising");
+    if (!finite[1]) not_finite(p.request, "the pixels that the VAE decoded");
+    p.image = unit_range(decoded);
+    return to_media(p.image);
+  });
   memory_.observe(size_of(p.request));
   p.add_phase("vae", start);
   return image;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "pipeline/engine/model_base.h"
 #include "pipeline/engine/prompt_cache.h"
@@ -27,6 +29,8 @@ class FluxModel final : public ModelBase {
   bool uses_adapters(const Generation& generation) const override;
   void clear_adapter_columns() override { folder_.transformer.clear_adapters(); }
 
+  // The model's numbers overflow for this request. Looks for the weight once.
+  [[noreturn]] void not_finite(const FluxRequest& request, const std::string& what);
   RequestSize size_of(const FluxRequest& request) const;
 
   TextEmbedding embed(const std::string& prompt, int max_sequence_length, const AdaptedModels* adapted);
@@ -37,6 +41,7 @@ class FluxModel final : public ModelBase {
   const Prompts prompts_;
   PromptCache<TextEmbedding> embeddings_;
   ModelMemory memory_;
+  std::optional<std::string> bad_weight_;  // as not_finite_weight()
 };
 
 }  // namespace ditfleet::pipeline

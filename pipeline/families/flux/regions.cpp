@@ -189,7 +189,12 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
     columns_ =
         std::make_unique<AdapterColumns>(std::move(linears), of_first, region::make_matrix_copies(*host), blocks_);
   for (auto& one : running) one.get();
-  if (blocks_ && columns_) blocks_->on_arrival([this](std::size_t i) { write_columns(i); });
+  if (!blocks_ || !columns_) return;
+  blocks_->on_arrival([this](std::size_t i) {
+    if (loaded_) write_columns(i, &loaded_->layout);
+  });
+  // Host memory gets no adapter.
+  blocks_->on_first_departure([this](std::size_t i) { write_columns(i, nullptr); });
 }
 
 // Blocks with adapters attend at the same strides, and to a library a picture's tokens and both streams' together are
@@ -221,22 +226,25 @@ std::shared_ptr<const FluxAdapters> FluxRegions::plan(const FluxSlots& slots) co
 
 void FluxRegions::load(const std::shared_ptr<const FluxAdapters>& adapters) {
   if (adapters == loaded_) return;
-  if (blocks_ && !blocks_->all_stay()) blocks_->finish();  // a block that is being copied would overwrite its columns
-  const auto before = std::exchange(loaded_, nullptr);     // until all is in place; what was on its way is kept as long
+  PartSequence::Pass nothing_moves(blocks_.get());
+  nothing_moves.finish();                               // a block that is being copied would overwrite its columns
+  const auto before = std::exchange(loaded_, nullptr);  // until all is in place; what was on its way is kept as long
   columns_->load(adapters->layout);
   loaded_ = adapters;
 }
 
-void FluxRegions::write_columns(std::size_t i) const {
-  if (!loaded_) return;
+void FluxRegions::write_columns(std::size_t i, const AdapterColumns::Layout* layout) const {
   const bool is_double = i < double_.size();
-  columns_->write(loaded_->layout, (is_double ? double_[i] : single_[i - double_.size()]).first_linear,
+  columns_->write(layout, (is_double ? double_[i] : single_[i - double_.size()]).first_linear,
                   is_double ? region::kDoubleLinears.size() : region::kSingleLinears.size());
 }
 
 void FluxRegions::clear_adapters() {
+  const PartSequence::Pass nothing_moves(blocks_.get());
   loaded_ = nullptr;
-  if (columns_) columns_->clear();
+  if (!columns_) return;
+  columns_->clear();
+  if (blocks_) synchronize_current(blocks_->device());
 }
 
 at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {

@@ -82,7 +82,7 @@ class FluxRegions {
     std::size_t row = 0, adapted_row = 0;
     std::size_t first_linear = 0;  // in AdapterColumns
   };
-  void write_columns(std::size_t block) const;
+  void write_columns(std::size_t block, const AdapterColumns::Layout* layout) const;  // null: zeros
   template <class BlockSlots, class Make>
   void add_blocks(const std::vector<BlockSlots>& blocks, const FluxConfig& config, Placement placement, Make make,
                   const std::vector<std::string>& call, bool adapted, std::vector<Block>& made);

@@ -59,13 +59,14 @@ Media preview(const FluxFolder& folder, Placement placement, const FluxGeneratio
 Result<void> run_steps(FluxFolder& folder, Placement placement, FluxGeneration& p, const StepCallback& on_step,
                        const std::function<void()>& wait) {
   const auto begun = Clock::now();
+  const std::shared_ptr<PartSequence> blocks = folder.transformer.parts().blocks;
+  const std::shared_ptr<void> finish(nullptr, [&](void*) { blocks->finish(); });
   if (p.adapted) folder.transformer.load_adapters(p.adapted->transformer);
   FluxDenoiser denoiser(p.adapted ? p.adapted->transformer : folder.transformer, placement, p);
   FlowMatchEuler sampler(p.sigmas);
   auto latents = denoise_loop(
       denoiser, sampler, pack_latents(p.noise).to(placement.device), p.timesteps.size(0),
       {on_step, [&](const at::Tensor& estimate) { return preview(folder, placement, p, estimate); }, wait});
-  folder.transformer.parts().blocks->finish();
   p.add_phase("denoise", begun);
   if (!latents) return latents.error();
   p.latents = std::move(*latents);

@@ -59,6 +59,10 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
                         std::make_shared<PartSequence>(placement, "blocks", /*repeats=*/true)};
   FluxSlots slots = bind_flux_slots(config, parameters, compiled ? adapter_rank : 0, parts);
   parameters.finish("");
+  if (compiled && parameters.computes_in_other_type() && placement.dtype == c10::ScalarType::Float) {
+    regions->fall_back("flux.double", "unsupported_op", "[flux] NF4 weights compute in another type than fp32");
+    regions = nullptr;
+  }
   FluxTransformer made(config, std::move(slots), parameters.bytes(), placement, std::move(regions), parts);
   made.linears_ = parameters.linears();
   return made;

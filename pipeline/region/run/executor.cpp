@@ -235,7 +235,7 @@ void allocate_results(const Plan& plan, const Resolved& resolved, const at::Tens
 at::Tensor WorkspacePool::take(std::int64_t bytes, c10::Device device) {
   const auto options = at::TensorOptions(c10::ScalarType::Byte).device(device);
   // A GPU's allocator has its own cache, which respects streams.
-  if (!device.is_cuda()) {
+  if (device.is_cpu()) {
     std::lock_guard lock(mutex_);
     while (!idle_.empty()) {
       at::Tensor workspace = std::move(idle_.back());
@@ -247,7 +247,7 @@ at::Tensor WorkspacePool::take(std::int64_t bytes, c10::Device device) {
 }
 
 void WorkspacePool::give_back(at::Tensor workspace) {
-  if (workspace.is_cuda() || workspace.numel() > kMostKeptBytes) return;
+  if (!workspace.is_cpu() || workspace.numel() > kMostKeptBytes) return;
   std::lock_guard lock(mutex_);
   idle_.push_back(std::move(workspace));
 }
