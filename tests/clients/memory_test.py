@@ -48,7 +48,7 @@ class Plan(unittest.TestCase):
 
 class Fleets(unittest.TestCase):
     def test_a_job_that_no_worker_can_hold(self):
-        with Fleet(models={"demo": DEMO}, sets=["memory.limit=0.25", SLOTS]) as fleet:
+        with Fleet(models={"demo": DEMO}, sets=[SLOTS], flags=["--memory-limit", "0.25"]) as fleet:
             client = Client(fleet.url)
             limits = client.get("/v1/workers").json()["workers"][0]["memory"]["demo"]["limits"]
             self.assertEqual([one["plan"] for one in limits], ["resident", "model", "block"])

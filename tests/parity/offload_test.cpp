@@ -9,11 +9,13 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <optional>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "pipeline/device/failure.h"
@@ -242,6 +244,53 @@ TEST_F(DemoModels, TwoThatDoNotFitTogetherTakeTurns) {
   }
   // Neither can stay, so each switch is a load.
   EXPECT_LE(models[0]->memory().loads + models[1]->memory().loads, switches * 12 / 10);
+}
+
+TEST_F(DemoModels, ALargerRequestTakesTheOtherModelsPlace) {
+  const auto [pictures, bytes] = expected({demo_request(1, 64), demo_request(2, 64), demo_request(3, 256)});
+  const auto engine = open(2 * bytes + (24 << 20));
+  const auto a = load(*engine, "a"), b = load(*engine, "b");
+  EXPECT_TRUE(unwrap(draw_one(*a, demo_request(1, 64))).rgb == pictures[0].rgb);
+  EXPECT_TRUE(unwrap(draw_one(*b, demo_request(2, 64))).rgb == pictures[1].rgb);
+  EXPECT_TRUE(a->memory().resident && b->memory().resident) << "both fit beside small images";
+  EXPECT_TRUE(unwrap(draw_one(*a, demo_request(3, 256))).rgb == pictures[2].rgb);
+  EXPECT_EQ(a->memory().plan, "resident");
+  EXPECT_EQ(a->memory().step_downs, 0);
+  EXPECT_FALSE(b->memory().resident);
+}
+
+// As the worker's threads do: adapters come and go while other requests run whose blocks are copied.
+TEST_F(DemoModels, AdaptersAreForgottenWhileBlocksMove) {
+  EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+  options.memory.offload = "block";
+  options.lora_slots = 1;
+  options.max_lora_rank = 16;
+  const auto engine = unwrap(Engine::create(options, {&flux_family()}));
+  const auto model = load(*engine, "a");
+  const auto adapter = std::filesystem::path(DITFLEET_SOURCE_DIR "/deploy/demo-model/loras");
+  std::string file;
+  for (const auto& entry : std::filesystem::directory_iterator(adapter))
+    if (entry.path().extension() == ".safetensors") file = entry.path().string();
+  const Media plain = unwrap(draw_one(*model, demo_request(1, 64)));
+  auto adapted = demo_request(1, 64);
+  adapted.loras = {{file, 1.0, "style"}};
+  const Media styled = unwrap(draw_one(*model, adapted));
+  EXPECT_FALSE(styled.rgb == plain.rgb);
+  std::atomic<bool> done = false;
+  std::thread other([&] {
+    while (!done) {
+      unwrap(model->prefetch(adapted.loras));
+      model->forget_adapter("style");
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(unwrap(draw_one(*model, demo_request(1, 64))).rgb == plain.rgb);
+    if (i % 5 == 0) {
+      EXPECT_TRUE(unwrap(draw_one(*model, adapted)).rgb == styled.rgb);
+    }
+  }
+  done = true;
+  other.join();
 }
 
 TEST_F(DemoModels, RequestsThatAreTooLargeLeaveTheOthersAlone) {

@@ -20,7 +20,13 @@ void add_up(CLI::App& app, Invocation& run) {
   command
       ->add_option("--quantize", flags->quantize,
                    "Quantize components of these models while they are loaded (models.NAME.quantize)")
-      ->type_name("COMPONENT=FORMAT,…");
+      ->type_name("COMPONENT=FORMAT,… | auto");
+  command->add_option("--offload", flags->offload, "What may leave a worker's device memory (memory.offload)")
+      ->type_name("auto|none|model|block");
+  command->add_option("--memory-limit", flags->memory_limit, "Most device memory of each worker (memory.limit)")
+      ->type_name("GIB");
+  command->add_option("--reserve-vram", flags->reserve_vram, "Device memory to leave free (memory.reserve)")
+      ->type_name("GIB");
   command->add_option("--device", flags->device, "auto, cpu or cuda (worker.device)");
   command->add_option("--dtype", flags->dtype, "auto, fp32 or bf16 (worker.dtype)");
   command

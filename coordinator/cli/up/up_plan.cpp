@@ -33,6 +33,9 @@ Result<config::Settings> settings_of(const UpFlags& flags) {
   if (!flags.data.empty()) sources.sets.push_back("data.dir=" + flags.data);
   if (!flags.device.empty()) sources.sets.push_back("worker.device=" + flags.device);
   if (!flags.dtype.empty()) sources.sets.push_back("worker.dtype=" + flags.dtype);
+  if (!flags.offload.empty()) sources.sets.push_back("memory.offload=" + flags.offload);
+  if (!flags.memory_limit.empty()) sources.sets.push_back("memory.limit=" + flags.memory_limit);
+  if (!flags.reserve_vram.empty()) sources.sets.push_back("memory.reserve=" + flags.reserve_vram);
   if (flags.workers >= 0) sources.sets.push_back("worker.count=" + std::to_string(flags.workers));
   std::set<std::string> named;
   for (const std::string& model : flags.models) {

@@ -14,9 +14,10 @@ namespace ditfleet::cli {
 struct UpFlags {
   config::Sources sources;
   std::string listen, redis, data, device, dtype, ready_file;
-  std::vector<std::string> models;  // NAME=DIR
-  std::string quantize;             // of every model in `models`
-  int workers = -1;                 // -1: as configured
+  std::vector<std::string> models;                  // NAME=DIR
+  std::string quantize;                             // of every model in `models`
+  std::string offload, memory_limit, reserve_vram;  // empty: as configured
+  int workers = -1;                                 // -1: as configured
   bool json = false;
 };
 
