@@ -25,6 +25,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "pipeline/device/device.h"
@@ -95,19 +96,15 @@ class CountingAllocator final : public c10::Allocator {
   std::atomic<std::int64_t> now_ = 0, peak_ = 0, limit_ = 0;
 };
 
-std::int64_t available_host_memory() {
+// A row of /proc/meminfo, such as "MemTotal:", in bytes; 0 if there is none.
+std::int64_t host_memory_info(std::string_view row) {
   std::ifstream info("/proc/meminfo");
   for (std::string line; std::getline(info, line);)
-    if (line.starts_with("MemAvailable:")) return std::atoll(line.c_str() + 13) * 1024;
+    if (line.starts_with(row)) return std::atoll(line.c_str() + row.size()) * 1024;
   return 0;
 }
 
-std::int64_t total_host_memory() {
-  std::ifstream info("/proc/meminfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.starts_with("MemTotal:")) return std::atoll(line.c_str() + 9) * 1024;
-  return 0;
-}
+std::int64_t available_host_memory() { return host_memory_info("MemAvailable:"); }
 
 void check_host_memory(std::int64_t bytes) {
   if (const std::int64_t available = available_host_memory(); bytes > available)
@@ -150,7 +147,7 @@ void reset_memory_peak(c10::Device device) {
 MemoryInfo memory_info(c10::Device device) {
   if (device.is_cpu()) {
     const auto& allocator = CountingAllocator::get();
-    MemoryInfo info{available_host_memory(), total_host_memory()};
+    MemoryInfo info{available_host_memory(), host_memory_info("MemTotal:")};
     if (const std::int64_t limit = allocator.limit(); limit > 0)
       info = {std::min(info.free, std::max<std::int64_t>(0, limit - allocator.use().now)), limit};
     return info;

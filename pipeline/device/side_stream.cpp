@@ -21,8 +21,7 @@ struct SideStream::Streams {
   c10::Event begin, end;
 };
 
-SideStream::SideStream(c10::Device device)
-    : streams_(!device.is_cuda() ? nullptr : std::make_unique<Streams>(device)) {}
+SideStream::SideStream(c10::Device device) : streams_(device.is_cuda() ? std::make_unique<Streams>(device) : nullptr) {}
 
 SideStream::~SideStream() {
   try {

@@ -1,11 +1,12 @@
 #include "pipeline/lora/adapter.h"
 
 #include <ATen/ops/empty.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
 #include <map>
+
+#include "pipeline/weights/safetensors.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -13,18 +14,6 @@ namespace {
 std::int64_t microseconds_since(std::chrono::steady_clock::time_point begun) {
   return std::max<std::int64_t>(
       1, std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun).count());
-}
-
-// Empty if the file does not exist.
-std::string identity_of(const std::string& path) {
-  struct stat s = {};
-  if (::stat(path.c_str(), &s) != 0) return {};
-  std::string identity = path;
-  for (const auto part :
-       {static_cast<std::int64_t>(s.st_dev), static_cast<std::int64_t>(s.st_ino), static_cast<std::int64_t>(s.st_size),
-        static_cast<std::int64_t>(s.st_mtim.tv_sec), static_cast<std::int64_t>(s.st_mtim.tv_nsec)})
-    identity += '\0' + std::to_string(part);
-  return identity;
 }
 
 }  // namespace
@@ -42,7 +31,7 @@ std::int64_t AdapterStore::slot_bytes() const {
 
 // Computed before the file is read, so that a file that changes meanwhile is read again next time.
 AdapterStore::Name AdapterStore::name_of(const LoraRequest& request) {
-  return {request.id.empty() ? "file:" + identity_of(request.path) : "id:" + request.id, request.id};
+  return {request.id.empty() ? "file:" + file_identity(request.path) : "id:" + request.id, request.id};
 }
 
 std::shared_ptr<const Adapter> AdapterStore::find_in_slot(const Name& name) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/device/memory.h"
@@ -12,11 +11,9 @@
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr double kHidden = 1.0;                 // share of a step's time in which blocks are copied
 constexpr double kGoodEnough = 0.9;             // a plan that keeps this share of the best plan's blocks stays
 constexpr std::chrono::seconds kCapped{60};     // how long a plan that ran out of memory is avoided
 constexpr std::chrono::minutes kUsesDecay{10};  // uses count 1/e after this time
-constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max() / 4;
 
 bool as_good(const MemoryPlan& plan, const MemoryPlan& best) {
   return plan.keep_text >= best.keep_text && plan.keep_modulation >= best.keep_modulation &&
@@ -33,7 +30,7 @@ bool DeviceMemory::limited() const {
 }
 
 std::int64_t DeviceMemory::available() const {
-  if (device_.is_cpu() && options_.limit == 0 && options_.reserve == 0) return kUnlimited;
+  if (device_.is_cpu() && options_.limit == 0 && options_.reserve == 0) return kNoMemoryLimit;
   return available_memory(device_, options_.limit, options_.reserve);
 }
 
@@ -52,7 +49,6 @@ PlanReport DeviceMemory::plan(const MemoryNeeds& own) const {
   PlanReport report{.needs = beside_others(nullptr, own)};
   report.available = available();
   report.driver = driver_memory(device_);
-  report.weight_bytes = own.weight_bytes();
   report.bandwidth = copy_bandwidth(device_);
   std::int64_t stay = 0;  // of other models
   for (const ModelMemory* other : models_)
@@ -102,9 +98,9 @@ double ModelMemory::use_rate(Clock::time_point now) const {
 PlanChoice ModelMemory::choose(const RequestSize& size, const MemoryNeeds& needs, std::int64_t available) const {
   // Until the time of a step is known, nothing but the blocks in use stays with `block`.
   const auto step = step_s_.find(size);
-  const std::int64_t hidden =
-      step == step_s_.end() ? needs.blocks.bytes
-                            : static_cast<std::int64_t>(kHidden * step->second * copy_bandwidth(device_->device_));
+  const std::int64_t hidden = step == step_s_.end()
+                                  ? needs.blocks.bytes
+                                  : static_cast<std::int64_t>(step->second * copy_bandwidth(device_->device_));
   return choose_plan(needs, capped(size, available), device_->options_.offload, hidden);
 }
 
@@ -127,10 +123,11 @@ void ModelMemory::apply(const MemoryPlan& plan) {
   plan_.reset();
   const auto keep = [](PartSequence& parts, bool all) { parts.keep(all ? parts.bytes() : 0); };
   const Parts& parts = source_.parts;
-  if (plan.keep_blocks < parts.blocks->kept_bytes()) parts.blocks->keep(plan.keep_blocks);
+  const bool fewer = plan.keep_blocks < parts.blocks->kept_bytes();
+  if (fewer) parts.blocks->keep(plan.keep_blocks);
   for (PartSequence* text : parts.text) keep(*text, plan.keep_text);
   keep(*parts.modulation, plan.keep_modulation);
-  parts.blocks->keep(plan.keep_blocks);
+  if (!fewer) parts.blocks->keep(plan.keep_blocks);
   plan_ = plan;
 }
 
@@ -181,7 +178,7 @@ void ModelMemory::place(const RequestSize& size) {
       }
       const bool loaded = kept() > had;
       spdlog::info("memory: {}: plan {}: {} predicted of {}, {} of {} of the blocks stay", name_, plan_->name,
-                   bytes_text(plan_->bytes), available < kUnlimited ? bytes_text(available) : "any number",
+                   bytes_text(plan_->bytes), available < kNoMemoryLimit ? bytes_text(available) : "any number",
                    bytes_text(plan_->keep_blocks), bytes_text(needs.blocks.bytes));
       const std::lock_guard report_lock(report_mutex_);
       report_.loads += loaded;
@@ -201,7 +198,7 @@ void ModelMemory::fail_without_plan(const RequestSize& size, const std::string& 
   if (!device_->limited()) fail(Code::kOutOfMemory, problem);
   PlanChoice choice;
   if (device_->options_.offload == "none")
-    choice.rejected.push_back("memory.offload none keeps all weights on the device");
+    choice.rejected.push_back({"memory.offload none", "all weights stay on the device"});
   fail(Code::kOutOfMemory, budget_text(source_.needs(size), choice, device_->available(), problem));
 }
 
@@ -263,11 +260,9 @@ void ModelMemory::observe(const RequestSize& size) {
   if (!device_->limited()) return;
   const MemoryNeeds needs = source_.needs(size);
   const std::lock_guard lock(device_->mutex_);
-  const MemoryPlan all{"resident", true, true, needs.blocks.bytes};
-  const MemoryPlan& plan = plan_ ? *plan_ : all;
   std::int64_t weights = device_->beside_others(this, needs).fixed;
   for (const ModelMemory* model : device_->models_) weights += model->kept();
-  const std::int64_t ahead = plan.keep_blocks < needs.blocks.bytes ? needs.blocks.ahead : 0,
+  const std::int64_t ahead = plan_ && plan_->keep_blocks < needs.blocks.bytes ? needs.blocks.ahead : 0,
                      predicted = std::max(needs.denoise + ahead, needs.decode),
                      observed = memory_use(device_->device_).peak - weights,
                      excess = std::max<std::int64_t>(0, observed - needs.encode - predicted);
@@ -312,7 +307,7 @@ void ModelMemory::update_report() {
   const double bandwidth = device_->options_.offload == "none" ? 0 : copy_bandwidth(device_->device_);
   const std::lock_guard report_lock(report_mutex_);
   report_.limits = std::move(limits);
-  report_.available_bytes = std::min(available, kUnlimited - 1);
+  report_.available_bytes = available;
   report_.bytes = bytes;
   report_.resident = !plan_ ? kept() == bytes : kept() > 0 || plan_->keep_blocks == 0;
   report_.load_time = std::chrono::microseconds(

@@ -1,8 +1,6 @@
 // Decides which weights of an engine's models are on the device, and moves them.
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <chrono>
 #include <functional>
 #include <map>
@@ -28,7 +26,6 @@ class DeviceMemory {
  public:
   DeviceMemory(c10::Device device, MemoryOptions options);
 
-  const MemoryOptions& options() const { return options_; }
   // False: nothing limits the weights, so needs are not measured and all weights stay. True for GPUs.
   bool limited() const;
   // How a model with these needs would run if it were loaded now, and all other models made room for it.
@@ -40,7 +37,6 @@ class DeviceMemory {
  private:
   friend class ModelMemory;
   std::int64_t available() const;
-  std::int64_t fixed_of_others(const ModelMemory* model) const;
   MemoryNeeds beside_others(const ModelMemory* model, MemoryNeeds needs) const;
 
   const c10::Device device_;
@@ -79,37 +75,16 @@ class ModelMemory {
   // place() and `stage` throw.
   template <class Stage>
   auto run(const RequestSize& size, const Stage& stage) {
-    for (;;) {
-      std::string problem;
-      try {
-        return stage();
-      } catch (const Failure&) {
-        throw;
-      } catch (const std::bad_alloc&) {  // of the host
-        throw;
-      } catch (...) {
-        problem = memory_problem();
-        if (problem.empty()) throw;
-      }
-      step_down(size, problem);
-    }
+    return repeat(stage, [&](const std::string& problem) { step_down(size, problem); });
   }
   // The same for the encoding of a request, on another thread than place(): if it runs out of memory, the model's text
   // encoders and modulation leave, and it runs once more.
   template <class Stage>
   auto run_encode(const RequestSize& size, const Stage& stage) {
-    std::string problem;
-    try {
-      return stage();
-    } catch (const Failure&) {
-      throw;
-    } catch (const std::bad_alloc&) {
-      throw;
-    } catch (...) {
-      problem = memory_problem();
-      if (problem.empty()) throw;
-    }
-    return after_encoders_left(size, problem, stage);
+    return repeat(stage, [&, left = false](const std::string& problem) mutable {
+      if (std::exchange(left, true)) fail_without_plan(size, problem);
+      free_encoders(size, problem);
+    });
   }
   // The end of a stage. Unless all weights stay, gives memory that LibTorch caches for the stage's streams back to the
   // device: other stages have other streams.
@@ -130,7 +105,6 @@ class ModelMemory {
     Clock::time_point until;
   };
   std::int64_t kept() const;
-  std::int64_t parts_bytes() const;
   double use_rate(Clock::time_point now) const;
   void leave();
   void apply(const MemoryPlan& plan);
@@ -140,13 +114,22 @@ class ModelMemory {
   void step_down(const RequestSize& size, const std::string& problem);
   void free_encoders(const RequestSize& size, const std::string& problem);
   [[noreturn]] void fail_without_plan(const RequestSize& size, const std::string& problem) const;
-  template <class Stage>
-  auto after_encoders_left(const RequestSize& size, const std::string& problem, const Stage& stage) {
-    free_encoders(size, problem);
-    try {
-      return stage();
-    } catch (const c10::OutOfMemoryError& e) {
-      fail_without_plan(size, e.what_without_backtrace());
+  // Runs the stage until it does not run out of the device's memory. `make_room` runs in between, and may throw.
+  template <class Stage, class MakeRoom>
+  static auto repeat(const Stage& stage, MakeRoom make_room) {
+    for (;;) {
+      std::string problem;
+      try {
+        return stage();
+      } catch (const Failure&) {
+        throw;
+      } catch (const std::bad_alloc&) {  // of the host
+        throw;
+      } catch (...) {
+        problem = memory_problem();
+        if (problem.empty()) throw;
+      }
+      make_room(problem);
     }
   }
   std::int64_t capped(const RequestSize& size, std::int64_t available) const;

@@ -45,11 +45,9 @@ PartSequence::PartSequence(const Placement& placement, const std::string& name, 
       repeats_(repeats),
       on_host_(placement.on_host),
       copies_ahead_(!placement.real_device().is_cpu()),
-      streams_(device_.is_cpu() || device_.is_meta() ? nullptr : std::make_unique<Streams>(device_)) {}
+      streams_(device_.is_cuda() ? std::make_unique<Streams>(device_) : nullptr) {}
 
 PartSequence::~PartSequence() = default;
-
-const WeightPart& PartSequence::part(std::size_t i) const { return *parts_[i]->part; }
 
 void PartSequence::add(std::unique_ptr<WeightPart> part) {
   bytes_ += part->bytes();

@@ -45,7 +45,6 @@ class PartSequence {
   void on_arrival(std::function<void(std::size_t part)> call) { arrived_ = std::move(call); }
   // Called on the current stream before a part's bytes are copied to the host, which happens once.
   void on_first_departure(std::function<void(std::size_t part)> call) { departs_ = std::move(call); }
-  const WeightPart& part(std::size_t i) const;
 
   // One use of the parts in order. Only one pass at a time: the constructor waits for others.
   class Pass {

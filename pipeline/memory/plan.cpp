@@ -20,22 +20,24 @@ std::string budget_text(const MemoryNeeds& needs, const PlanChoice& choice, std:
                          : "the device is out of memory (" + problem + "); " + bytes_text(available) + " are available";
   text += ": weights " + bytes_text(needs.weight_bytes()) + ", encoding " + bytes_text(needs.encode) + ", denoising " +
           bytes_text(needs.denoise) + ", decoding " + bytes_text(needs.decode);
-  for (const std::string& reason : choice.rejected) text += "; " + reason;
+  for (const auto& [plan, reason] : choice.rejected) text += "; " + plan + ": " + reason;
   return text;
 }
 
-std::int64_t plan_weight_bytes(const MemoryNeeds& n, const MemoryPlan& plan) {
-  return n.fixed + (plan.keep_text ? n.text.bytes : 0) + (plan.keep_modulation ? n.modulation.bytes : 0) +
-         plan.keep_blocks + std::max(plan.keep_text ? 0 : n.text.ahead, plan.keep_modulation ? 0 : n.modulation.ahead) +
-         (plan.keep_blocks < n.blocks.bytes ? n.blocks.ahead : 0);
+std::int64_t plan_bytes(const MemoryNeeds& n, const MemoryPlan& plan) {
+  const std::int64_t kept = n.fixed + (plan.keep_text ? n.text.bytes : 0) +
+                            (plan.keep_modulation ? n.modulation.bytes : 0) + plan.keep_blocks,
+                     ahead = std::max(plan.keep_text ? 0 : n.text.ahead, plan.keep_modulation ? 0 : n.modulation.ahead),
+                     blocks_ahead = plan.keep_blocks < n.blocks.bytes ? n.blocks.ahead : 0;
+  return kept + std::max(n.encode + ahead, n.others_encode) + std::max(n.denoise + blocks_ahead, n.decode);
 }
 
-std::int64_t plan_bytes(const MemoryNeeds& n, const MemoryPlan& plan) {
-  const std::int64_t text_ahead = plan.keep_text ? 0 : n.text.ahead;
-  const std::int64_t ahead = std::max(text_ahead, plan.keep_modulation ? 0 : n.modulation.ahead);
-  const std::int64_t blocks_ahead = plan.keep_blocks < n.blocks.bytes ? n.blocks.ahead : 0;
-  return plan_weight_bytes(n, plan) - ahead - blocks_ahead + std::max(n.encode + ahead, n.others_encode) +
-         std::max(n.denoise + blocks_ahead, n.decode);
+std::int64_t copied_per_request(const MemoryNeeds& n, const MemoryPlan& plan) {
+  return (plan.keep_text ? 0 : n.text.bytes) + (plan.keep_modulation ? 0 : n.modulation.bytes);
+}
+
+std::int64_t copied_per_step(const MemoryNeeds& n, const MemoryPlan& plan) {
+  return n.passes * (n.blocks.bytes - plan.keep_blocks);
 }
 
 PlanChoice choose_plan(const MemoryNeeds& n, std::int64_t available, const std::string& offload, std::int64_t hidden) {
@@ -45,9 +47,9 @@ PlanChoice choose_plan(const MemoryNeeds& n, std::int64_t available, const std::
     MemoryPlan plan{name, keep, keep, kept_blocks};
     plan.bytes = plan_bytes(n, plan);
     if (!allowed)
-      choice.rejected.push_back(std::string(name) + ": not allowed by memory.offload " + offload);
+      choice.rejected.push_back({name, "not allowed by memory.offload " + offload});
     else if (plan.bytes > available)
-      choice.rejected.push_back(std::string(name) + ": " + what + ", which needs " + bytes_text(plan.bytes));
+      choice.rejected.push_back({name, std::string(what) + ", which needs " + bytes_text(plan.bytes)});
     else
       choice.plan = std::move(plan);
   };

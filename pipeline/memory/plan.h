@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -21,8 +22,9 @@ struct MemoryNeeds {
   std::int64_t fixed = 0;  // all other weights, and the adapters' slots and columns
   // All other tensors, at the peak of the stage. One request is encoded while another is denoised or decoded.
   std::int64_t encode = 0, denoise = 0, decode = 0;
-  int passes = 1;                  // through the blocks in a step
-  std::int64_t others_encode = 0;  // the same for a request of another model, with the weights that come and go
+  // The same as `encode` for a request of another model, with the weights that come and go.
+  std::int64_t others_encode = 0;
+  int passes = 1;  // through the blocks in a step
 
   std::int64_t weight_bytes() const { return text.bytes + modulation.bytes + blocks.bytes + fixed; }
 };
@@ -34,6 +36,8 @@ struct MemoryOptions {
   std::int64_t reserve = 0;  // bytes of the device to leave free
 };
 
+inline constexpr std::int64_t kNoMemoryLimit = std::numeric_limits<std::int64_t>::max() / 4;  // sums stay in range
+
 struct MemoryPlan {
   std::string name;  // "resident", "model", "block"
   bool keep_text = true, keep_modulation = true;
@@ -41,13 +45,18 @@ struct MemoryPlan {
   std::int64_t bytes = 0;        // predicted peak
 };
 
-// The predicted peak, and how much of it are weights.
+// The predicted peak.
 std::int64_t plan_bytes(const MemoryNeeds& needs, const MemoryPlan& plan);
-std::int64_t plan_weight_bytes(const MemoryNeeds& needs, const MemoryPlan& plan);
+// Bytes of weights that are copied to the device for each request and in each step.
+std::int64_t copied_per_request(const MemoryNeeds& needs, const MemoryPlan& plan);
+std::int64_t copied_per_step(const MemoryNeeds& needs, const MemoryPlan& plan);
 
 struct PlanChoice {
-  std::optional<MemoryPlan> plan;     // empty: nothing fits
-  std::vector<std::string> rejected;  // one line for each faster plan: why not
+  std::optional<MemoryPlan> plan;  // empty: nothing fits
+  struct Rejected {
+    std::string plan, reason;
+  };
+  std::vector<Rejected> rejected;  // the faster plans
 };
 
 // The fastest plan that fits into `available` bytes and that `offload` allows:
@@ -62,9 +71,8 @@ PlanChoice choose_plan(const MemoryNeeds& needs, std::int64_t available, const s
 struct PlanReport {
   MemoryNeeds needs;
   PlanChoice choice;
-  std::int64_t available = 0;                   // bytes that tensors may take; the most of an int64: no limit
+  std::int64_t available = 0;                   // bytes that tensors may take; may be kNoMemoryLimit
   std::int64_t driver = 0;                      // bytes that the driver takes beside them
-  std::int64_t weight_bytes = 0;                // in host and device memory
   std::map<std::string, std::string> quantize;  // component → format that it is quantized to on load
   double bandwidth = 0;                         // of copies from host memory, in bytes per second
 };

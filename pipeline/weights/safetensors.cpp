@@ -97,4 +97,15 @@ Result<void> SafetensorsFile::read(const TensorEntry& entry, std::uint64_t begin
   return read_at(state_->file, path(), entry.begin + begin, into);
 }
 
+std::string file_identity(const std::string& path) {
+  struct stat s = {};
+  if (::stat(path.c_str(), &s) != 0) return {};
+  std::string identity = path;
+  for (const auto part :
+       {static_cast<std::int64_t>(s.st_dev), static_cast<std::int64_t>(s.st_ino), static_cast<std::int64_t>(s.st_size),
+        static_cast<std::int64_t>(s.st_mtim.tv_sec), static_cast<std::int64_t>(s.st_mtim.tv_nsec)})
+    identity += '\0' + std::to_string(part);
+  return identity;
+}
+
 }  // namespace ditfleet::pipeline

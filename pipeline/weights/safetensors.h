@@ -59,4 +59,7 @@ class SafetensorsFile {
   std::shared_ptr<const State> state_;
 };
 
+// The file's path, inode, size and time of change: equal as long as the file is not replaced. Empty if there is none.
+std::string file_identity(const std::string& path);
+
 }  // namespace ditfleet::pipeline

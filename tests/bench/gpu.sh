@@ -10,7 +10,7 @@
 #
 #   DITFLEET_BENCH_RESULTS   folder of the CSVs (default: tests/bench/results)
 #   DITFLEET_BENCH_PEER=0    skip the peer
-#   DITFLEET_BENCH_MODEL     a folder of FLUX.1-dev's size for `precision` and `memory` (default: one with random weights, 34 GB)
+#   DITFLEET_BENCH_MODEL     a folder of FLUX.1-dev's size (default: one with random weights, 34 GB)
 #   DITFLEET_BENCH_PYTHON    Python with torch and diffusers for the peer (default: python3, or BUILD_DIR/bench-venv)
 #   DITFLEET_BENCH_REVISION  revision in the rows (default: git describe)
 set -euo pipefail

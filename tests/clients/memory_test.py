@@ -12,9 +12,13 @@ GIB = 1 << 30
 SLOTS = "worker.lora.slots=1"  # the demo model's weights are smaller than four slots
 
 
+def worker_plan(*argv):
+    return run(str(BIN / "ditfleet-worker"), "plan", "--device", "cpu", "--model", DEMO, *argv)
+
+
 def plan(*argv):
     """What `plan --json` prints, and its exit code."""
-    done = run(str(BIN / "ditfleet-worker"), "plan", "--device", "cpu", "--model", DEMO, "--json", "--set", SLOTS, *argv)
+    done = worker_plan("--json", "--set", SLOTS, *argv)
     return json.loads(done.stdout), done.returncode, done.stderr
 
 
@@ -41,7 +45,7 @@ class Plan(unittest.TestCase):
         for flags, words in ((["--size", "100x100"], "not a multiple of 16"),
                              (["--size", "64x64", "--memory-limit", "-1"], "must be a number from 0"),
                              (["--size", "64x64", "--offload", "disk"], "one of auto, none, model, block")):
-            done = run(str(BIN / "ditfleet-worker"), "plan", "--device", "cpu", "--model", DEMO, *flags)
+            done = worker_plan(*flags)
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertIn(words, done.stderr)
 
@@ -52,11 +56,13 @@ class Fleets(unittest.TestCase):
             client = Client(fleet.url)
             limits = client.get("/v1/workers").json()["workers"][0]["memory"]["demo"]["limits"]
             self.assertEqual([one["plan"] for one in limits], ["resident", "model", "block"])
-            self.assertEqual(client.wait(client.submit(width=128, height=128, num_inference_steps=2))["state"], "succeeded")
+            small = client.wait(client.submit(width=128, height=128, num_inference_steps=2))
+            self.assertEqual(small["state"], "succeeded")
             refused = client.wait(client.submit(width=2048, height=2048, num_inference_steps=2))
             self.assertEqual(refused["state"], "rejected", refused)
             self.assertRegex(refused["error"]["message"], r"at most [0-9,]+ pixels fit")
-            self.assertEqual(client.wait(client.submit(width=64, height=64, num_inference_steps=2))["state"], "succeeded")
+            later = client.wait(client.submit(width=64, height=64, num_inference_steps=2))
+            self.assertEqual(later["state"], "succeeded")
 
     def test_two_models_that_do_not_fit_together(self):
         with Fleet(models={"a": DEMO, "b": DEMO}, sets=["memory.limit=0.12", SLOTS]) as fleet:

@@ -61,6 +61,13 @@ std::vector<Case> all_cases(const std::string& set) {
   return cases;
 }
 
+Result<Media> draw(Model& model, const GenerationRequest& request) {
+  auto generation = model.encode(request);
+  if (!generation) return generation.error();
+  if (auto denoised = model.denoise(**generation, nullptr); !denoised) return denoised.error();
+  return model.decode(**generation);
+}
+
 at::Tensor read_tensor(const std::string& path, const std::string& name) {
   const auto file = unwrap(SafetensorsFile::open(path));
   const TensorView view = unwrap(file.tensor(name));

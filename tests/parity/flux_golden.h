@@ -37,6 +37,9 @@ struct Golden {
 };
 Golden load(const Case& which);
 
+// Runs the three stages.
+Result<Media> draw(Model& model, const GenerationRequest& request);
+
 // One tensor of a safetensors file, copied; throws for a name that is not there.
 at::Tensor read_tensor(const std::string& path, const std::string& name);
 

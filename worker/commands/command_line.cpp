@@ -4,6 +4,7 @@
 #include <iostream>
 #include <utility>
 
+#include "shared/families/served.h"
 #include "shared/job/validate.h"
 #include "shared/telemetry/log.h"
 
@@ -46,6 +47,15 @@ void add_memory_flags(CLI::App& command, MemoryFlags& flags) {
   command.add_option("--reserve-vram", flags.reserve, "Device memory to leave free")->type_name("GIB");
 }
 
+void add_model_flags(CLI::App& command, ModelFlags& flags) {
+  command.add_option("--model", flags.dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
+  add_weight_flags(command, flags.transformer, flags.quantize);
+  command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
+  command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
+  add_memory_flags(command, flags.memory);
+  add_configuration_flags(command, flags.sources);
+}
+
 Result<config::Settings> settings_of(const config::Sources& sources) {
   auto settings = config::load(sources);
   if (!settings) return Error{Code::kInvalidArgument, settings.error().message, settings.error().param};
@@ -54,12 +64,14 @@ Result<config::Settings> settings_of(const config::Sources& sources) {
   return settings;
 }
 
-Result<job::JobSpec> spec_of(const job::FieldFlags& fields, const std::string& out, const job::ModelEntry& model) {
+Result<job::JobSpec> spec_of(const job::FieldFlags& fields, const std::string& out, const std::string& dir) {
+  auto model = families::read_model_entry("model", dir, families::served());
+  if (!model) return model.error();
   auto body = job::body_of(fields, "--out", out);
   if (!body) return body.error();
   auto parsed = job::parse_spec(json::value(std::move(*body)));
   if (!parsed) return job::name_the_flag(parsed.error());
-  auto complete = job::complete_spec(std::move(*parsed), {{{model.name, model}}, model.name});
+  auto complete = job::complete_spec(std::move(*parsed), {{{model->name, *model}}, model->name});
   if (!complete) return job::name_the_flag(complete.error());
   return complete;
 }

@@ -6,7 +6,6 @@
 
 #include "shared/config/settings.h"
 #include "shared/core/result.h"
-#include "shared/job/catalogue.h"
 #include "shared/job/flags.h"
 
 namespace CLI {
@@ -32,11 +31,20 @@ struct MemoryFlags {
 };
 void add_memory_flags(CLI::App& command, MemoryFlags& flags);
 
+// How a command loads a model without a queue. Empty: as configured.
+struct ModelFlags {
+  config::Sources sources;
+  MemoryFlags memory;
+  std::string dir, transformer, quantize, device, dtype;
+};
+void add_model_flags(CLI::App& command, ModelFlags& flags);
+
 // Loads the configuration and sets up the log. kInvalidArgument: `param` is the key at fault.
 Result<config::Settings> settings_of(const config::Sources& sources);
 
-// The complete and valid spec of a request; `out`: the file to write. kInvalidArgument: the message contains the flag.
-Result<job::JobSpec> spec_of(const job::FieldFlags& fields, const std::string& out, const job::ModelEntry& model);
+// The complete and valid spec of a request to the model in `dir`; `out`: the file to write. Errors: kInvalidArgument
+// (the message contains the flag), those of families::read_model_entry().
+Result<job::JobSpec> spec_of(const job::FieldFlags& fields, const std::string& out, const std::string& dir);
 
 // Returns kExitOk if the command is done. Otherwise prints "ditfleet-worker COMMAND: message" to stderr and returns
 // kExitUsage for kInvalidArgument, else kExitFailure.

@@ -1,5 +1,7 @@
 #include "worker/commands/engine_options.h"
 
+#include <utility>
+
 #include "shared/kernel_cache/open.h"
 
 namespace ditfleet::worker {
@@ -49,6 +51,19 @@ Result<pipeline::EngineOptions> engine_options(const config::Settings& settings)
     options.kernel_cache = std::move(*cache);
   }
   return options;
+}
+
+Result<pipeline::EngineOptions> engine_options(const config::Settings& settings, const ModelFlags& flags) {
+  auto options = engine_options(settings);
+  if (options && !flags.device.empty()) options->device = flags.device;
+  if (options && !flags.dtype.empty()) options->dtype = flags.dtype;
+  return options;
+}
+
+Result<pipeline::ModelSource> source_of(const ModelFlags& flags) {
+  auto quantize = config::parse_quantize(flags.quantize);
+  if (!quantize) return quantize.error();
+  return pipeline::ModelSource{"model", flags.dir, flags.transformer, std::move(*quantize)};
 }
 
 }  // namespace ditfleet::worker

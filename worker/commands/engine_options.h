@@ -4,6 +4,7 @@
 #include "pipeline/engine.h"
 #include "shared/config/settings.h"
 #include "shared/core/result.h"
+#include "worker/commands/command_line.h"
 
 namespace ditfleet::worker {
 
@@ -13,5 +14,10 @@ region::CompileOptions compile_options(const config::Settings& settings);
 // Converts all options and opens the kernel cache, unless compile.backend is eager. Errors: those of
 // kernel_cache::open_cache(). Blocks on the disk.
 Result<pipeline::EngineOptions> engine_options(const config::Settings& settings);
+// The same with the device and the type that the flags name.
+Result<pipeline::EngineOptions> engine_options(const config::Settings& settings, const ModelFlags& flags);
+
+// kInvalidArgument: the form of --quantize.
+Result<pipeline::ModelSource> source_of(const ModelFlags& flags);
 
 }  // namespace ditfleet::worker

@@ -7,9 +7,7 @@
 
 #include "pipeline/engine.h"
 #include "shared/core/output_file.h"
-#include "shared/families/served.h"
 #include "shared/job/flags.h"
-#include "shared/job/validate.h"
 #include "worker/commands/command_line.h"
 #include "worker/commands/engine_options.h"
 #include "worker/families.h"
@@ -20,11 +18,8 @@ namespace {
 
 // Missing fields get the model's defaults.
 struct GenerateFlags {
-  config::Sources sources;
-  MemoryFlags memory;
-  std::string model_dir, out, dump;
-  std::string transformer, quantize;  // of the model
-  std::string device, dtype;          // empty: worker.device, worker.dtype
+  ModelFlags model;
+  std::string out, dump;
   job::FieldFlags fields;
   std::vector<std::string> loras;  // FILE[:SCALE]
 };
@@ -66,15 +61,13 @@ Result<pipeline::LoraRequest> lora_of(const std::string& text) {
 }
 
 Result<void> run(const GenerateFlags& flags) {
-  auto settings = settings_of(flags.memory.over(flags.sources));
+  auto settings = settings_of(flags.model.memory.over(flags.model.sources));
   if (!settings) return settings.error();
   if (auto checked = check_folder_of("--out", flags.out); !checked) return checked;
   if (!flags.dump.empty()) {
     if (auto checked = check_folder_of("--dump", flags.dump); !checked) return checked;
   }
-  auto entry = families::read_model_entry("model", flags.model_dir, families::served());
-  if (!entry) return entry.error();
-  auto spec = spec_of(flags.fields, flags.out, *entry);
+  auto spec = spec_of(flags.fields, flags.out, flags.model.dir);
   if (!spec) return spec.error();
 
   std::vector<pipeline::LoraRequest> loras;
@@ -84,17 +77,15 @@ Result<void> run(const GenerateFlags& flags) {
     loras.push_back(std::move(*lora));
   }
 
-  auto quantize = config::parse_quantize(flags.quantize);
-  if (!quantize) return quantize.error();
-  auto options = engine_options(*settings);
+  auto source = source_of(flags.model);
+  if (!source) return source.error();
+  auto options = engine_options(*settings, flags.model);
   if (!options) return options.error();
-  if (!flags.device.empty()) options->device = flags.device;
-  if (!flags.dtype.empty()) options->dtype = flags.dtype;
   // One slot per adapter. Without adapters, no memory is reserved and no program is compiled for them.
   options->lora_slots = static_cast<int>(loras.size());
   auto engine = pipeline::Engine::create(*options, families());
   if (!engine) return engine.error();
-  auto model = (*engine)->load_model({"model", flags.model_dir, flags.transformer, *quantize});
+  auto model = (*engine)->load_model(*source);
   if (!model) return model.error();
 
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
@@ -134,8 +125,7 @@ void add_generate(CLI::App& app, Invocation& invoked) {
   auto& command = *app.add_subcommand("generate", "Generate images for one prompt and write them to files");
   const auto kept = std::make_shared<GenerateFlags>();
   GenerateFlags& flags = *kept;
-  command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
-  add_weight_flags(command, flags.transformer, flags.quantize);
+  add_model_flags(command, flags.model);
   command
       .add_option("--out", flags.out,
                   "Image file to write: .png, .jpg or .webp; with -n above 1, NAME-1.png, NAME-2.png …")
@@ -148,14 +138,10 @@ void add_generate(CLI::App& app, Invocation& invoked) {
                   "T5; SCALE (default 1) may be negative; repeatable")
       ->type_name("FILE[:SCALE]")
       ->allow_extra_args(false);
-  command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
-  command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   command
       .add_option("--dump", flags.dump,
                   "Write the tensors of every stage to a safetensors file; with -n above 1, NAME-1 …")
       ->type_name("FILE");
-  add_memory_flags(command, flags.memory);
-  add_configuration_flags(command, flags.sources);
   command.footer(
       "Missing fields get the model's defaults (ditfleet.json in its folder).\n"
       "Prints one line per image: its path and its seed.");

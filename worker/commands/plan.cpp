@@ -1,11 +1,10 @@
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <iostream>
-#include <limits>
 #include <memory>
 
 #include "pipeline/engine.h"
 #include "shared/core/json.h"
-#include "shared/families/served.h"
 #include "worker/commands/command_line.h"
 #include "worker/commands/engine_options.h"
 #include "worker/families.h"
@@ -15,14 +14,17 @@ namespace ditfleet::worker {
 namespace {
 
 struct PlanFlags {
-  config::Sources sources;
-  MemoryFlags memory;
-  std::string model_dir, transformer, quantize, device, dtype;
+  ModelFlags model;
   job::FieldFlags fields;
   bool json = false;
 };
 
-constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max() / 8;
+bool has_limit(const pipeline::PlanReport& report) { return report.available < pipeline::kNoMemoryLimit; }
+
+// Of a copy from host memory; 0 if it was not measured how fast they are.
+double seconds_of(const pipeline::PlanReport& report, std::int64_t copied) {
+  return report.bandwidth > 0 ? static_cast<double>(copied) / report.bandwidth : 0;
+}
 
 json::object as_json(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
   const pipeline::MemoryNeeds& needs = report.needs;
@@ -32,7 +34,7 @@ json::object as_json(const pipeline::PlanReport& report, const pipeline::Engine&
   root["device_name"] = engine.device_name();
   root["dtype"] = engine.precision();
   root["quantize"] = quantize;
-  root["available_bytes"] = report.available < kUnlimited ? json::value(report.available) : json::value();
+  root["available_bytes"] = has_limit(report) ? json::value(report.available) : json::value();
   root["driver_bytes"] = report.driver;
   root["bytes"] = json::object{{"text_encoders", needs.text.bytes},
                                {"modulation", needs.modulation.bytes},
@@ -43,24 +45,19 @@ json::object as_json(const pipeline::PlanReport& report, const pipeline::Engine&
                                {"decode", needs.decode}};
   root["copy_bytes_per_second"] = report.bandwidth;
   json::array rejected;
-  for (const std::string& reason : report.choice.rejected) {
-    const auto colon = reason.find(": ");
-    rejected.push_back(json::object{{"plan", reason.substr(0, colon)}, {"reason", reason.substr(colon + 2)}});
-  }
+  for (const auto& [plan, reason] : report.choice.rejected)
+    rejected.push_back(json::object{{"plan", plan}, {"reason", reason}});
   root["rejected"] = std::move(rejected);
   root["plan"] = nullptr;
   if (const auto& plan = report.choice.plan) {
-    const std::int64_t per_request =
-        (plan->keep_text ? 0 : needs.text.bytes) + (plan->keep_modulation ? 0 : needs.modulation.bytes);
-    const std::int64_t per_step = needs.passes * (needs.blocks.bytes - plan->keep_blocks);
-    root["plan"] = json::object{
-        {"name", plan->name},
-        {"peak_bytes", plan->bytes},
-        {"blocks_resident_bytes", plan->keep_blocks},
-        {"copied_bytes_per_request", per_request},
-        {"copied_bytes_per_step", per_step},
-        {"copy_seconds_per_request", report.bandwidth > 0 ? static_cast<double>(per_request) / report.bandwidth : 0},
-        {"copy_seconds_per_step", report.bandwidth > 0 ? static_cast<double>(per_step) / report.bandwidth : 0}};
+    const std::int64_t per_request = copied_per_request(needs, *plan), per_step = copied_per_step(needs, *plan);
+    root["plan"] = json::object{{"name", plan->name},
+                                {"peak_bytes", plan->bytes},
+                                {"blocks_resident_bytes", plan->keep_blocks},
+                                {"copied_bytes_per_request", per_request},
+                                {"copied_bytes_per_step", per_step},
+                                {"copy_seconds_per_request", seconds_of(report, per_request)},
+                                {"copy_seconds_per_step", seconds_of(report, per_step)}};
   }
   return root;
 }
@@ -70,11 +67,10 @@ void print(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
     std::cout << name << std::string(name.size() < 22 ? 22 - name.size() : 1, ' ') << value << "\n";
   };
   const auto bytes = [&](const std::string& name, std::int64_t value) { row(name, pipeline::bytes_text(value)); };
-  const auto seconds = [&](std::int64_t copied) {
-    char text[64];
-    std::snprintf(text, sizeof text, "%s (%.3f s)", pipeline::bytes_text(copied).c_str(),
-                  report.bandwidth > 0 ? static_cast<double>(copied) / report.bandwidth : 0);
-    return std::string(text);
+  const auto copies = [&](const std::string& name, std::int64_t copied) {
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, " (%.3f s)", seconds_of(report, copied));
+    row(name, pipeline::bytes_text(copied) + seconds);
   };
   const pipeline::MemoryNeeds& needs = report.needs;
   row("device", engine.device() + " (" + engine.device_name() + "), " + engine.precision());
@@ -82,7 +78,7 @@ void print(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
   for (const auto& [component, format] : report.quantize)
     formats += (formats.empty() ? "" : ", ") + component + " " + format;
   row("quantized on load", formats.empty() ? "nothing" : formats);
-  row("available", report.available < kUnlimited ? pipeline::bytes_text(report.available) : "no limit");
+  row("available", has_limit(report) ? pipeline::bytes_text(report.available) : "no limit");
   if (report.driver > 0) bytes("driver", report.driver);
   std::cout << "\n";
   bytes("text encoders", needs.text.bytes);
@@ -97,32 +93,27 @@ void print(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
     row("plan", plan->name);
     bytes("peak", plan->bytes);
     bytes("blocks that stay", plan->keep_blocks);
-    row("copied per request",
-        seconds((plan->keep_text ? 0 : needs.text.bytes) + (plan->keep_modulation ? 0 : needs.modulation.bytes)));
-    row("copied per step", seconds(needs.passes * (needs.blocks.bytes - plan->keep_blocks)));
+    copies("copied per request", copied_per_request(needs, *plan));
+    copies("copied per step", copied_per_step(needs, *plan));
   } else {
     row("plan", "none fits");
   }
-  for (const std::string& reason : report.choice.rejected) row("not possible", reason);
+  for (const auto& [plan, reason] : report.choice.rejected) row("not possible", plan + ": " + reason);
 }
 
 Result<void> run(PlanFlags flags) {
-  auto settings = settings_of(flags.memory.over(flags.sources));
+  auto settings = settings_of(flags.model.memory.over(flags.model.sources));
   if (!settings) return settings.error();
-  auto entry = families::read_model_entry("model", flags.model_dir, families::served());
-  if (!entry) return entry.error();
   flags.fields.try_emplace(job::Field("prompt"), "a");
-  auto spec = spec_of(flags.fields, "", *entry);
+  auto spec = spec_of(flags.fields, "", flags.model.dir);
   if (!spec) return spec.error();
-  auto quantize = config::parse_quantize(flags.quantize);
-  if (!quantize) return quantize.error();
-  auto options = engine_options(*settings);
+  auto source = source_of(flags.model);
+  if (!source) return source.error();
+  auto options = engine_options(*settings, flags.model);
   if (!options) return options.error();
-  if (!flags.device.empty()) options->device = flags.device;
-  if (!flags.dtype.empty()) options->dtype = flags.dtype;
   auto engine = pipeline::Engine::create(*options, families());
   if (!engine) return engine.error();
-  auto report = (*engine)->plan({"model", flags.model_dir, flags.transformer, *quantize}, request_of(*spec, 0));
+  auto report = (*engine)->plan(*source, request_of(*spec, 0));
   if (!report) return job::name_the_flag(report.error());
   if (flags.json)
     std::cout << json::serialize(as_json(*report, **engine)) << "\n";
@@ -145,14 +136,9 @@ void add_plan(CLI::App& app, Invocation& invoked) {
   auto& command = *app.add_subcommand("plan", "Show how a request would run in the device's memory");
   const auto kept = std::make_shared<PlanFlags>();
   PlanFlags& flags = *kept;
-  command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
-  add_weight_flags(command, flags.transformer, flags.quantize);
+  add_model_flags(command, flags.model);
   job::add_field_flags(command, flags.fields, false, /*needs_prompt=*/false);
-  command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
-  command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
-  add_memory_flags(command, flags.memory);
   command.add_flag("--json", flags.json, "Print one JSON object; sizes in bytes");
-  add_configuration_flags(command, flags.sources);
   command.footer(
       "Reads the model's configuration and the headers of its weights, and loads nothing. Exit code 1: no plan fits.\n"
       "Copies run beside the computation: a step takes the longer time of the two.");

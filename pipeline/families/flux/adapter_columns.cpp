@@ -88,18 +88,15 @@ void AdapterColumns::load(const Layout& layout) {
     copies_->run(*part.terms);
     if (behind) copies_->run(*part.rounding);
   };
-  const auto copy_linears = [&](std::size_t i, std::size_t end) {
-    for (; i < end; ++i) {
-      region::run_copies(layout.copies[i].terms);
-      if (is_on_device(linears_[i].slot.wide)) region::run_copies(layout.copies[i].beside);
-      if (behind) region::run_copies(layout.copies[i].rounding);
-    }
-  };
   if (!weights_ || (weights_->all_stay() && weights_->moves() == layout.moves)) {
     copy(layout.first);
     side_stream_.start([&] { copy(layout.rest); });
   } else {
-    copy_linears(0, linears_.size());
+    for (std::size_t i = 0; i < linears_.size(); ++i) {
+      region::run_copies(layout.copies[i].terms);
+      if (is_on_device(linears_[i].slot.wide)) region::run_copies(layout.copies[i].beside);
+      if (behind) region::run_copies(layout.copies[i].rounding);
+    }
   }
   for (std::size_t i = 0; i < linears_.size(); ++i)
     if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.operands[i].used;
@@ -124,8 +121,7 @@ void AdapterColumns::clear() {
 
 AdapterColumns::Layout AdapterColumns::plan(const Terms& terms) const {
   Layout layout;
-  layout.moves = weights_ ? weights_->moves() : 0;
-  if (weights_ && !weights_->all_stay()) layout.moves = -1;
+  if (weights_) layout.moves = weights_->all_stay() ? weights_->moves() : -1;
   std::size_t i = 0;
   const auto part = [&](std::size_t end) {
     std::vector<region::TensorCopy> all, rounding;

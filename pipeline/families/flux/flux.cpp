@@ -14,6 +14,8 @@
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/dequantize_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
+#include "pipeline/weights/safetensors.h"
+#include "shared/core/sha256.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -24,20 +26,19 @@ std::string format_text(const std::map<std::string, std::string>& quantize) {
   return text.empty() ? "nothing is quantized" : text;
 }
 
-// All that the bytes and the layout of the weights depend on.
+// A hash of all that the bytes and the layout of the weights depend on.
 std::string host_key(const LoadContext& context, const ModelSource& source) {
   std::string key = "flux/" + std::to_string(static_cast<int>(context.placement.dtype)) + '/' +
                     std::to_string(context.adapter_columns) + '/' + context.regions->options.backend;
   for (const auto& [component, format] : source.quantize) key += '/' + component + '=' + format;
-  std::vector<std::filesystem::path> files;
+  std::vector<std::string> files{source.transformer};
   for (const auto& file : std::filesystem::recursive_directory_iterator(source.dir))
-    if (file.is_regular_file()) files.push_back(file.path());
-  if (!source.transformer.empty()) files.emplace_back(source.transformer);
+    if (file.is_regular_file()) files.push_back(file.path().string());
   std::sort(files.begin(), files.end());
-  for (const auto& file : files)
-    key += '/' + std::filesystem::canonical(file).string() + ' ' + std::to_string(std::filesystem::file_size(file)) +
-           ' ' + std::to_string(std::filesystem::last_write_time(file).time_since_epoch().count());
-  return key;
+  for (const auto& file : files) key += '/' + file_identity(file);
+  Sha256 hash;
+  hash.update(key);
+  return hash.hex();
 }
 
 std::unique_ptr<Model> load(const LoadContext& context) {

@@ -82,8 +82,8 @@ bool has_quantized_linears(const ModelSource& source) {
 }
 
 std::string not_finite_weight(const ModelSource& source) {
-  const auto look = [](const std::string& what, const Result<Checkpoint>& checkpoint) {
-    const std::string name = unwrap(unwrap(Result<Checkpoint>(checkpoint)).not_finite());
+  const auto look = [](const std::string& what, Result<Checkpoint> checkpoint) {
+    const std::string name = unwrap(unwrap(std::move(checkpoint)).not_finite());
     return name.empty() ? name : "weight " + name + " of " + what + " is not finite";
   };
   std::string found = source.transformer.empty()

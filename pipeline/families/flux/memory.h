@@ -42,12 +42,11 @@ class FluxNeeds {
 struct FluxFit {
   ModelSource source;
   std::shared_ptr<FluxNeeds> needs;  // null if nothing limits the device's memory, unless `always`
-  PlanReport plan;                   // for `size`
 };
 
 // With quantize auto: the first of no format, fp8 (where the device has it) and NF4 with which no block of the
 // transformer has to leave the device for an image of 1024 × 1024; if there is none, of 512 × 512, or the smallest;
-// else the last one. Throws what load_flux_folder() throws.
+// else the first that fits at all. Throws what load_flux_folder() throws.
 FluxFit fit_flux(LoadContext context, bool always);
 
 }  // namespace ditfleet::pipeline

@@ -1,8 +1,6 @@
 #include "pipeline/families/flux/model.h"
 
 #include <ATen/ops/from_blob.h>
-#include <c10/util/Exception.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <array>
@@ -11,7 +9,6 @@
 #include <cstdio>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/device/memory.h"
 #include "pipeline/families/flux/steps.h"
 #include "pipeline/sampling/latents.h"
 
@@ -38,10 +35,6 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
   }
   return text;
 }
-
-}  // namespace
-
-namespace {
 
 ModelMemory::Source memory_source(const FluxFolder& folder, std::shared_ptr<FluxNeeds> needs) {
   const FluxParts& flux = folder.transformer.parts();

@@ -13,7 +13,10 @@ using Visit = std::function<void(LinearSlot& slot, const std::vector<std::string
                                  std::int64_t out, LoraColumns columns)>;
 
 // Visits every linear: its names in diffusers, its width in, the width out of each name, and its columns for adapters.
-void each_linear(FluxSlots& s, const FluxConfig& c, std::int64_t adapter_rank, const Visit& visit) {
+// Calls `block_ended` after the last linear of each block, whose number begins with the double blocks.
+void each_linear(
+    FluxSlots& s, const FluxConfig& c, std::int64_t adapter_rank, const Visit& visit,
+    const std::function<void(std::size_t block)>& block_ended = [](std::size_t) {}) {
   const std::int64_t d = c.width(), mlp = c.mlp_width();
   const LoraColumns none, one{adapter_rank}, three{3 * adapter_rank}, before{adapter_rank, true};
   const auto embedder = [&](EmbedderSlots& slots, const std::string& name, std::int64_t in) {
@@ -38,6 +41,7 @@ void each_linear(FluxSlots& s, const FluxConfig& c, std::int64_t adapter_rank, c
     visit(text.out, {at + "attn.to_add_out"}, d, d, one);
     visit(text.mlp_in, {at + "ff_context.net.0.proj"}, d, mlp, one);
     visit(text.mlp_out, {at + "ff_context.net.2"}, mlp, d, one);
+    block_ended(i);
   }
   for (std::size_t i = 0; i < s.single_blocks.size(); ++i) {
     const std::string at = "single_transformer_blocks." + std::to_string(i) + ".";
@@ -46,6 +50,7 @@ void each_linear(FluxSlots& s, const FluxConfig& c, std::int64_t adapter_rank, c
     visit(b.qkv, {at + "attn.to_q", at + "attn.to_k", at + "attn.to_v"}, d, d, three);
     visit(b.mlp_in, {at + "proj_mlp"}, d, mlp, before);
     visit(b.out, {at + "proj_out"}, d + mlp, d, one);
+    block_ended(s.double_blocks.size() + i);
   }
   visit(s.final_modulation, {"norm_out.linear"}, d, 2 * d, none);
   visit(s.image_out, {"proj_out"}, d, c.token_out, none);
@@ -57,23 +62,21 @@ FluxSlots bind_flux_slots(const FluxConfig& c, Parameters& p, std::int64_t adapt
   FluxSlots s;
   s.double_blocks.resize(static_cast<std::size_t>(c.num_layers));
   s.single_blocks.resize(static_cast<std::size_t>(c.num_single_layers));
-  each_linear(s, c, adapter_rank,
-              [&](LinearSlot& slot, const std::vector<std::string>& names, std::int64_t in, std::int64_t out,
-                  LoraColumns columns) {
-                slot = p.stacked_linear(names, in, out, true, columns);
-                if (!parts.blocks) return;
-                for (const DoubleBlockSlots& b : s.double_blocks) {
-                  if (&slot != &b.text.mlp_out) continue;  // the last one of the block
-                  add_part(*parts.modulation, {&b.image.modulation, &b.text.modulation});
-                  add_part(*parts.blocks, {&b.image.qkv, &b.image.out, &b.image.mlp_in, &b.image.mlp_out, &b.text.qkv,
-                                           &b.text.out, &b.text.mlp_in, &b.text.mlp_out});
-                }
-                for (const SingleBlockSlots& b : s.single_blocks) {
-                  if (&slot != &b.out) continue;
-                  add_part(*parts.modulation, {&b.modulation});
-                  add_part(*parts.blocks, {&b.qkv, &b.mlp_in, &b.out});
-                }
-              });
+  const auto load = [&](LinearSlot& slot, const std::vector<std::string>& names, std::int64_t in, std::int64_t out,
+                        LoraColumns columns) { slot = p.stacked_linear(names, in, out, true, columns); };
+  each_linear(s, c, adapter_rank, load, [&](std::size_t block) {
+    if (!parts.blocks) return;
+    if (block < s.double_blocks.size()) {
+      const auto& [image, text] = s.double_blocks[block];
+      add_part(*parts.modulation, {&image.modulation, &text.modulation});
+      add_part(*parts.blocks, {&image.qkv, &image.out, &image.mlp_in, &image.mlp_out, &text.qkv, &text.out,
+                               &text.mlp_in, &text.mlp_out});
+    } else {
+      const SingleBlockSlots& b = s.single_blocks[block - s.double_blocks.size()];
+      add_part(*parts.modulation, {&b.modulation});
+      add_part(*parts.blocks, {&b.qkv, &b.mlp_in, &b.out});
+    }
+  });
   for (std::size_t i = 0; i < s.double_blocks.size(); ++i) {
     const std::string at = "transformer_blocks." + std::to_string(i) + ".attn.";
     DoubleBlockSlots& b = s.double_blocks[i];

@@ -217,10 +217,6 @@ class Call {
   std::vector<at::Tensor> kept_;  // results that libraries allocated
 };
 
-}  // namespace
-
-namespace {
-
 // What a call on tensors without memory does: allocates the results that libraries would allocate.
 void allocate_results(const Plan& plan, const Resolved& resolved, const at::TensorOptions& options) {
   std::vector<at::Tensor> kept;

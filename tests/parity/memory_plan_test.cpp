@@ -1,0 +1,268 @@
+// What fits into a limit, and what happens if it does not: predictions, several models, requests that are too large.
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/device/memory.h"
+#include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
+#include "pipeline/weights/safetensors.h"
+#include "tests/parity/flux_golden.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+const c10::Device kCpu(c10::DeviceType::CPU);
+
+// Bytes beside weights, predicted from tensors without memory and observed, over sizes, formats and models.
+TEST(Prediction, IsWithinTenPercentOfWhatIsObserved) {
+  struct Model {
+    std::filesystem::path folder;
+    std::string dtype;
+    std::map<std::string, std::string> quantize;
+  };
+  const std::filesystem::path demo = std::string(DITFLEET_SOURCE_DIR "/deploy/demo-model/model");
+  const Model models[] = {{demo, "fp32", {}},
+                          {demo, "bf16", {}},
+                          {demo, "bf16", {{"transformer", "fp8"}, {"text_encoder_2", "nf4"}}},
+                          {demo, "fp32", {{"transformer", "nf4"}}},
+                          {golden::fixtures() / "flux/dev/model", "fp32", {}},
+                          {golden::fixtures() / "flux/schnell/model", "fp32", {}}};
+  std::mt19937 random(1);
+  for (const Model& which : models) {
+    EngineOptions options{golden::test_device(), which.dtype, 1, golden::test_compile()};
+    options.memory.limit = std::int64_t{8} << 30;
+    auto engine = unwrap(Engine::create(options, {&flux_family()}));
+    auto model = unwrap(engine->load_model({"m", which.folder.string(), "", which.quantize}));
+    for (int i = 0; i < 6; ++i) {
+      const std::int64_t multiple = model->info().size_multiple;
+      const auto side = [&] {
+        return multiple * std::uniform_int_distribution<std::int64_t>(2, 512 / multiple)(random);
+      };
+      GenerationRequest request;
+      request.prompt = "a red circle " + std::to_string(i);
+      request.fields.set("width", side());
+      request.fields.set("height", side());
+      request.fields.set("num_inference_steps", std::uniform_int_distribution<std::int64_t>(1, 5)(random));
+      request.fields.set("max_sequence_length", std::uniform_int_distribution<std::int64_t>(16, 256)(random));
+      if (i % 2) {
+        request.fields.set("true_cfg_scale", 2.0);
+        request.fields.set("negative_prompt", "blue");
+      }
+      auto generation = unwrap(model->encode(request));
+      unwrap(model->denoise(*generation, nullptr));
+      unwrap(model->decode(*generation));
+      const MemoryReport report = model->memory();
+      const auto predicted = static_cast<double>(report.predicted_bytes),
+                 observed = static_cast<double>(report.observed_bytes);
+      EXPECT_NEAR(predicted, observed, 0.1 * observed + (1 << 20)) << which.folder << ' ' << which.dtype;
+      EXPECT_GE(predicted, observed - (64 << 20));
+    }
+  }
+  limit_memory(kCpu, 0);
+}
+
+// Draws with the demo model.
+GenerationRequest demo_request(int seed, int side) {
+  GenerationRequest request;
+  request.prompt = "a red circle above star " + std::to_string(seed % 5);
+  request.seed = seed;
+  request.fields.set("width", side);
+  request.fields.set("height", side);
+  request.fields.set("num_inference_steps", 2);
+  request.fields.set("max_sequence_length", 32);
+  return request;
+}
+
+class DemoModels : public ::testing::Test {
+ protected:
+  // An engine whose tensors may take `limit` bytes.
+  std::unique_ptr<Engine> open(std::int64_t limit) {
+    EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+    options.memory.limit = limit > 0 ? memory_use(kCpu).now + limit : 0;
+    return unwrap(Engine::create(options, {&flux_family()}));
+  }
+  std::pair<std::vector<Media>, std::int64_t> expected(const std::vector<GenerationRequest>& requests);
+  static std::unique_ptr<Model> load(Engine& engine, const std::string& name) {
+    return unwrap(engine.load_model({name, DITFLEET_SOURCE_DIR "/deploy/demo-model/model"}));
+  }
+  ~DemoModels() override { limit_memory(kCpu, 0); }
+};
+
+// The picture of each request, and the bytes of the weights.
+std::pair<std::vector<Media>, std::int64_t> DemoModels::expected(const std::vector<GenerationRequest>& requests) {
+  const auto engine = open(0);
+  const auto model = load(*engine, "reference");
+  std::vector<Media> pictures;
+  for (const auto& request : requests) pictures.push_back(unwrap(golden::draw(*model, request)));
+  return {std::move(pictures), model->info().weight_bytes};
+}
+
+TEST_F(DemoModels, TwoThatDoNotFitTogetherTakeTurns) {
+  std::mt19937 random(2);
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < 100; ++i) requests.push_back(demo_request(i, 64 << random() % 2));
+  const auto [pictures, bytes] = expected(requests);
+  const auto engine = open(bytes * 17 / 10);
+  const std::unique_ptr<Model> models[] = {load(*engine, "a"), load(*engine, "b")};
+  std::int64_t switches = 0, last = -1;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const std::int64_t which = random() % 2;
+    switches += which != std::exchange(last, which);
+    ASSERT_TRUE(unwrap(golden::draw(*models[which], requests[i])).rgb == pictures[i].rgb) << i;
+    EXPECT_EQ(models[which]->memory().plan, "resident");
+    EXPECT_FALSE(models[1 - which]->memory().resident);
+  }
+  // Neither can stay, so each switch is a load.
+  EXPECT_LE(models[0]->memory().loads + models[1]->memory().loads, switches * 12 / 10);
+}
+
+TEST_F(DemoModels, ALargerRequestTakesTheOtherModelsPlace) {
+  const auto [pictures, bytes] = expected({demo_request(1, 64), demo_request(2, 64), demo_request(3, 256)});
+  const auto engine = open(2 * bytes + (24 << 20));
+  const auto a = load(*engine, "a"), b = load(*engine, "b");
+  EXPECT_TRUE(unwrap(golden::draw(*a, demo_request(1, 64))).rgb == pictures[0].rgb);
+  EXPECT_TRUE(unwrap(golden::draw(*b, demo_request(2, 64))).rgb == pictures[1].rgb);
+  EXPECT_TRUE(a->memory().resident && b->memory().resident) << "both fit beside small images";
+  EXPECT_TRUE(unwrap(golden::draw(*a, demo_request(3, 256))).rgb == pictures[2].rgb);
+  EXPECT_EQ(a->memory().plan, "resident");
+  EXPECT_EQ(a->memory().step_downs, 0);
+  EXPECT_FALSE(b->memory().resident);
+}
+
+// As the worker's threads do: adapters come and go while other requests run whose blocks are copied.
+TEST_F(DemoModels, AdaptersAreForgottenWhileBlocksMove) {
+  EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+  options.memory.offload = "block";
+  options.lora_slots = 1;
+  options.max_lora_rank = 16;
+  const auto engine = unwrap(Engine::create(options, {&flux_family()}));
+  const auto model = load(*engine, "a");
+  const auto adapter = std::filesystem::path(DITFLEET_SOURCE_DIR "/deploy/demo-model/loras");
+  std::string file;
+  for (const auto& entry : std::filesystem::directory_iterator(adapter))
+    if (entry.path().extension() == ".safetensors") file = entry.path().string();
+  const Media plain = unwrap(golden::draw(*model, demo_request(1, 64)));
+  auto adapted = demo_request(1, 64);
+  adapted.loras = {{file, 1.0, "style"}};
+  const Media styled = unwrap(golden::draw(*model, adapted));
+  EXPECT_FALSE(styled.rgb == plain.rgb);
+  std::atomic<bool> done = false;
+  std::thread other([&] {
+    while (!done) {
+      unwrap(model->prefetch(adapted.loras));
+      model->forget_adapter("style");
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(unwrap(golden::draw(*model, demo_request(1, 64))).rgb == plain.rgb);
+    if (i % 5 == 0) {
+      EXPECT_TRUE(unwrap(golden::draw(*model, adapted)).rgb == styled.rgb);
+    }
+  }
+  done = true;
+  other.join();
+}
+
+TEST_F(DemoModels, RequestsThatAreTooLargeLeaveTheOthersAlone) {
+  std::mt19937 random(3);
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < 200; ++i) requests.push_back(demo_request(i, std::array{64, 96, 128, 160}[random() % 4]));
+  const auto [pictures, bytes] = expected(requests);
+  const auto engine = open(bytes + (64 << 20));
+  const auto model = load(*engine, "a");
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_TRUE(unwrap(golden::draw(*model, requests[i])).rgb == pictures[i].rgb) << i;
+    if (i % 20 != 7) continue;
+    const auto picture = golden::draw(*model, demo_request(1, 1024));
+    ASSERT_FALSE(picture);
+    EXPECT_EQ(picture.error().code, Code::kOutOfMemory);
+    EXPECT_THAT(picture.error().message, ::testing::AllOf(::testing::HasSubstr("decoding"), ::testing::HasSubstr("MiB"),
+                                                          ::testing::HasSubstr("block: ")));
+  }
+  EXPECT_EQ(model->memory().step_downs, 0) << "they are refused before they run";
+}
+
+TEST_F(DemoModels, MemoryThatOthersTakeMeanwhileCostsAStepDown) {
+  const auto [pictures, bytes] = expected({demo_request(2, 128)});
+  const auto engine = open(bytes * 2);
+  const auto model = load(*engine, "a");
+  unwrap(golden::draw(*model, demo_request(1, 128)));
+  EXPECT_EQ(model->memory().plan, "resident");
+  auto generation = unwrap(model->encode(demo_request(2, 128)));
+  std::vector<at::Tensor> others;
+  unwrap(model->denoise(*generation, [&](const StepProgress& progress) {
+    if (progress.step == 1 && others.empty())
+      others.push_back(at::zeros({memory_info(kCpu).free - (4 << 20)}, c10::ScalarType::Byte));
+    return true;
+  }));
+  EXPECT_TRUE(unwrap(model->decode(*generation)).rgb == pictures[0].rgb);
+  EXPECT_GE(model->memory().step_downs, 1);
+  EXPECT_NE(model->memory().plan, "resident");
+}
+
+TEST_F(DemoModels, ALimitThatHoldsNoImageIsRefusedAtLoad) {
+  const auto engine = open(3 << 20);
+  const auto model = engine->load_model({"a", DITFLEET_SOURCE_DIR "/deploy/demo-model/model"});
+  ASSERT_FALSE(model);
+  EXPECT_EQ(model.error().code, Code::kOutOfMemory);
+  EXPECT_THAT(model.error().message, ::testing::HasSubstr("3.0 MiB"));
+}
+
+TEST_F(DemoModels, QuantizeAutoTakesWhatTheLimitRequires) {
+  const std::string dir = DITFLEET_SOURCE_DIR "/deploy/demo-model/model";
+  using Formats = std::map<std::string, std::string>;
+  const auto plan = [&](std::int64_t limit, const Formats& formats) {
+    auto request = demo_request(1, 16);
+    request.fields.set("max_sequence_length", 1);
+    request.fields.set("num_inference_steps", 1);
+    return unwrap(open(limit)->plan({"a", dir, "", formats}, request));
+  };
+  const Formats any{{"*", "auto"}}, fp8{{"transformer", "fp8"}, {"text_encoder_2", "nf4"}},
+      nf4{{"transformer", "nf4"}, {"text_encoder_2", "nf4"}};
+  EXPECT_EQ(plan(0, any).quantize, Formats());
+  EXPECT_EQ(plan(std::int64_t{1} << 30, any).quantize, Formats());
+  const std::int64_t enough = plan(0, fp8).choice.plan->bytes;
+  EXPECT_EQ(plan(enough, any).quantize, fp8);
+  EXPECT_EQ(plan(plan(0, nf4).choice.plan->bytes, any).quantize, nf4);
+  const auto engine = open(enough);
+  const auto model = unwrap(engine->load_model({"a", dir, "", any}));
+  EXPECT_EQ(model->info().linears.at("transformer").size(), 2U);  // fp8 and fp32
+}
+
+TEST(Containment, NamesTheWeightThatIsNotFinite) {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::temp_directory_path() / ("not_finite_" + std::to_string(::getpid()));
+  fs::copy(golden::fixtures() / "flux/dev/model", dir, fs::copy_options::recursive);
+  const fs::path file = dir / "transformer/diffusion_pytorch_model.safetensors";
+  const std::string name = "single_transformer_blocks.0.proj_mlp.weight";
+  const auto entry = *unwrap(SafetensorsFile::open(file.string())).find(name);
+  {
+    std::fstream out(file, std::ios::in | std::ios::out | std::ios::binary);
+    out.seekp(static_cast<std::streamoff>(entry.end - 4));
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    out.write(reinterpret_cast<const char*>(&nan), sizeof nan);
+  }
+  EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+  const auto engine = unwrap(Engine::create(options, {&flux_family()}));
+  const auto model = unwrap(engine->load_model({"a", dir.string()}));
+  const auto picture = golden::draw(*model, demo_request(1, 4 * model->info().size_multiple));
+  ASSERT_FALSE(picture);
+  EXPECT_EQ(picture.error().code, Code::kDataCorrupt);
+  EXPECT_THAT(picture.error().message, ::testing::EndsWith("weight " + name + " of transformer is not finite"));
+  fs::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace ditfleet::pipeline
