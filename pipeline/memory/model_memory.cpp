@@ -118,16 +118,23 @@ void ModelMemory::leave() {
   update_report();
 }
 
-// First what leaves, then what comes.
+// First what leaves, then what comes: the blocks before what only the next request's encoding needs.
 void ModelMemory::apply(const MemoryPlan& plan) {
   plan_.reset();
-  const auto keep = [](PartSequence& parts, bool all) { parts.keep(all ? parts.bytes() : 0); };
   const Parts& parts = source_.parts;
-  const bool fewer = plan.keep_blocks < parts.blocks->kept_bytes();
-  if (fewer) parts.blocks->keep(plan.keep_blocks);
-  for (PartSequence* text : parts.text) keep(*text, plan.keep_text);
-  keep(*parts.modulation, plan.keep_modulation);
-  if (!fewer) parts.blocks->keep(plan.keep_blocks);
+  if (plan.keep_blocks < parts.blocks->kept_bytes()) parts.blocks->keep(plan.keep_blocks);
+  std::vector<PartSequence*> coming;
+  const auto leave_or_come = [&](PartSequence* sequence, bool stays) {
+    if (stays)
+      coming.push_back(sequence);
+    else
+      sequence->keep(0);
+  };
+  for (PartSequence* text : parts.text) leave_or_come(text, plan.keep_text);
+  leave_or_come(parts.modulation, plan.keep_modulation);
+  if (plan.keep_blocks < parts.blocks->bytes()) release_cached_memory(device_->device_);
+  parts.blocks->keep(plan.keep_blocks);
+  for (PartSequence* sequence : coming) sequence->keep(sequence->bytes(), /*wait=*/false);
   plan_ = plan;
 }
 

@@ -15,25 +15,38 @@
 
 namespace ditfleet::pipeline {
 
+namespace {
+
+// The allocator's memory belongs to a stream. So sequences share streams where they do not wait for each other: what
+// one leaves is there for another.
+enum class Use { kStaying, kEncoding };
+c10::Stream shared_stream(Use use, c10::Device device) {
+  static std::mutex mutex;
+  static std::map<std::pair<Use, c10::DeviceIndex>, c10::Stream> streams;
+  const std::lock_guard lock(mutex);
+  const auto key = std::pair(use, device.index());
+  auto found = streams.find(key);
+  if (found == streams.end())
+    found = streams.emplace(key, c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)).first;
+  return found->second;
+}
+
+}  // namespace
+
 struct PartSequence::Streams {
-  explicit Streams(c10::Device where) : guard(where.type()), copies(guard.getStreamFromGlobalPool(where)) {}
-  // Of parts that stay, of all sequences: the allocator's memory belongs to a stream, so that what one model leaves is
-  // there for another.
-  c10::Stream staying() const {
-    static std::mutex mutex;
-    static std::map<c10::Device, c10::Stream, bool (*)(c10::Device, c10::Device)> of(
-        [](c10::Device a, c10::Device b) { return a.index() < b.index(); });
-    const std::lock_guard lock(mutex);
-    return of.try_emplace(copies.device(), guard.getStreamFromGlobalPool(copies.device())).first->second;
-  }
+  Streams(c10::Device where, bool repeats)
+      : guard(where.type()),
+        copies(repeats ? guard.getStreamFromGlobalPool(where) : shared_stream(Use::kEncoding, where)),
+        staying(shared_stream(Use::kStaying, where)) {}
   const c10::impl::VirtualGuardImpl guard;
-  const c10::Stream copies;
+  const c10::Stream copies, staying;
 };
 
 struct PartSequence::Entry {
   std::unique_ptr<WeightPart> part;
   bool kept = false;
-  std::optional<c10::Event> arrived, used;  // of a part that does not stay, on a GPU
+  bool arriving = false;                    // begin() waits for `arrived`
+  std::optional<c10::Event> arrived, used;  // on a GPU
   std::optional<c10::Event> begun, ended;   // of a measured pass, on a GPU
   std::chrono::steady_clock::time_point start;
   std::chrono::duration<double> took{0};
@@ -45,18 +58,26 @@ PartSequence::PartSequence(const Placement& placement, const std::string& name, 
       repeats_(repeats),
       on_host_(placement.on_host),
       copies_ahead_(!placement.real_device().is_cpu()),
-      streams_(device_.is_cuda() ? std::make_unique<Streams>(device_) : nullptr) {}
+      streams_(device_.is_cuda() ? std::make_unique<Streams>(device_, repeats) : nullptr) {}
 
-PartSequence::~PartSequence() = default;
+PartSequence::~PartSequence() {
+  if (!streams_) return;
+  try {  // copies may still read the host's memory
+    synchronize(device_);
+  } catch (...) {  // the device has failed, so nothing runs there
+  }
+}
 
 void PartSequence::add(std::unique_ptr<WeightPart> part) {
   bytes_ += part->bytes();
   largest_ = std::max(largest_, part->bytes());
   if (!key_.empty()) part->share(key_ + '/' + std::to_string(parts_.size()));
-  if (on_host_)
+  if (on_host_) {
     part->leave();
-  else
+  } else {
+    if (streams_) part->pack();
     kept_bytes_ += part->bytes();
+  }
   auto entry = std::make_unique<Entry>();
   entry->part = std::move(part);
   entry->kept = !on_host_;
@@ -84,7 +105,7 @@ std::vector<std::size_t> PartSequence::spread(std::int64_t bytes) const {
   return chosen;
 }
 
-void PartSequence::keep(std::int64_t bytes) {
+void PartSequence::keep(std::int64_t bytes, bool wait) {
   const std::unique_lock lock(mutex_);
   const auto chosen = spread(std::max<std::int64_t>(0, bytes));
   const auto remove = [&](std::size_t i) {
@@ -111,7 +132,9 @@ void PartSequence::keep(std::int64_t bytes) {
     for (std::size_t i = 0; i < parts_.size(); ++i) remove(i);
     throw;
   }
+  if (!wait) return;
   synchronize(device_);
+  for (const std::size_t i : chosen) parts_[i]->arriving = false;
 }
 
 void PartSequence::fetch(std::size_t i, bool to_stay) {
@@ -122,17 +145,18 @@ void PartSequence::fetch(std::size_t i, bool to_stay) {
     if (arrived_) arrived_(i);
     return;
   }
-  const c10::Stream stream = to_stay ? streams_->staying() : streams_->copies;
+  const c10::Stream stream = to_stay ? streams_->staying : streams_->copies;
   const c10::StreamGuard current(stream);
   entry.part->enter();
   if (arrived_) arrived_(i);
   entry.arrived->record(stream);
+  entry.arriving = true;
 }
 
 void PartSequence::begin(std::size_t i) {
   Entry& entry = *parts_[i];
   fetch(i);
-  if (streams_ && !entry.kept) entry.arrived->block(streams_->guard.getStream(device_));
+  if (entry.arriving) entry.arrived->block(streams_->guard.getStream(device_));
   if (measuring_ && streams_)
     entry.begun.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT).record(streams_->guard.getStream(device_));
   if (measuring_) entry.start = std::chrono::steady_clock::now();

@@ -24,8 +24,8 @@ class PartSequence {
   PartSequence(const PartSequence&) = delete;
   PartSequence& operator=(const PartSequence&) = delete;
 
-  // Adds a part that is on the device. It leaves at once if the placement is on the host. Not thread-safe; before the
-  // first pass.
+  // Adds a part that is on the device. It leaves at once if the placement is on the host. On a GPU a part that stays
+  // moves into one allocation. Not thread-safe; before the first pass.
   void add(std::unique_ptr<WeightPart> part);
   c10::Device device() const { return device_; }
   std::size_t size() const { return parts_.size(); }
@@ -38,9 +38,9 @@ class PartSequence {
   std::int64_t moves() const { return moves_; }
 
   // Keeps as many parts on the device as fit into `bytes`, spread evenly over the sequence, and removes the others.
-  // Waits for a pass that is in progress, and for the device. Throws what WeightPart::enter() and leave() throw; after
-  // an error of enter() no part stays. Thread-safe.
-  void keep(std::int64_t bytes);
+  // Waits for a pass that is in progress, and for the device. With `wait` false, only begin() waits for the parts that
+  // come. Throws what WeightPart::enter() and leave() throw; after an error of enter() no part stays. Thread-safe.
+  void keep(std::int64_t bytes, bool wait = true);
   // Called on the stream that copies a part, after each copy. For what is added to the weights.
   void on_arrival(std::function<void(std::size_t part)> call) { arrived_ = std::move(call); }
   // Called on the current stream before a part's bytes are copied to the host, which happens once.

@@ -38,10 +38,22 @@ void WeightPart::enter() {
   bytes_at(memory.get(), static_cast<std::size_t>(bytes_), device_)
       .copy_(bytes_at(host_.get(), static_cast<std::size_t>(bytes_), c10::Device(c10::DeviceType::CPU)),
              /*non_blocking=*/true);
+  use(std::move(memory));
+  on_device_ = true;
+}
+
+void WeightPart::use(c10::DataPtr memory) {
   for (Piece& piece : pieces_)
     piece.storage.set_data_ptr_noswap({static_cast<std::byte*>(memory.get()) + piece.offset, device_});
   memory_ = std::move(memory);
-  on_device_ = true;
+}
+
+void WeightPart::pack() {
+  c10::DataPtr memory = c10::GetAllocator(device_.type())->allocate(static_cast<std::size_t>(bytes_));
+  for (const Piece& piece : pieces_)
+    bytes_at(static_cast<std::byte*>(memory.get()) + piece.offset, piece.bytes, device_)
+        .copy_(bytes_at(piece.storage.mutable_data(), piece.bytes, device_));
+  use(std::move(memory));
 }
 
 void WeightPart::leave() {

@@ -32,6 +32,9 @@ class WeightPart {
 
   bool on_device() const { return on_device_; }
   bool has_host_copy() const { return host_ != nullptr; }
+  // Before the first leave(): moves the tensors into one allocation, on the current stream. Loading leaves gaps between
+  // them that nothing else fits into.
+  void pack();
   // Allocates memory on the device and copies the tensors there, both on the current stream. Throws
   // c10::OutOfMemoryError; the part is away then.
   void enter();
@@ -45,6 +48,8 @@ class WeightPart {
     c10::Storage storage;
     std::size_t offset, bytes;
   };
+  void use(c10::DataPtr memory);
+
   const c10::Device device_;
   std::vector<Piece> pieces_;
   std::int64_t bytes_ = 0;

@@ -192,6 +192,7 @@ Media FluxModel::run_decode(Generation& generation) {
     p.image = unit_range(decoded);
     return to_media(p.image);
   });
+  memory_.trim();
   memory_.observe(size_of(p.request));
   p.add_phase("vae", start);
   return image;
