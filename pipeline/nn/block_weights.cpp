@@ -61,18 +61,23 @@ BlockWeights::BlockWeights(const std::vector<std::string>& inputs, const std::ve
       row[i] = at->second.tensor;
       if (at->second.quantized) quantized.push_back({i, at->second.quantized});
     }
+    values_of(quantized);  // allocates it before the tensors of requests, between which it would leave a gap
   }
+}
+
+std::vector<at::Tensor> BlockWeights::values_of(const std::vector<Quantized>& quantized) const {
+  if (quantized.empty()) return {};
+  std::vector<const QuantizedWeight*> weights;
+  for (const Quantized& one : quantized) weights.push_back(one.weight.get());
+  return memory_->take(weights, weights.front()->parts.front().codes.device());
 }
 
 std::vector<at::Tensor> BlockWeights::take(std::size_t block) const {
   std::vector<at::Tensor> inputs = rows_[block];
   const auto& quantized = quantized_[block];
-  if (quantized.empty()) return inputs;
-  std::vector<const QuantizedWeight*> weights;
-  for (const Quantized& one : quantized) weights.push_back(one.weight.get());
-  const auto values = memory_->take(weights, weights.front()->parts.front().codes.device());
+  const auto values = values_of(quantized);
   for (std::size_t i = 0; i < quantized.size(); ++i) {
-    dequantize(*weights[i], values[i]);
+    dequantize(*quantized[i].weight, values[i]);
     inputs[quantized[i].input] = values[i];
   }
   return inputs;

@@ -55,6 +55,8 @@ class BlockWeights {
     std::size_t input;
     std::shared_ptr<const QuantizedWeight> weight;
   };
+  std::vector<at::Tensor> values_of(const std::vector<Quantized>& quantized) const;  // not computed yet
+
   std::vector<std::vector<at::Tensor>> rows_;
   std::vector<std::vector<Quantized>> quantized_;  // of each block
   std::shared_ptr<WeightMemory> memory_;

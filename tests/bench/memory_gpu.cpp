@@ -57,8 +57,8 @@ class PeakSampler {
       : thread_([this] {
           while (!done_) {
             const auto info = pipeline::memory_info(gpu);
+            peak_ = std::max<std::int64_t>(peak_, info.total - info.free);
             stage_peak = std::max<std::int64_t>(stage_peak, info.total - info.free);
-            peak_ = std::max<std::int64_t>(peak_, stage_peak);
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
           }
         }) {}
