@@ -189,7 +189,7 @@ void contain() {
   if (!cpu) source.quantize = kFp8;
   const auto model = unwrap(engine->load_model(source));
   const std::array<int, 4> sides = cpu ? std::array{64, 96, 128, 160} : std::array{256, 384, 512, 640};
-  const int too_large = cpu ? 1024 : 4096;
+  const int too_large = cpu ? 1024 : 8192;  // no plan fits: one that fits would run for many seconds
   for (const int side : sides) unwrap(draw(*model, side, kJobSteps));
   std::mt19937 random(20261125);
   std::vector<int> order;
