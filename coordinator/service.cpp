@@ -11,6 +11,7 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cmath>
 #include <csignal>
 #include <memory>
 
@@ -68,6 +69,8 @@ scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& se
   out.scheduler.refuse_too_large = settings.scheduler.refuse_too_large;
   out.scheduler.silent_after_ms = config::silent_after_ms(settings);
   out.scheduler.new_nonce = new_nonce;
+  for (const auto& [name, model] : settings.models)
+    if (model.objective_s > 0) out.objectives_ms.emplace(name, std::llround(model.objective_s * 1e3));
   return out;
 }
 

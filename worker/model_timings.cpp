@@ -1,5 +1,14 @@
 #include "worker/model_timings.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
 #include "shared/telemetry/metrics.h"
 
 namespace ditfleet::worker {
@@ -7,41 +16,56 @@ namespace {
 
 double seconds(std::chrono::microseconds time) { return static_cast<double>(time.count()) * 1e-6; }
 
-const prometheus::Histogram::BucketBoundaries kStepSeconds{0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08,
-                                                           0.1,   0.115, 0.13, 0.15, 0.2,  0.3,  0.5,  1,
-                                                           1.5,   2.5,   5,    10,   20,   40};
-
 }  // namespace
 
 void record_load(const pipeline::ModelInfo& info) {
-  static auto& family =
-      telemetry::gauges("ditfleet_model_load_seconds",
-                        "Time to load a model, by part (compile: until the programs of its regions are available)");
-  for (const auto& [part, time] : info.load_times)
-    family.Add({{"model", info.name}, {"part", part}}).Set(seconds(time));
+  static const telemetry::Gauges series("ditfleet_model_load_seconds");
+  for (const auto& [part, time] : info.load_times) series({info.name, part}).Set(seconds(time));
 }
 
 void record_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts) {
-  static auto& family = telemetry::gauges("ditfleet_warmup_seconds", "Time to warm up a shape class, by part");
-  for (const auto& [part, time] : parts)
-    family.Add({{"model", model}, {"class", class_key}, {"part", part}}).Set(seconds(time));
+  static const telemetry::Gauges series("ditfleet_warmup_seconds");
+  for (const auto& [part, time] : parts) series({model, class_key, part}).Set(seconds(time));
 }
 
 void record_memory(const std::string& model, const pipeline::MemoryReport& report) {
-  static auto& predicted =
-      telemetry::gauges("ditfleet_memory_predicted_bytes",
-                        "Predicted peak of device memory beside weights of the last request, in bytes");
-  static auto& observed = telemetry::gauges("ditfleet_memory_observed_bytes",
-                                            "Peak of device memory beside weights of the last request, in bytes");
-  static auto& loads =
-      telemetry::gauges("ditfleet_model_loads", "How often weights of the model came from host memory to the device");
-  static auto& step_downs = telemetry::gauges(
-      "ditfleet_memory_step_downs", "How often a stage ran out of device memory and ran again with another plan");
+  static const telemetry::Gauges predicted("ditfleet_memory_predicted_bytes");
+  static const telemetry::Gauges observed("ditfleet_memory_observed_bytes");
+  static const telemetry::Counters loads("ditfleet_model_loads_total");
+  static const telemetry::Counters step_downs("ditfleet_memory_step_downs_total");
   if (report.limits.empty()) return;
-  predicted.Add({{"model", model}}).Set(static_cast<double>(report.predicted_bytes));
-  observed.Add({{"model", model}}).Set(static_cast<double>(report.observed_bytes));
-  loads.Add({{"model", model}}).Set(static_cast<double>(report.loads));
-  step_downs.Add({{"model", model}}).Set(static_cast<double>(report.step_downs));
+  predicted({model}).Set(static_cast<double>(report.predicted_bytes));
+  observed({model}).Set(static_cast<double>(report.observed_bytes));
+  const auto raise = [&](const telemetry::Counters& counters, std::int64_t to) {
+    prometheus::Counter& counter = counters({model});
+    counter.Increment(std::max(0.0, static_cast<double>(to) - counter.Value()));
+  };
+  raise(loads, report.loads);
+  raise(step_downs, report.step_downs);
+}
+
+void record_unit(const std::string& model, const std::map<std::string, std::int64_t>& phases_us,
+                 const std::map<std::string, std::int64_t>& device_phases_us, const std::string& plan) {
+  static const telemetry::Histograms host("ditfleet_phase_seconds");
+  static const telemetry::Histograms device("ditfleet_device_phase_seconds");
+  static const telemetry::Counters plans("ditfleet_memory_plans_total");
+  for (const auto& [phase, us] : phases_us) host({model, phase}).Observe(static_cast<double>(us) * 1e-6);
+  for (const auto& [phase, us] : device_phases_us) device({model, phase}).Observe(static_cast<double>(us) * 1e-6);
+  plans({model, plan.empty() ? "resident" : plan}).Increment();
+}
+
+void record_boot(const char* part) {
+  static const telemetry::Gauges boot("ditfleet_boot_seconds");
+  // /proc/self/stat: field 22 is the start, in clock ticks since the machine's boot; fields count from the name's end.
+  std::ifstream file("/proc/self/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  const double started = std::atof(field.c_str()) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  boot({part}).Set(static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - started);
 }
 
 std::string text_of(const PartTimes& parts) {
@@ -52,10 +76,9 @@ std::string text_of(const PartTimes& parts) {
 }
 
 std::chrono::microseconds StepTimer::ended(int step) {
-  static auto& family = telemetry::histograms(
-      "ditfleet_step_seconds", "Time per denoising step, by phase (first: of a unit, steady: all others)");
+  static const telemetry::Histograms series("ditfleet_step_seconds");
   const auto took = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun_);
-  family.Add({{"model", model_}, {"phase", step == 1 ? "first" : "steady"}}, kStepSeconds).Observe(seconds(took));
+  series({model_, step == 1 ? "first" : "steady"}).Observe(seconds(took));
   return took;
 }
 

@@ -1,13 +1,9 @@
-// Prometheus metrics of models: load, warm-up and step times, and memory:
-//   ditfleet_model_load_seconds{model,part}    part: tokenizers, text_encoders, transformer, vae, compile
-//   ditfleet_warmup_seconds{model,class,part}  part: text_encoders, transformer_first_step, transformer_steady_step,
-//                                              vae, encode
-//   ditfleet_memory_predicted_bytes{model}, ditfleet_memory_observed_bytes{model}  beside weights, of the last request
-//   ditfleet_model_loads{model}, ditfleet_memory_step_downs{model}
-//   ditfleet_step_seconds{model,phase}         phase: first (of a unit; includes all set-up for a new size) or steady
+// Prometheus metrics of models: load, warm-up, phases and steps, and memory (shared/telemetry/metric_table.cpp).
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <map>
 #include <string>
 
 #include "pipeline/engine.h"
@@ -19,6 +15,11 @@ using pipeline::PartTimes;
 // Thread-safe.
 void record_load(const pipeline::ModelInfo& info);
 void record_memory(const std::string& model, const pipeline::MemoryReport& report);
+// The phases of a unit that succeeded, on the host and on the device, and the plan for the model's weights.
+void record_unit(const std::string& model, const std::map<std::string, std::int64_t>& phases_us,
+                 const std::map<std::string, std::int64_t>& device_phases_us, const std::string& plan);
+// The time since the process started: a part of the start has ended.
+void record_boot(const char* part);
 void record_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts);
 
 // "text_encoders 12 ms, vae 3 ms"

@@ -90,6 +90,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .encode = encode_,
                .adapters = adapters_,
                .encode_image = parts_.encode_image,
+               .energy_j = [this] { return meter_ ? meter_->energy_j() : std::nullopt; },
                .residents_changed = [this] { report_residents(); },
                .table_changed = [this] { update(); },
                .fault =
@@ -184,6 +185,7 @@ asio::awaitable<void> Service::load_models() {
       auto set = parts_.load();
       if (!set) return set.error();
       loaded->first = std::move(*set);
+      record_boot("models");
     }
     if (options_.warmup) {
       const telemetry::ScopedSpan span("warm_up");
@@ -201,9 +203,11 @@ asio::awaitable<void> Service::load_models() {
     co_return;
   }
   models_ = std::move((*loaded)->first);
+  meter_ = GpuMeter::open(models_.device);
   runner_.set_warm_classes(std::move((*loaded)->second));
   if (quitting_ || state_ != "starting") co_return;
   state_ = "ready";
+  record_boot("ready");
   spdlog::info("ready: worker '{}' on {} ({}), {}, {} models", options_.name, models_.device, models_.device_name,
                models_.precision, models_.models.size());
   heartbeat_now();
@@ -247,6 +251,7 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   adapters_.describe(models_, info);
   report_memory(models_, info);
   for (const auto& [name, model] : models_.models) record_memory(name, model->memory());
+  if (meter_) meter_->record();
   reported_residents_ = residents(info);
   co_return co_await parts_.queue->heartbeat(info, Deadline::after(kCallTimeout));
 }

@@ -21,6 +21,7 @@
 #include "shared/redis/connection.h"
 #include "shared/results/store.h"
 #include "worker/adapters/loader.h"
+#include "worker/gpu_meter.h"
 #include "worker/model_set.h"
 #include "worker/units/unit_runner.h"
 #include "worker/units/unit_table.h"
@@ -95,6 +96,7 @@ class Service {
   std::int64_t started_ms_ = 0;
   UnitTable table_;
   Watchdog watchdog_;
+  std::shared_ptr<const GpuMeter> meter_;  // null: no GPU, or none that measures
   ModelSet models_;
   TaskGroup tasks_;
   std::vector<queue::UnitRef> reported_units_;               // in the last heartbeat

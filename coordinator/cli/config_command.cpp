@@ -6,6 +6,7 @@
 #include "coordinator/cli/command.h"
 #include "shared/core/json.h"
 #include "shared/families/served.h"
+#include "shared/telemetry/metric_table.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -76,6 +77,23 @@ int show(const ConfigFlags& flags) {
   return kExitOk;
 }
 
+int metrics(const ConfigFlags& flags) {
+  if (!flags.json) {
+    std::fputs(telemetry::metrics_markdown().c_str(), stdout);
+    return kExitOk;
+  }
+  json::array rows;
+  for (const telemetry::MetricRow& row : telemetry::metric_table())
+    rows.push_back(json::object{{"name", row.name},
+                                {"type", telemetry::type_name(row.type)},
+                                {"labels", json::value_from(row.labels)},
+                                {"unit", row.unit},
+                                {"help", row.help},
+                                {"panel", row.panel}});
+  print(rows);
+  return kExitOk;
+}
+
 // Reads no configuration, so that it works while the configuration is invalid.
 int reference(const ConfigFlags& flags) {
   if (!flags.json) {
@@ -109,6 +127,7 @@ void add_config(CLI::App& app, Invocation& run) {
   add("check", "Validate a configuration and its models", check);
   add("show", "Print the effective configuration as YAML", show);
   add("reference", "Print every option as Markdown", reference);
+  add("metrics", "Print every metric as Markdown", metrics);
 }
 
 }  // namespace ditfleet::cli

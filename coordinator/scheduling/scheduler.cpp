@@ -448,6 +448,12 @@ Estimate Scheduler::estimate(const job::JobSpec& spec, const std::string& tenant
   return out;
 }
 
+std::optional<std::pair<std::string, std::string>> Scheduler::class_of(const std::string& id) const {
+  const Job* job = find_job(id);
+  if (!job) return std::nullopt;
+  return std::pair(classes_[job->cls].key, models_[job->model]);
+}
+
 QueueStats Scheduler::stats() const {
   QueueStats out;
   out.jobs = jobs_.size();

@@ -31,6 +31,16 @@
 
 namespace ditfleet::scheduling {
 
+// For metrics. The strings are valid during the call.
+class SchedulerObserver {
+ public:
+  virtual ~SchedulerObserver() = default;
+  virtual void assigned(const std::string& tenant, bool cold, std::int64_t queue_wait_us) = 0;
+  // A unit succeeded. `predicted_us` is 0 if no observed run supports the prediction.
+  virtual void ran(const std::string& tenant, const std::string& class_key, std::int64_t predicted_us,
+                   std::int64_t run_us) = 0;
+};
+
 struct SchedulerOptions {
   job::Catalogue catalogue;
   std::string precision = "auto";         // of shape classes
@@ -42,7 +52,7 @@ struct SchedulerOptions {
   std::function<std::string()> new_nonce;  // required; the service draws 128 random bits
   TenantAdapters adapters;                 // unset: jobs with adapters are rejected
   std::shared_ptr<RoutingPolicy> routing;  // used by this scheduler only; null: EarliestFinishPolicy
-  std::function<void(bool cold, std::int64_t queue_wait_us)> on_assigned = nullptr;  // for metrics
+  SchedulerObserver* observer = nullptr;   // must outlive the scheduler
 };
 
 struct Actions {
@@ -102,6 +112,8 @@ class Scheduler {
     return queue_.tenants().times();
   }  // of tenants with waiting units
   const Tenants& tenants() const { return queue_.tenants(); }
+  // The class and model of a job that has not ended; nothing of another job.
+  std::optional<std::pair<std::string, std::string>> class_of(const std::string& job) const;
   const Fleet& fleet() const { return fleet_; }
   QueueStats stats() const;
   // What a unit that has not started waits for, as a phrase. Empty: it does not wait, or it is unknown.

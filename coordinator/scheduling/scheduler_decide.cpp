@@ -192,7 +192,8 @@ void Scheduler::assign(Job& job, int index, const Route& route, std::int64_t now
                                               .reason = route.reason,
                                               .drop_from_host = names(dropped.from_host),
                                               .drop_from_slots = names(dropped.from_slots)});
-  if (options_.on_assigned) options_.on_assigned(route.cold, now_us - unit.ready_us);
+  if (options_.observer)
+    options_.observer->assigned(queue_.tenants().name(job.tenant), route.cold, now_us - unit.ready_us);
 }
 
 void Scheduler::request_revoke(const HeldUnit& held, bool lost, std::int64_t now_us) {

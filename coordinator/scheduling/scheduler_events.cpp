@@ -139,6 +139,9 @@ void Scheduler::learn(const Job& job, Unit& unit, int index, const queue::Event&
   if (observed <= 0) return;
   // The load of the model is no part of the run either. It is a prediction, so at most half of the time counts as load.
   const auto run_us = observed - std::min(held->load_us, observed / 2);
+  if (options_.observer)
+    options_.observer->ran(queue_.tenants().name(job.tenant), classes_[job.cls].key, unit.guess ? 0 : unit.charged_us,
+                           observed);
   costs_.observe(job.cls, job.model, unit.worker, job.prior_us, run_us, held->cold);
   const auto charged = static_cast<double>(unit.charged_us);
   const bool guess = unit.guess;

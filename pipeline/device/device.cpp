@@ -3,10 +3,13 @@
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -195,6 +198,9 @@ struct StageScope::Guards {
     previous_device.emplace(impl->exchangeDevice(device));
     stream.emplace(stream_of_thread(*impl, device));
     previous_stream.emplace(impl->exchangeStream(*stream));
+    begin.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+    end.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+    begin->record(*stream);
   }
   ~Guards() {
     if (!impl) return;
@@ -210,13 +216,27 @@ struct StageScope::Guards {
   std::optional<c10::impl::VirtualGuardImpl> impl;
   std::optional<c10::Device> previous_device;
   std::optional<c10::Stream> stream, previous_stream;
+  std::optional<c10::Event> begin, end;  // of the current lap, on a GPU
+  std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
+  std::int64_t lap_us = 0;
 };
 
 StageScope::StageScope(c10::Device device) : guards_(std::make_unique<Guards>(device)) {}
 StageScope::~StageScope() = default;
 
 void StageScope::finish() {
-  if (guards_->impl) guards_->impl->synchronizeStream(*guards_->stream);
+  Guards& g = *guards_;
+  const auto now = std::chrono::steady_clock::now();
+  if (!g.impl) {
+    g.lap_us = std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(g.began, now)).count();
+    return;
+  }
+  g.end->record(*g.stream);
+  g.impl->synchronizeStream(*g.stream);
+  g.lap_us = std::llround(g.begin->elapsedTime(*g.end) * 1e3);
+  std::swap(g.begin, g.end);
 }
+
+std::int64_t StageScope::lap_us() const { return guards_->lap_us; }
 
 }  // namespace ditfleet::pipeline

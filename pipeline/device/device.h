@@ -65,6 +65,9 @@ class StageScope {
   StageScope(const StageScope&) = delete;
   StageScope& operator=(const StageScope&) = delete;
   void finish();  // throws what the device reports
+  // Microseconds between the last two calls of finish(), or from the start to the first one: on a GPU in its stream, by
+  // events.
+  std::int64_t lap_us() const;
 
  private:
   struct Guards;

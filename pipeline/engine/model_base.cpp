@@ -23,14 +23,27 @@ auto ModelBase::stage(const char* name, Run run) -> Result<decltype(run(std::dec
 }
 
 Result<std::unique_ptr<Generation>> ModelBase::encode(const GenerationRequest& request) {
-  return stage("encode", [&](StageScope&) { return run_encode(request); });
+  std::int64_t took_us = 0;
+  auto generation = stage("encode", [&](StageScope& scope) {
+    auto made = run_encode(request);
+    scope.finish();
+    took_us = scope.lap_us();
+    return made;
+  });
+  if (generation) (*generation)->device_phases_us_["text"] = took_us;
+  return generation;
 }
 
 Result<void> ModelBase::denoise(Generation& generation, const StepCallback& on_step) {
   const auto denoised = stage("denoise", [&](StageScope& scope) {
     std::unique_lock one_at_a_time(adapted_, std::defer_lock);
     if (uses_adapters(generation)) one_at_a_time.lock();
-    return run_denoise(generation, on_step, [&] { scope.finish(); });
+    auto& phases = generation.device_phases_us_;
+    return run_denoise(generation, on_step, [&] {
+      scope.finish();
+      const bool first = phases.emplace("first_step", 0).second;
+      phases[first ? "first_step" : "steady_steps"] += scope.lap_us();
+    });
   });
   const auto cleared = stage("denoise", [&](StageScope&) {
     clear_if_asked();
@@ -42,7 +55,12 @@ Result<void> ModelBase::denoise(Generation& generation, const StepCallback& on_s
 }
 
 Result<Media> ModelBase::decode(Generation& generation) {
-  return stage("decode", [&](StageScope&) { return run_decode(generation); });
+  return stage("decode", [&](StageScope& scope) {
+    Media media = run_decode(generation);
+    scope.finish();
+    generation.device_phases_us_["vae"] = scope.lap_us();
+    return media;
+  });
 }
 
 Result<void> ModelBase::prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) {

@@ -8,36 +8,29 @@ namespace ditfleet::region {
 
 namespace {
 
-using telemetry::counters;
-
 prometheus::Counter& compiles(std::string_view backend, std::string_view reason) {
-  static auto& family = counters("ditfleet_region_compiles_total",
-                                 "Programs compiled by this process, without those from the kernel cache");
-  return family.Add({{"backend", std::string(backend)}, {"reason", std::string(reason)}});
+  static const telemetry::Counters series("ditfleet_region_compiles_total");
+  return series({backend, reason});
 }
 
 prometheus::Histogram& seconds(std::string_view backend, bool built) {
-  static auto& family = telemetry::histograms("ditfleet_region_program_seconds",
-                                              "Time until a region's program was available, by source");
-  static const prometheus::Histogram::BucketBoundaries kSeconds{0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30};
-  return family.Add({{"backend", std::string(backend)}, {"source", built ? "compiled" : "cache"}}, kSeconds);
+  static const telemetry::Histograms series("ditfleet_region_program_seconds");
+  return series({backend, built ? "compiled" : "cache"});
 }
 
 prometheus::Counter& recompiles() {
-  static auto& family = counters("ditfleet_recompiles_total", "Programs of regions beyond the first of each region");
-  return family.Add({});
+  static const telemetry::Counters series("ditfleet_recompiles_total");
+  return series();
 }
 
 prometheus::Counter& variants() {
-  static auto& family =
-      counters("ditfleet_region_variants_total", "Sizes that a region ran for the first time, without compiling");
-  return family.Add({});
+  static const telemetry::Counters series("ditfleet_region_variants_total");
+  return series();
 }
 
 prometheus::Counter& fallbacks(std::string_view reason) {
-  static auto& family = counters("ditfleet_region_fallbacks_total",
-                                 "Components, programs and requests that run eagerly instead, by reason");
-  return family.Add({{"reason", std::string(reason)}});
+  static const telemetry::Counters series("ditfleet_region_fallbacks_total");
+  return series({reason});
 }
 
 }  // namespace

@@ -70,6 +70,7 @@ std::string to_yaml(const Settings& settings, bool with_secrets) {
       out << YAML::Key << "quantize" << YAML::Value << "auto";
     else if (!model.quantize.empty())
       out << YAML::Key << "quantize" << YAML::Value << model.quantize;
+    if (model.objective_s > 0) out << YAML::Key << "objective_s" << YAML::Value << model.objective_s;
     out << YAML::EndMap;
   }
   out << YAML::EndMap << YAML::Key << "tenants" << YAML::Value << YAML::BeginMap;
@@ -118,6 +119,10 @@ std::vector<OptionHelp> option_table() {
        "requires, so that no block has to be copied in each step: nothing, else fp8 where the device has "
        "it, else nf4.",
        "DITFLEET_MODELS__NAME__QUANTIZE"});
+  rows.push_back({"models.NAME.objective_s", "a number from 0 to 1000000", "0",
+                  "Objective: the time from submission in which a job of the model should end, in seconds. Jobs that "
+                  "meet and miss it are counted in ditfleet_objective_jobs_total. 0: no objective.",
+                  "DITFLEET_MODELS__NAME__OBJECTIVE_S"});
   rows.push_back({"tenants.NAME.weight", "a number from 0.001 to 1000", "1",
                   "Weight of the tenant's share of the fleet while several tenants have waiting jobs.",
                   "DITFLEET_TENANTS__NAME__WEIGHT"});

@@ -1,5 +1,7 @@
 #include "shared/config/settings.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -81,8 +83,9 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
     return wrong(a, "'models' is '" + a.value +
                         "'; it must be a map, such as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
   const std::string leaf = a.path.size() > 2 ? a.path[2] : "path";
-  if ((leaf != "path" && leaf != "transformer" && leaf != "quantize") || (a.path.size() > 3 && leaf != "quantize"))
-    return wrong(a, "unknown key '" + a.key() + "'" + suggestion(leaf, {"path", "transformer", "quantize"}));
+  constexpr std::array kLeaves{"path", "transformer", "quantize", "objective_s"};
+  if (std::find(kLeaves.begin(), kLeaves.end(), leaf) == kLeaves.end() || (a.path.size() > 3 && leaf != "quantize"))
+    return wrong(a, "unknown key '" + a.key() + "'" + suggestion(leaf, {kLeaves.begin(), kLeaves.end()}));
   if (!is_model_name(a.path[1]))
     return wrong(a, "model name '" + a.path[1] +
                         "' must have 1 to 64 characters, without spaces, colons, slashes, bars, quotes or braces");
@@ -94,6 +97,10 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
     auto formats = parse_quantize(a.value);
     if (!formats) return wrong(a, a.key() + ": " + formats.error().message);
     model.quantize = std::move(*formats);
+  } else if (leaf == "objective_s") {
+    const auto seconds = number_of(a.value, 0.0, 1e6);
+    if (!seconds) return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be a number from 0 to 1000000");
+    model.objective_s = *seconds;
   } else if (a.value.empty()) {
     return wrong(a, "'" + a.key() + "' is empty; it must be a " +
                         (leaf == "path" ? "model folder in diffusers' layout" : "safetensors file"));

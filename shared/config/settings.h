@@ -24,6 +24,7 @@ struct ModelSetting {
   std::string path;         // a model folder in diffusers' layout
   std::string transformer;  // a safetensors file in place of the folder's transformer, or empty
   std::map<std::string, std::string> quantize = {};  // as pipeline::ModelSource::quantize
+  double objective_s = 0;                            // in which a job should end, for metrics; 0: none
 };
 
 // Parses COMPONENT=FORMAT,…, such as "transformer=nf4,text_encoder_2=nf4", or "auto", which is {"*": "auto"}.

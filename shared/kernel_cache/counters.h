@@ -19,7 +19,7 @@ namespace ditfleet::kernel_cache {
 void show_counters(bool disk, bool redis);
 void count_lookup(std::string_view tier, std::string_view result, double times = 1);
 void count_store(std::string_view tier, std::string_view result, double times = 1);
-void count_quarantined(std::string_view tier, std::string_view reason);
+void count_quarantined(std::string_view tier, std::string_view reason, double times = 1);
 void count_compile(std::string_view result, double times = 1);
 void count_wait(std::string_view result);
 void count_breaker_opened(double times = 1);

@@ -6,6 +6,7 @@
 #include "shared/core/ids.h"
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
+#include "shared/telemetry/metrics.h"
 
 namespace ditfleet::queue {
 
@@ -19,6 +20,8 @@ std::optional<Error> refusal_of(const std::string& verdict, const std::string& i
     return Error{Code::kConflict, "[queue] the job id " + id + " belongs to another job; use another id"};
   if (!verdict.starts_with("quota ")) return std::nullopt;
   const std::string kind = verdict.substr(6, 5);
+  static const telemetry::Counters refusals("ditfleet_quota_refusals_total");
+  refusals({tenant, kind == "queue" ? "max_queued" : "queued_" + kind}).Increment();
   const auto bytes = static_cast<std::int64_t>(spec_bytes);
   const bool never = kind == "units" ? units > quota.units : kind == "bytes" && bytes > quota.bytes;
   const auto wants = [&](const char* what, std::int64_t more, const char* option, std::int64_t most) {

@@ -2,6 +2,9 @@
 
 #include <prometheus/text_serializer.h>
 
+#include <stdexcept>
+#include <type_traits>
+
 #include "shared/core/ids.h"
 
 namespace ditfleet::telemetry {
@@ -18,15 +21,55 @@ prometheus::Registry& registry() {
   return instance;
 }
 
-prometheus::Family<prometheus::Counter>& counters(const std::string& name, const std::string& help) {
-  return prometheus::BuildCounter().Name(name).Help(help).Register(registry());
+namespace {
+
+template <class Kind>
+prometheus::Family<Kind>& family(const MetricRow& row) {
+  const auto build = [&](auto builder, MetricType type) -> prometheus::Family<Kind>& {
+    if (row.type != type) throw std::logic_error("metric " + std::string(row.name) + " has another type");
+    return builder.Name(std::string(row.name)).Help(std::string(row.help)).Register(registry());
+  };
+  if constexpr (std::is_same_v<Kind, prometheus::Counter>)
+    return build(prometheus::BuildCounter(), MetricType::kCounter);
+  else if constexpr (std::is_same_v<Kind, prometheus::Gauge>)
+    return build(prometheus::BuildGauge(), MetricType::kGauge);
+  else
+    return build(prometheus::BuildHistogram(), MetricType::kHistogram);
 }
-prometheus::Family<prometheus::Gauge>& gauges(const std::string& name, const std::string& help) {
-  return prometheus::BuildGauge().Name(name).Help(help).Register(registry());
+
+}  // namespace
+
+template <class Kind>
+Series<Kind>::Series(std::string_view name)
+    : row_(metric_row(name)), family_(family<Kind>(row_)), seen_(row_.labels.size()) {}
+
+template <class Kind>
+Kind& Series<Kind>::operator()(std::initializer_list<std::string_view> values) const {
+  if (values.size() != row_.labels.size())
+    throw std::logic_error("metric " + std::string(row_.name) + " has another number of labels");
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> key;
+  for (std::size_t i = 0; const std::string_view value : values) {
+    auto& seen = seen_[i++];
+    const bool known = seen.contains(value) || seen.size() < kMostLabelValues;
+    key.emplace_back(known ? value : "other");
+    if (known) seen.emplace(value);
+  }
+  Kind*& series = series_[key];
+  if (!series) {
+    prometheus::Labels labels;
+    for (std::size_t i = 0; i < key.size(); ++i) labels.emplace(row_.labels[i], key[i]);
+    if constexpr (std::is_same_v<Kind, prometheus::Histogram>)
+      series = &family_.Add(labels, prometheus::Histogram::BucketBoundaries(row_.buckets));
+    else
+      series = &family_.Add(labels);
+  }
+  return *series;
 }
-prometheus::Family<prometheus::Histogram>& histograms(const std::string& name, const std::string& help) {
-  return prometheus::BuildHistogram().Name(name).Help(help).Register(registry());
-}
+
+template class Series<prometheus::Counter>;
+template class Series<prometheus::Gauge>;
+template class Series<prometheus::Histogram>;
 
 std::string render_metrics() { return prometheus::TextSerializer().Serialize(registry().Collect()); }
 

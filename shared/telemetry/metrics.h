@@ -1,4 +1,4 @@
-// The process's Prometheus registry and W3C trace ids. Thread-safe.
+// The process's Prometheus metrics, which metric_table.h declares, and W3C trace ids. Thread-safe.
 #pragma once
 
 #include <prometheus/counter.h>
@@ -7,20 +7,46 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
-#include <memory>
+#include <initializer_list>
+#include <map>
+#include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "shared/telemetry/metric_table.h"
 
 namespace ditfleet::telemetry {
 
-// One per process. The module that owns a family registers it once.
+// One per process.
 prometheus::Registry& registry();
 
-// Register a family. Call them once per family and keep the reference:
-//   static auto& total = telemetry::counters("ditfleet_things_total", "Things done");
-prometheus::Family<prometheus::Counter>& counters(const std::string& name, const std::string& help);
-prometheus::Family<prometheus::Gauge>& gauges(const std::string& name, const std::string& help);
-prometheus::Family<prometheus::Histogram>& histograms(const std::string& name, const std::string& help);
+// The series of one metric:
+//   static const telemetry::Counters jobs("ditfleet_jobs_total");
+//   jobs({"succeeded"}).Increment();
+template <class Kind>
+class Series {
+ public:
+  // Registers the metric. std::logic_error: metric_table() does not have it, or with another type.
+  explicit Series(std::string_view name);
+  // The series with these values of the metric's labels, in their order. A label has at most kMostLabelValues values;
+  // further ones become "other". The reference stays valid. std::logic_error: another number of values.
+  Kind& operator()(std::initializer_list<std::string_view> values = {}) const;
+
+ private:
+  const MetricRow& row_;
+  prometheus::Family<Kind>& family_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::set<std::string, std::less<>>> seen_;  // by label
+  mutable std::map<std::vector<std::string>, Kind*> series_;
+};
+
+inline constexpr std::size_t kMostLabelValues = 100;
+
+using Counters = Series<prometheus::Counter>;
+using Gauges = Series<prometheus::Gauge>;
+using Histograms = Series<prometheus::Histogram>;
 
 // Returns all metrics in text exposition format 0.0.4.
 std::string render_metrics();

@@ -199,12 +199,14 @@ class Metrics(unittest.TestCase):
             self.assertTrue(name.startswith("ditfleet_"), name)
             self.assertEqual(name.endswith("_total"), kind == "counter", name)
             if kind == "histogram":
-                self.assertTrue(name.endswith("_seconds"), name)
+                self.assertRegex(name, "_(seconds|ratio|joules)$")
         return families
 
-    def value(self, families, name, labels=""):
+    def value(self, families, name, *labels):
+        """The sum of the series that have these labels, such as 'state="ready"'."""
         family = name if name in families else re.sub("_(count|sum)$", "", name)
-        return families.get(family, ("", {}))[1].get((name, labels), 0.0)
+        return sum(value for (sample, given), value in families.get(family, ("", {}))[1].items()
+                   if sample == name and set(labels) <= set(given.split(",")))
 
     def test_metrics_count_events(self):
         client = Client(shared.fleet.url)
@@ -222,16 +224,20 @@ class Metrics(unittest.TestCase):
               > self.value(before, "ditfleet_jobs_total", 'state="canceled"'), "the cancel is counted")
         after = self.scrape()
 
-        def grown(name, labels=""):
-            return self.value(after, name, labels) - self.value(before, name, labels)
+        def grown(name, *labels):
+            return self.value(after, name, *labels) - self.value(before, name, *labels)
         self.assertEqual(grown("ditfleet_jobs_total", 'state="succeeded"'), 3)
         self.assertEqual(grown("ditfleet_jobs_total", 'state="canceled"'), 1)
-        self.assertEqual(grown("ditfleet_http_requests_total", 'code="202",method="POST",route="/v1/jobs"'), 4)
-        self.assertEqual(grown("ditfleet_http_requests_total", 'code="400",method="POST",route="/v1/jobs"'), 1)
-        self.assertEqual(grown("ditfleet_http_requests_total", 'code="404",method="GET",route="none"'), 1)
-        self.assertEqual(grown("ditfleet_http_requests_total", 'code="405",method="other",route="/v1/jobs"'), 1)
+        self.assertEqual(grown("ditfleet_http_requests_total", 'code="202"', 'method="POST"', 'route="/v1/jobs"'), 4)
+        self.assertEqual(grown("ditfleet_http_requests_total", 'code="400"', 'method="POST"', 'route="/v1/jobs"'), 1)
+        self.assertEqual(grown("ditfleet_http_requests_total", 'code="404"', 'method="GET"', 'route="none"'), 1)
+        self.assertEqual(grown("ditfleet_http_requests_total", 'code="405"', 'method="other"', 'route="/v1/jobs"'), 1)
         self.assertEqual(grown("ditfleet_queue_wait_seconds_count"), 4)
+        shape = 'class="' + client.job(canceled)["class"] + '"'
+        self.assertEqual(grown("ditfleet_job_seconds_count", 'state="canceled"', shape), 1)
         self.assertEqual(grown("ditfleet_job_seconds_count", 'state="succeeded"'), 3)
+        self.assertEqual(grown("ditfleet_unit_run_seconds_count"), 3)
+        self.assertGreater(grown("ditfleet_tenant_gpu_seconds_total", 'tenant="default"'), 0)
         self.assertGreater(grown("ditfleet_job_seconds_sum", 'state="succeeded"'), 0)
         self.assertEqual(self.value(after, "ditfleet_scheduler_leading"), 1)
         until(lambda: self.value(self.scrape(), "ditfleet_http_event_streams") == 0, "the streams are closed")

@@ -374,7 +374,7 @@ TEST_F(SchedulerServiceTest, another_coordinator_takes_over_when_the_leader_dies
   for (int i = 0; i < 100; ++i) ids.push_back(submit_tiny(kTiny, "t" + std::to_string(i % 3)));
   ASSERT_TRUE(until([&] { return workers_[0]->completed.size() > 20 && redis({"XLEN", keys_.in()}).integer == 0; }));
   const std::string counted = R"(ditfleet_jobs_total{state="succeeded"})",
-                    timed = R"(ditfleet_job_seconds_count{state="succeeded"})";
+                    timed = "ditfleet_job_seconds_count{class=\"" + job(ids[0]).class_key + R"(",state="succeeded"})";
   const auto counted_before = metric(counted), timed_before = metric(timed);
   drop(first);
   ASSERT_TRUE(until([&] { return second.service->leading(); }));

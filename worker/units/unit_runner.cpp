@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
+#include <utility>
 
+#include "shared/telemetry/metrics.h"
 #include "worker/model_timings.h"
 #include "worker/units/request.h"
 #include "worker/units/unit_spans.h"
@@ -244,6 +246,7 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
 
 Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetry::SpanContext& context) {
   const telemetry::ContextScope scope(context);
+  const auto energy_before = parts_.energy_j();
   std::optional<telemetry::ScopedSpan> span;
   span.emplace("first_step");
   StepTimer timer(unit->spec.model);
@@ -287,6 +290,11 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   span.emplace("vae_decode");
   auto image = unit->model->decode(*unit->prepared);
   if (!image) span->failed(image.error().message);
+  if (const auto energy = parts_.energy_j(); image && energy && energy_before) {
+    static const telemetry::Histograms joules("ditfleet_unit_energy_joules");
+    joules({unit->entry.class_key}).Observe(*energy - *energy_before);
+    span->attribute("ditfleet.energy_j", *energy - *energy_before);
+  }
   return image;
 }
 
@@ -421,6 +429,8 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
   const auto completed = co_await report(call);
   if (completed) {
     end_span(*unit, "succeeded");
+    record_unit(unit->spec.model, unit->phases_us, unit->prepared->device_phases_us(), unit->model->memory().plan);
+    if (!std::exchange(first_image_, true)) record_boot("first_image");
     spdlog::info("unit {}: succeeded in {} ms, {} bytes", unit->label(), us_since(unit->received) / 1000,
                  manifest.bytes);
   } else if (is_transient(completed.error())) {

@@ -34,6 +34,7 @@ class UnitRunner {
     NamedThread &text, &device, &encode;
     AdapterLoader& adapters;
     ImageEncoder encode_image;
+    std::function<std::optional<double>()> energy_j;  // that the device has used; empty: unknown; thread-safe
     std::function<void()>
         residents_changed;                // other adapters may be loaded, or other models on the device, than before
     std::function<void()> table_changed;  // the table may have new actions
@@ -99,6 +100,7 @@ class UnitRunner {
 
   Parts parts_;
   std::map<std::string, UnitPtr> units_;  // by nonce
+  bool first_image_ = false;              // has been completed
   std::vector<std::string> warm_classes_;
   int tasks_running_ = 0, handing_back_ = 0;
   LogThrottle start_log_, store_log_;  // shared by all units, since they share Redis and the disk

@@ -90,6 +90,12 @@ std::map<std::string, std::int64_t> Tenants::times() const {
   return out;
 }
 
+std::map<std::string, Tenants::Waiting> Tenants::waiting() const {
+  std::map<std::string, Waiting> out;
+  for (const auto& [known, t] : waiting_) out[tenants_[t].name] = {tenants_[t].virtual_time, tenants_[t].waiting};
+  return out;
+}
+
 void Tenants::restore(const std::map<std::string, std::int64_t>& times) {
   std::vector<TenantId> others;
   std::optional<std::int64_t> least, most;

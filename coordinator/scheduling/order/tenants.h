@@ -49,6 +49,11 @@ class Tenants {
   // charges. A waiting tenant without a stored time has started to wait after the times were stored; its time is
   // clamped to the range of the stored times.
   std::map<std::string, std::int64_t> times() const;
+  struct Waiting {
+    std::int64_t virtual_time = 0;
+    std::uint32_t units = 0;
+  };
+  std::map<std::string, Waiting> waiting() const;
   void restore(const std::map<std::string, std::int64_t>& times);
   // If there are more than `keep` tenants, forgets idle tenants whose virtual time would be recomputed anyway. Their
   // ids are reused.

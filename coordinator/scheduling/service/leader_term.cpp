@@ -24,7 +24,7 @@ constexpr std::int64_t kAuditSpacingUs = 200'000, kMostAuditSpacingUs = 10'000'0
 
 SchedulerOptions scheduler_options(const SchedulerServiceOptions& options, SchedulerMetrics* metrics) {
   SchedulerOptions out = options.scheduler;
-  out.on_assigned = [metrics](bool cold, std::int64_t queue_wait_us) { metrics->assigned(cold, queue_wait_us); };
+  out.observer = metrics;
   if (options.adapters && !out.adapters) {
     out.adapters = [mirror = options.adapters](const std::string& tenant, const job::LoraUse& use,
                                                const job::ModelEntry& model) {
@@ -167,8 +167,8 @@ asio::awaitable<void> LeaderTerm::follow_feed() {
     }
     const auto now = now_us();
     for (const auto& event : batch->events) {
+      context_.metrics->on_event(event, [&] { return scheduler_->class_of(event.job); });
       scheduler_->on_event(event, now);
-      context_.metrics->on_event(event);
       if (const auto lost = line_of_lost(event)) log_line(*lost);
     }
     if (!batch->events.empty() || batch->gap) kick();
@@ -231,7 +231,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
     }
     if (const auto now = monotonic_us(); now - counted_us > 1'000'000) {
       counted_us = now;
-      context_.metrics->stats(scheduler_->stats());
+      context_.metrics->stats(scheduler_->stats(), scheduler_->tenants());
     }
     co_await pause(kRegistryPeriod);
   }

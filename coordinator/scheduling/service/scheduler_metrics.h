@@ -2,23 +2,33 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "coordinator/scheduling/scheduler.h"
 #include "shared/queue/types.h"
 
 namespace ditfleet::scheduling {
 
-class SchedulerMetrics {
+class SchedulerMetrics final : public SchedulerObserver {
  public:
-  SchedulerMetrics();  // registers the metric families; one object per process
-  void assigned(bool cold, std::int64_t queue_wait_us);
+  // The class and model of an event's job, before the scheduler has processed the event.
+  using ClassOf = std::function<std::optional<std::pair<std::string, std::string>>()>;
+
+  // Registers the metrics; one object per process. `objectives_ms`: in which a model's jobs should end, by model.
+  explicit SchedulerMetrics(std::map<std::string, std::int64_t> objectives_ms);
+  void assigned(const std::string& tenant, bool cold, std::int64_t queue_wait_us) override;
+  void ran(const std::string& tenant, const std::string& class_key, std::int64_t predicted_us,
+           std::int64_t run_us) override;
   void revoked(std::size_t units);
   // Counts jobs that end and units that must run again. Measures the duration of jobs that were passed to track().
-  void on_event(const queue::Event& event);
-  void track(const std::string& job, std::int64_t created_ms) { open_[job].queued_ms = created_ms; }
+  void on_event(const queue::Event& event, const ClassOf& class_of);
+  void track(const std::string& job, std::int64_t created_ms) { open_[job].created_ms = created_ms; }
   // Events are missing: jobs that are open now are not timed.
   void on_gap() { open_.clear(); }
   void refused_assignment();
@@ -27,19 +37,21 @@ class SchedulerMetrics {
   // Without the leadership all gauges of the shard are 0, so that the sum over all coordinators is correct.
   void leading(bool leads, std::int64_t epoch);
   void jobs(std::int64_t queued, std::int64_t open);
-  void stats(const QueueStats& stats);
+  void stats(const QueueStats& stats, const Tenants& tenants);
 
  private:
-  struct Families;
-  struct Open {
-    std::int64_t queued_ms = 0;
-    std::map<int, std::int64_t> started_ms;  // by unit
-  };
+  struct Metrics;
   void count_return(const queue::Event& event);
-  void on_unit_event(Open& open, const queue::Event& event);
+  void job_ended(const queue::Event& event);
 
-  Families& families_;
+  Metrics& metrics_;
+  const std::map<std::string, std::int64_t> objectives_ms_;
+  struct Open {
+    std::int64_t created_ms = 0;
+    std::string class_key = "unknown", model;  // once a unit has ended
+  };
   std::unordered_map<std::string, Open> open_;
+  std::set<std::string> waiting_;  // tenants in the last stats()
 };
 
 }  // namespace ditfleet::scheduling

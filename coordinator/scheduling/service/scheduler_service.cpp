@@ -30,6 +30,7 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
         connection_(std::move(connection)),
         client_(std::move(client)),
         options_(std::move(options)),
+        metrics_(options_.objectives_ms),
         leadership_(options_.leader_ttl_ms * 1000),
         tasks_(executor_) {}
 

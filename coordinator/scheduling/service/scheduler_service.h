@@ -32,6 +32,7 @@ struct SchedulerServiceOptions {
   std::string coordinator;  // unique among coordinators and their restarts
   std::int64_t leader_ttl_ms = 3000;
   SchedulerOptions scheduler;                            // an unset `adapters` uses the mirror below
+  std::map<std::string, std::int64_t> objectives_ms;     // in which the jobs of a model should end, by model; a metric
   std::shared_ptr<loras::RegistryMirror> adapters = {};  // kept current by its owner; null: no tenant has adapters
 };
 

@@ -1,0 +1,292 @@
+"""A real Prometheus scrapes a fleet under load: every query of every panel and recording rule returns data, every metric
+of an alert exists, and an alert reaches a real Alertmanager. `promtool test rules` covers each alert."""
+import contextlib
+import http.server
+import json
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+import urllib.parse
+import urllib.request
+
+import yaml
+
+from adapters import BYTES, DOWN, UP, safetensors
+from api import Client
+from fleet import Fleet, ROOT, cli, need, run, start, tiny_model, until
+
+need(shutil.which("prometheus") and shutil.which("promtool"), "prometheus is not installed (tests/packages.txt)")
+need(shutil.which("prometheus-alertmanager"), "prometheus-alertmanager is not installed (tests/packages.txt)")
+
+OBSERVABILITY = ROOT / "deploy" / "observability"
+SIZES = ((32, 16), (16, 32))
+RUNBOOK = ROOT / "deploy" / "RUNBOOK.md"
+
+
+def table():
+    return {row["name"]: row for row in json.loads(cli("config", "metrics", "--json").stdout)}
+
+
+def names_in(expression):
+    """The metrics of a query, without the suffixes of histograms."""
+    return {re.sub("_(bucket|sum|count)$", "", name) for name in re.findall(r"\bditfleet_\w+", expression)}
+
+
+def rules(kind):
+    """The expressions of recording ("record") or alerting ("alert") rules, by name, as promtool reads them."""
+    found = {}
+    for file in (OBSERVABILITY / "rules").glob("*.yml"):
+        for group in yaml.safe_load(file.read_text())["groups"]:
+            found |= {rule[kind]: rule for rule in group["rules"] if kind in rule}
+    return found
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def consecutive_ports():
+    """The first of two free ports: with several workers, each one uses the next port."""
+    while True:
+        first = free_ports(1)[0]
+        try:
+            with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", first + 1)):
+                return first
+        except OSError:
+            continue
+
+
+class Files(unittest.TestCase):
+    def test_the_reference_and_the_dashboards_are_those_of_the_table(self):
+        made = cli("config", "metrics").stdout
+        self.assertEqual((OBSERVABILITY / "METRICS.md").read_text(), made,
+                         "run: build/bin/ditfleet config metrics > deploy/observability/METRICS.md")
+        with tempfile.TemporaryDirectory() as folder:
+            rows = cli("config", "metrics", "--json").stdout
+            subprocess.run([OBSERVABILITY / "dashboards.py", folder], input=rows, text=True, check=True)
+            for board in pathlib.Path(folder).glob("*.json"):
+                self.assertEqual((OBSERVABILITY / "dashboards" / board.name).read_text(), board.read_text(),
+                                 "run: build/bin/ditfleet config metrics --json | deploy/observability/dashboards.py")
+        shown = set()
+        for board in (OBSERVABILITY / "dashboards").glob("*.json"):
+            for panel in json.loads(board.read_text())["panels"]:
+                for target in panel["targets"]:
+                    shown |= names_in(target["expr"])
+        self.assertEqual(shown, set(table()), "each metric is on a panel")
+
+    def test_rules(self):
+        known = set(table())
+        alerts = rules("alert")
+        for name, rule in {**alerts, **rules("record")}.items():
+            self.assertLessEqual(names_in(rule["expr"]), known, name)
+        for args in (["check", "rules", *map(str, (OBSERVABILITY / "rules").glob("*.yml"))],
+                     ["check", "config", OBSERVABILITY / "prometheus.yml"],
+                     ["test", "rules", ROOT / "tests" / "clients" / "observability" / "alerts_test.yml"]):
+            done = run("promtool", *args)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        tested = (ROOT / "tests" / "clients" / "observability" / "alerts_test.yml").read_text()
+        headings = re.findall(r"^#+ (.*)$", RUNBOOK.read_text(), re.M) if RUNBOOK.exists() else []
+        anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        for name, rule in alerts.items():
+            self.assertIn(f'alertname="{name}"', tested, "an alert without a test")
+            file, anchor = rule["annotations"]["runbook_url"].split("#")
+            self.assertEqual(file, "RUNBOOK.md")
+            if RUNBOOK.exists():
+                self.assertIn(anchor, anchors, name)
+
+
+class Servers:
+    """Prometheus and Alertmanager on loopback ports, and a receiver of the Alertmanager's notifications."""
+
+    def __init__(self, folder, targets):
+        self.folder, self.alerts = pathlib.Path(folder), []
+        port, manager, cluster = free_ports(3)
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.alerts += body["alerts"]
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.receiver = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.receiver.serve_forever, daemon=True).start()
+        (self.folder / "alertmanager.yml").write_text(json.dumps({
+            "route": {"receiver": "hook", "group_wait": "0s", "group_interval": "1s", "repeat_interval": "1h"},
+            "receivers": [{"name": "hook", "webhook_configs": [{"url": f"http://127.0.0.1:{self.receiver.server_port}/"}]}]}))
+        # The rules as they are, but evaluated every second, and one that fires at once.
+        for file in (OBSERVABILITY / "rules").glob("*.yml"):
+            text = file.read_text().replace("interval: 15s", "interval: 1s")
+            (self.folder / file.name).write_text(text.replace("for: 30s", "for: 0s"))
+        (self.folder / "prometheus.yml").write_text(json.dumps({
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(self.folder / "recording.yml"), str(self.folder / "alerts.yml")],
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{manager}"]}]}]},
+            "scrape_configs": [{"job_name": "ditfleet", "static_configs": [{"targets": targets}]}]}))
+        self.backfill()
+        self.url = f"http://127.0.0.1:{port}"
+        self.processes = [
+            start(["prometheus-alertmanager", f"--config.file={self.folder}/alertmanager.yml", f"--storage.path={self.folder}/am",
+                   f"--web.listen-address=127.0.0.1:{manager}", f"--cluster.listen-address=127.0.0.1:{cluster}"],
+                  stdout=open(self.folder / "alertmanager.log", "w")),
+            start(["prometheus", f"--config.file={self.folder}/prometheus.yml", f"--storage.tsdb.path={self.folder}/tsdb",
+                   f"--web.listen-address=127.0.0.1:{port}"], stdout=open(self.folder / "prometheus.log", "w"))]
+        try:
+            until(lambda: self.get("/-/ready"), "Prometheus is ready", 30)
+        except BaseException:
+            self.stop()
+            raise
+
+    def backfill(self):
+        """Yesterday's means, which the baselines of regressions read."""
+        now, lines = int(time.time()), []
+        for series in ('ditfleet:unit_run_seconds:mean10m{class="c"}', 'ditfleet:compile_seconds:mean{backend="b"}'):
+            lines += [f"# TYPE {series.split('{')[0]} gauge"]
+            lines += [f"{series} 1 {t}" for t in range(now - 4 * 3600, now - 1800, 60)]
+        (self.folder / "old.txt").write_text("\n".join([*lines, "# EOF\n"]))
+        done = run("promtool", "tsdb", "create-blocks-from", "openmetrics", self.folder / "old.txt", self.folder / "tsdb")
+        assert done.returncode == 0, done.stderr
+
+    def get(self, path):
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+                return answer.read()
+        except OSError:
+            return b""
+
+    def query(self, expression):
+        """The samples of a query, without those that are NaN."""
+        answer = json.loads(self.get("/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
+        return [s for s in answer["data"]["result"] if s["value"][1] != "NaN"]
+
+    def stop(self):
+        for process in self.processes:
+            process.terminate()
+            process.wait(20)
+        self.receiver.shutdown()
+        self.receiver.server_close()
+
+
+class Sink:
+    """Receives spans and discards them."""
+
+    def __enter__(self):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class UnderLoad(unittest.TestCase):
+    def load(self, client):
+        jobs = []
+        for i in range(12):
+            width, height = SIZES[i % 2]
+            extra = {"loras": [{"name": "ink"}]} if i % 3 == 0 else {}
+            jobs.append(client.submit(width=width, height=height, num_inference_steps=2, max_sequence_length=16, **extra))
+        for _ in range(2):  # beyond the quota
+            client.request("POST", "/v1/jobs", {"prompt": "x", "n": 16, "width": 16, "height": 16})
+        for job in jobs:
+            ended = client.wait(job)
+            self.assertEqual(ended["state"], "succeeded", ended["error"])
+
+    def test_every_query_returns_data(self):
+        metrics = table()
+        first = consecutive_ports()
+        config = json.dumps({"models": {"tiny": {"path": str(tiny_model()), "objective_s": 60}}})
+        sets = [f"worker.metrics_listen=127.0.0.1:{first}", "quotas.queued_units=15", "memory.limit=2"]
+        gateway = f"127.0.0.1:{free_ports(1)[0]}"
+        with tempfile.TemporaryDirectory() as folder, Sink() as sink, contextlib.ExitStack() as stack:
+            # Before the fleet, so that it sees the programs that workers compile when they start.
+            servers = Servers(folder, [gateway, f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"])
+            stack.callback(servers.stop)
+            fleet = stack.enter_context(Fleet(workers=2, models={}, config=config, listen=gateway,
+                                              sets=[*sets, f"telemetry.otlp_endpoint={sink}", "compile.backend=cpu_jit"]))
+            client = Client(fleet.url)
+            zeros = safetensors({DOWN: ("F32", [4, 40], bytes(640)), UP: ("F32", [40, 4], bytes(640))})
+            self.assertEqual(client.request("PUT", "/v1/loras/ink", zeros, BYTES).status, 201)
+            done, failed = threading.Event(), []
+
+            def keep_loaded():
+                try:
+                    while not done.is_set():
+                        self.load(client)
+                except BaseException as e:
+                    failed.append(e)
+            loader = threading.Thread(target=keep_loaded)
+            loader.start()
+            try:
+                until(lambda: len(servers.query("up == 1")) == 3, "Prometheus scrapes all three", 30)
+                self.check(servers, metrics)
+            finally:
+                done.set()
+                loader.join()
+                self.assertEqual(failed, [])
+
+    def check(self, servers, metrics):
+        gpu = {name for name, row in metrics.items() if "(NVML)" in row["help"]}
+        queries = {}
+        for board in sorted((OBSERVABILITY / "dashboards").glob("*.json")):
+            for panel in json.loads(board.read_text())["panels"]:
+                for target in panel["targets"]:
+                    if not names_in(target["expr"]) & gpu:
+                        queries[f"{board.stem}/{panel['title']}: {target['expr']}"] = target["expr"].replace("$__rate_interval", "10s")
+        for name, rule in rules("record").items():
+            queries[name] = name
+        missing = dict(queries)
+
+        def all_answered():
+            for what, expression in list(missing.items()):
+                if servers.query(expression):
+                    del missing[what]
+            return not missing
+        try:
+            until(all_answered, "all queries return data", 60)
+        except AssertionError:
+            self.fail("queries without data:\n" + "\n".join(missing))
+        print(f"{len(queries)} queries of panels and recording rules returned data")
+        for name, rule in rules("alert").items():
+            for metric in names_in(rule["expr"]) - gpu:
+                suffixes = ("_count",) if metrics[metric]["type"] == "histogram" else ("",)
+                self.assertTrue(any(servers.query(metric + s) for s in suffixes), f"{name} reads {metric}, which nobody exports")
+        # No coordinator leads, as far as Prometheus can see, once the fleet's coordinator is not scraped any more.
+        self.assertEqual(servers.alerts, [])
+        file = servers.folder / "prometheus.yml"
+        config = json.loads(file.read_text())
+        config["scrape_configs"][0]["metric_relabel_configs"] = [
+            {"source_labels": ["__name__"], "regex": "ditfleet_scheduler_leading", "target_label": "copy", "replacement": "1"}]
+        file.write_text(json.dumps(config))
+        servers.processes[1].send_signal(1)  # SIGHUP: Prometheus reads it again, and sees a second leader
+        until(lambda: any(a["labels"]["alertname"] == "DiTFleetNoLeader" for a in servers.alerts), "the Alertmanager notifies", 30)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,32 @@
+// Power, energy and memory of a GPU, by NVIDIA's management library (NVML), which is opened at run time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace ditfleet::worker {
+
+// Thread-safe.
+class GpuMeter {
+ public:
+  // `device`: "cuda:N", as CUDA numbers the visible devices. Null: it is no GPU, or the library or the GPU is not
+  // there.
+  static std::shared_ptr<const GpuMeter> open(const std::string& device,
+                                              const std::string& library = "libnvidia-ml.so.1");
+  ~GpuMeter();
+
+  // Since the driver was loaded; empty if the GPU does not measure it.
+  std::optional<double> energy_j() const;
+  // Sets the metrics of power, energy and memory.
+  void record() const;
+
+ private:
+  struct Nvml;
+  GpuMeter(std::unique_ptr<Nvml> nvml, std::string gpu);
+  const std::unique_ptr<Nvml> nvml_;
+  const std::string gpu_;  // the metrics' label: the PCI bus id
+};
+
+}  // namespace ditfleet::worker
