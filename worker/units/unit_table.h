@@ -82,6 +82,7 @@ class UnitTable {
 
   // --- drain
   void drain();          // hands back the units that have not started and refuses new units
+  void resume();         // accepts units again
   void drain_running();  // stops and hands back the unit that is denoising
   bool draining() const { return draining_; }
   bool empty() const { return units_.empty(); }

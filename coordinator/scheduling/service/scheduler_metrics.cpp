@@ -55,6 +55,8 @@ struct SchedulerMetrics::Families {
   Gauge& open_jobs = telemetry::gauges("ditfleet_jobs_open", "Jobs that have not ended").Add({});
   Gauge& leads = telemetry::gauges("ditfleet_scheduler_leading", "1 while this coordinator leads its shard").Add({});
   Gauge& epoch = telemetry::gauges("ditfleet_scheduler_epoch", "Epoch of this coordinator's latest leadership").Add({});
+  Family<Gauge>& backlog = telemetry::gauges("ditfleet_backlog_gpu_seconds",
+                                             "Predicted run time of the units that have not ended, by model");
   Family<Gauge>& workers = telemetry::gauges("ditfleet_workers", "Registered workers, by state");
 };
 
@@ -130,6 +132,7 @@ void SchedulerMetrics::leading(bool leads, std::int64_t epoch) {
   }
   jobs(0, 0);
   stats({});
+  backlog({});
 }
 
 void SchedulerMetrics::jobs(std::int64_t queued, std::int64_t open) {
@@ -147,6 +150,15 @@ void SchedulerMetrics::stats(const QueueStats& stats) {
     const auto it = stats.workers.find(state);
     families_.workers.Add({{"state", std::string(worker_state_name(state))}})
         .Set(it == stats.workers.end() ? 0.0 : static_cast<double>(it->second));
+  }
+}
+
+void SchedulerMetrics::backlog(const queue::FleetForecast& forecast) {
+  for (const auto& [model, unused] : forecast.models) models_.insert(model);
+  for (const auto& name : models_) {
+    const auto it = forecast.models.find(name);
+    families_.backlog.Add({{"model", name}})
+        .Set(it == forecast.models.end() ? 0.0 : static_cast<double>(it->second.backlog_us) / 1e6);
   }
 }
 

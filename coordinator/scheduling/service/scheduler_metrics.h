@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -28,6 +29,7 @@ class SchedulerMetrics {
   void leading(bool leads, std::int64_t epoch);
   void jobs(std::int64_t queued, std::int64_t open);
   void stats(const QueueStats& stats);
+  void backlog(const queue::FleetForecast& forecast);
 
  private:
   struct Families;
@@ -40,6 +42,7 @@ class SchedulerMetrics {
 
   Families& families_;
   std::unordered_map<std::string, Open> open_;
+  std::set<std::string> models_;  // with a backlog gauge
 };
 
 }  // namespace ditfleet::scheduling
