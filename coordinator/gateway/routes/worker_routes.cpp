@@ -58,10 +58,11 @@ asio::awaitable<Result<Response>> change(const ApiContext& context, CallPtr call
   if (worker == workers->end()) {
     std::vector<std::string> names;
     for (const auto& one : *workers) names.push_back(one.name);
-    co_return Error{
-        Code::kNotFound,
-        "no worker '" + excerpt(name, 100) + "' is registered" + suggestion(name, names) + "; see GET /v1/workers",
-        {}};
+    const std::string near = nearest_name(name, names);
+    co_return Error{Code::kNotFound,
+                    "no worker '" + excerpt(name, 100) + "' is registered; " +
+                        (near.empty() ? "see GET /v1/workers" : "did you mean '" + near + "'?"),
+                    {}};
   }
   if (auto done = co_await context.service.set_desired(*worker, desired); !done) co_return done.error();
   spdlog::info("audit: {} of tenant '{}' {} worker '{}', request {}",
