@@ -38,8 +38,10 @@ std::string hint_for(const CLI::App& app, const std::string& message) {
   }
   const std::string flag = message.substr(dash, message.find_first_of(" =,:", dash) - dash);
   std::vector<std::string> known;
-  for (const CLI::Option* option : typed->get_options()) {
-    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  for (; typed != nullptr; typed = typed->get_fallthrough() ? typed->get_parent() : nullptr) {
+    for (const CLI::Option* option : typed->get_options()) {
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    }
   }
   const std::string near = ditfleet::nearest_name(flag, known);
   return near.empty() || near == flag ? std::string() : "; did you mean '" + near + "'?";

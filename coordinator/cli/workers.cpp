@@ -118,35 +118,39 @@ Result<void> change(const std::string& action, const Target& target, const Worke
 void add_workers(CLI::App& app, Invocation& run) {
   auto target = std::make_shared<Target>();
   auto* workers = app.add_subcommand("workers", "List, drain, resume or stop workers; without a command, list them");
-  const auto add = [&](CLI::App& command, const std::string& action) {
-    add_target_flags(command, *target);
+  add_target_flags(*workers, *target);
+  workers->callback([workers, target, &run] {
+    if (!workers->get_subcommands().empty() && workers->get_subcommands().front()->get_name() != "list") return;
+    run = [target] {
+      return run_on("workers", *target, [&] {
+        return print_answer(*target, HttpClient(*target).json("GET", "/v1/workers"), workers_table);
+      });
+    };
+  });
+  const auto add = [&](const std::string& action, const char* what) {
+    // Two commands with the same flags would both read them from the environment.
+    auto* command = workers->add_subcommand(action, what)->fallthrough();
+    command->footer("The flags of `ditfleet workers`, such as --url, --key and --json, may follow, too.");
+    if (action == "list") return;
     auto flags = std::make_shared<WorkerFlags>();
-    if (action != "list") command.add_option("name", flags->names, "Names of the workers")->required();
-    if (action == "drain" || action == "stop") {
-      command.add_flag("--wait", flags->wait,
-                       action == "stop" ? "Wait until they have ended" : "Wait until they are empty");
-      command.add_option("--timeout", flags->timeout_s, "Longest wait in seconds")
+    command->add_option("name", flags->names, "Names of the workers")->required();
+    if (action != "resume") {
+      command->add_flag("--wait", flags->wait,
+                        action == "stop" ? "Wait until they have ended" : "Wait until they are empty");
+      command->add_option("--timeout", flags->timeout_s, "Longest wait in seconds")
           ->check(CLI::Range(1, 86'400))
           ->capture_default_str();
     }
-    command.callback([&command, target, flags, action, &run] {
-      if (!command.get_subcommands().empty()) return;
+    command->callback([target, flags, action, &run] {
       run = [target, flags, action] {
-        return run_on("workers " + action, *target, [&]() -> Result<void> {
-          if (action != "list") return change(action, *target, *flags);
-          return print_answer(*target, HttpClient(*target).json("GET", "/v1/workers"), workers_table);
-        });
+        return run_on("workers " + action, *target, [&] { return change(action, *target, *flags); });
       };
     });
   };
-  add(*workers, "list");
-  const auto add_command = [&](const char* action, const char* what) {
-    add(*workers->add_subcommand(action, what), action);
-  };
-  add_command("list", "List live workers with their models, units and adapters");
-  add_command("drain", "Let workers finish their running units and take no others until they are resumed");
-  add_command("resume", "Let drained workers take units again");
-  add_command("stop", "Drain workers and end their processes");
+  add("list", "List live workers with their models, units and adapters");
+  add("drain", "Let workers finish their running units and take no others until they are resumed");
+  add("resume", "Let drained workers take units again");
+  add("stop", "Drain workers and end their processes");
 }
 
 }  // namespace ditfleet::cli

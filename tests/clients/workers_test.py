@@ -1,4 +1,5 @@
 """Scaling by hand: workers that are drained, resumed and stopped under load, and the numbers for an autoscaler."""
+import json
 import os
 import re
 import signal
@@ -197,6 +198,9 @@ class Wishes(Service):
         self.wait_for("gpu-1", "ready")
         self.assertIn("no worker 'gpu-11' is registered; did you mean 'gpu-1'?", self.cli("drain", "gpu-11", code=1).stderr)
         self.assertIn("name", self.cli("drain", code=2).stderr)
+        self.assertIn("did you mean '--wait'?", self.cli("drain", "gpu-1", "--wiat", code=2).stderr)
+        self.assertIn("did you mean '--json'?", self.cli("drain", "gpu-1", "--jsno", code=2).stderr)
+        self.assertEqual(json.loads(self.cli("--json", "resume", "gpu-1").stdout)["workers"][0]["name"], "gpu-1")
         self.assertIn("did you mean 'drain'?", self.cli("drian", "gpu-1", code=2).stderr)
         self.assertEqual(self.cli().stdout.split()[0], self.cli("list").stdout.split()[0])
 
