@@ -1,4 +1,6 @@
 // Client: the desired states of workers, and the leader's forecast.
+#include <algorithm>
+
 #include "shared/core/json.h"
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
@@ -8,7 +10,14 @@ namespace {
 
 constexpr std::int64_t kForecastMs = 5'000;
 constexpr std::int64_t kDesiredS = 7 * 86'400;
+constexpr std::int64_t kMost = std::int64_t{1} << 50;  // so that numbers can be added and multiplied
 constexpr std::string_view kDraining = "draining", kStopped = "stopped ";  // the latter with a run id
+
+std::int64_t number_in(const json::object& object, std::string_view name) {
+  std::int64_t out = 0;
+  read_field(object, name, out);
+  return std::clamp<std::int64_t>(out, 0, kMost);
+}
 
 }  // namespace
 
@@ -23,22 +32,18 @@ std::string forecast_json(const FleetForecast& forecast) {
 
 Result<FleetForecast> parse_forecast(std::string_view json_text) {
   const auto value = parse_json(json_text);
-  if (!value) return value.error();
-  const auto* object = value->if_object();
+  const auto* object = value ? value->if_object() : nullptr;
   const auto* models = object ? object->if_contains("models") : nullptr;
   const auto* ends = object ? object->if_contains("ends_ms") : nullptr;
   if (!models || !models->is_object() || !ends || !ends->is_object())
-    return data_corrupt("[queue] the forecast does not have the objects models and ends_ms");
-  FleetForecast out;
-  read_field(*object, "ready_workers", out.ready_workers);
+    return data_corrupt("[queue] the forecast must be a JSON object with the objects models and ends_ms");
+  FleetForecast out{.ready_workers = number_in(*object, "ready_workers")};
   for (const auto& [name, one] : models->get_object()) {
-    if (!one.is_object()) continue;
-    auto& model = out.models[name];
-    read_field(one.get_object(), "backlog_us", model.backlog_us);
-    read_field(one.get_object(), "units", model.units);
-    read_field(one.get_object(), "ready_workers", model.ready_workers);
+    if (const auto* model = one.if_object())
+      out.models[name] = {number_in(*model, "backlog_us"), number_in(*model, "units"),
+                          number_in(*model, "ready_workers")};
   }
-  for (const auto& [owner, unused] : ends->get_object()) read_field(ends->get_object(), owner, out.ends_ms[owner]);
+  for (const auto& [owner, unused] : ends->get_object()) out.ends_ms[owner] = number_in(ends->get_object(), owner);
   return out;
 }
 

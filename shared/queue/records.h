@@ -89,6 +89,7 @@ std::string worker_json(const WorkerInfo& info);
 Result<WorkerInfo> parse_worker(std::string_view json_text);
 
 std::string forecast_json(const FleetForecast& forecast);
+// Clamps numbers. kDataCorrupt: not a forecast.
 Result<FleetForecast> parse_forecast(std::string_view json_text);
 
 }  // namespace ditfleet::queue

@@ -145,14 +145,16 @@ class Scale(Service):
             self.post(self.client, "w1", "resume")
         self.assertEqual(set(self.attempts(ids)), {1})
 
-    def test_without_a_leader_the_backlog_is_unknown(self):
-        self.assertEqual(self.scaling()["units"], 0)
-        pid = self.fleet.ready["pids"]["coordinator"]
+    def test_the_next_leader_publishes_the_numbers(self):
         second = self.start_coordinator()
-        os.kill(pid, signal.SIGSTOP)  # until another leads
+        id = self.client.submit(**UNIT)
+        until(lambda: self.scaling(second)["units"] == 1, "the job is counted")
+        pid = self.fleet.ready["pids"]["coordinator"]
+        os.kill(pid, signal.SIGSTOP)
         try:
-            until(lambda: second.get("/v1/scaling").status == 503 or "leading 1" in second.get("/metrics").body.decode(), "it is lost")
-            until(lambda: second.get("/v1/scaling").status == 200, "the other one leads", 30)
+            until(lambda: "ditfleet_scheduler_leading 1" in second.get("/metrics").body.decode(), "the other one leads", 30)
+            until(lambda: second.cancel(id).status == 202, "the job is canceled")
+            until(lambda: second.get("/v1/scaling").json().get("units") == 0, "the new leader publishes")
         finally:
             os.kill(pid, signal.SIGCONT)
 
