@@ -136,16 +136,37 @@ bool Service::finished() const {
   return state_ == "stopping" && ((table_.empty() && runner_.idle()) || drain_until_.passed());
 }
 
-void Service::drain() {
-  if (state_ == "draining" || state_ == "stopping") return;
+void Service::drain() { begin_drain(Deadline::after(options_.drain)); }
+
+void Service::begin_drain(Deadline limit) {
+  if (state_ == "stopping" || (state_ == "draining" && drain_until_.time_point() <= limit.time_point())) return;
   spdlog::info("draining with {} units", table_.attempts().size());
   // Loading and warm-up cannot be interrupted, and there is no unit to finish.
   if (loading_) quitting_ = true;
   state_ = "draining";
-  drain_until_ = Deadline::after(options_.drain);
+  drain_until_ = limit;
   table_.drain();
   heartbeat_now();
   update();
+}
+
+// Units without a time limit: an administrator who drains a worker can wait, unlike what sends a signal.
+void Service::apply_desired() {
+  if (desired_ == queue::Desired::kStopped) {
+    begin_drain(Deadline::never());
+  } else if (desired_ == queue::Desired::kDraining && state_ == "ready") {
+    spdlog::info("drained by an administrator with {} units; `ditfleet workers resume {}` ends this",
+                 table_.attempts().size(), options_.name);
+    state_ = "cordoned";
+    table_.drain();
+    heartbeat_now();
+    update();
+  } else if (desired_ == queue::Desired::kReady && state_ == "cordoned") {
+    spdlog::info("resumed by an administrator");
+    state_ = "ready";
+    table_.resume();
+    heartbeat_now();
+  }
 }
 
 void Service::quit() {
@@ -210,6 +231,7 @@ asio::awaitable<void> Service::load_models() {
   record_boot("ready");
   spdlog::info("ready: worker '{}' on {} ({}), {}, {} models", options_.name, models_.device, models_.device_name,
                models_.precision, models_.models.size());
+  apply_desired();
   heartbeat_now();
   tasks_.spawn("mailbox", mailbox(), Vital::kForever);
   tasks_.spawn("renewals", renewals(), Vital::kForever);
@@ -231,7 +253,7 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   info.boot = boot_;
   info.host = host_name();
   info.pid = static_cast<int>(::getpid());
-  info.state = fatal_ ? "stuck" : state_ == "stopping" ? "draining" : state_;
+  info.state = fatal_ ? "stuck" : state_ == "stopping" || state_ == "cordoned" ? "draining" : state_;
   info.device = models_.device;
   info.device_name = models_.device_name;
   info.precision = models_.precision;
@@ -284,6 +306,12 @@ asio::awaitable<void> Service::heartbeats() {
       if (registered != generation) spdlog::info("registered as '{}'", owner_);
       registered = generation;
       logged_failure = false;
+      // After a failure the next heartbeat reads it.
+      if (const auto desired = co_await parts_.queue->desired(options_.name, boot_, Deadline::after(kCallTimeout))) {
+        desired_ = *desired;
+        apply_desired();
+      }
+      if (tasks_.stopping()) co_return;
     } else if (!logged_failure) {
       spdlog::warn("cannot register: {}; retrying", sent.error().message);
       logged_failure = true;
@@ -334,6 +362,7 @@ void Service::receive(queue::MailboxEntry entry) {
     case queue::MailboxEntry::Kind::kAssign: runner_.assign(std::move(entry), models_); return;
     case queue::MailboxEntry::Kind::kRevoke: table_.revoke(entry.nonce); return;
     case queue::MailboxEntry::Kind::kCancel: table_.cancel(entry.nonce); return;
+    case queue::MailboxEntry::Kind::kDesired: heartbeat_now(); return;
   }
 }
 

@@ -64,7 +64,8 @@ class Service {
   asio::awaitable<int> run();
 
   // Call both functions on the io thread. drain() hands back the units that have not started, gives the others the
-  // drain time to finish, and ends run(). quit() hands back all units and ends run() immediately.
+  // drain time to finish, and ends run(). quit() hands back all units and ends run() immediately. Administrators can
+  // also drain a worker through Redis (queue::Desired); its units then have no time limit.
   void drain();
   void quit();
 
@@ -82,6 +83,8 @@ class Service {
   asio::awaitable<void> watch_progress();
   asio::awaitable<void> leave();
   asio::awaitable<Result<std::string>> send_heartbeat();
+  void begin_drain(Deadline limit);
+  void apply_desired();
   void perform_actions();
   void update();  // performs actions and wakes the coroutines that wait for a change
   void heartbeat_now();
@@ -92,7 +95,9 @@ class Service {
   asio::io_context& io_;
   ServiceOptions options_;
   ServiceParts parts_;
+  // starting, ready, cordoned (drained by an administrator until resumed), draining (ends when empty), stopping
   std::string boot_, owner_, state_ = "starting";
+  queue::Desired desired_ = queue::Desired::kReady;  // when it was last read
   std::int64_t started_ms_ = 0;
   UnitTable table_;
   Watchdog watchdog_;

@@ -1,4 +1,4 @@
-// `ditfleet jobs {list,show,watch,cancel}` and `ditfleet workers`.
+// `ditfleet jobs {list,show,watch,cancel}`.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -116,38 +116,6 @@ Result<void> cancel(const JobFlags& flags) {
                       [&](const json::value& job) { return flags.id + " " + text(job, "state") + "\n"; });
 }
 
-// The models whose sizes are limited by memory, with the largest number of pixels: "one 1.6 MP,other 29.4 MP".
-std::string limits_text(const json::value& worker) {
-  std::string out;
-  const auto* memory = field(worker, "memory").if_object();
-  for (const auto& [model, one] : memory == nullptr ? json::object() : *memory) {
-    std::int64_t most = 0;
-    for (const json::value& limit : items(one, "limits")) most = std::max(most, integer(limit, "max_pixels"));
-    if (most > 0)
-      out +=
-          fmt::format("{}{} {:.1f} MP", out.empty() ? "" : ",", std::string(model), 1e-6 * static_cast<double>(most));
-  }
-  return out.empty() ? "-" : out;
-}
-
-std::string workers_table(const json::value& answer) {
-  std::vector<std::vector<std::string>> rows = {
-      {"NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LARGEST", "LORAS", "JOBS", "SEEN"}};
-  for (const json::value& worker : items(answer, "workers")) {
-    // Used slots / slots, + adapters in host memory only.
-    std::string loras = "-";
-    if (const auto slots = integer(worker, "adapter_slots"); slots > 0) {
-      const auto taken = items(worker, "adapters").size(), in_host = items(worker, "host_adapters").size();
-      loras = std::to_string(taken) + "/" + std::to_string(slots) +
-              (in_host > taken ? "+" + std::to_string(in_host - taken) : "");
-    }
-    rows.push_back({text(worker, "name"), text(worker, "pid"), text(worker, "state"), text(worker, "device"),
-                    text(worker, "precision"), names(worker, "models", ""), limits_text(worker), loras,
-                    names(worker, "jobs", "-"), ago(integer(worker, "heartbeat_ms"))});
-  }
-  return table(rows);
-}
-
 }  // namespace
 
 void add_jobs(CLI::App& app, Invocation& run) {
@@ -179,19 +147,6 @@ void add_jobs(CLI::App& app, Invocation& run) {
   add("show", "Show one job and its units", show, true);
   add("watch", "Print a job's events until it ends", watch, true);
   add("cancel", "Cancel a job; it stops at its next step", cancel, true);
-}
-
-void add_workers(CLI::App& app, Invocation& run) {
-  auto target = std::make_shared<Target>();
-  auto* command = app.add_subcommand("workers", "List live workers with their models, units and adapters");
-  add_target_flags(*command, *target);
-  command->callback([target, &run] {
-    run = [target] {
-      return run_on("workers", *target, [&] {
-        return print_answer(*target, HttpClient(*target).json("GET", "/v1/workers"), workers_table);
-      });
-    };
-  });
 }
 
 }  // namespace ditfleet::cli

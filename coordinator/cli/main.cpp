@@ -8,6 +8,7 @@
 #include "coordinator/cli/command.h"
 #include "shared/core/nearest_name.h"
 #include "shared/core/secrets.h"
+#include "shared/core/text.h"
 
 namespace {
 
@@ -28,15 +29,19 @@ std::string hint_for(const CLI::App& app, const std::string& message) {
   if (dash == std::string::npos) {
     const auto colon = message.find("not expected: ");
     if (colon == std::string::npos) return {};
-    const auto word = colon + std::string_view("not expected: ").size();
-    const std::string near =
-        ditfleet::nearest_name(message.substr(word, message.find(' ', word) - word), command_names(*typed));
-    return near.empty() ? std::string() : "; did you mean '" + near + "'?";
+    const auto words = std::string_view(message).substr(colon + std::string_view("not expected: ").size());
+    for (const auto word : ditfleet::split(words, ' ')) {  // not in the order in which they were typed
+      const std::string near = ditfleet::nearest_name(word, command_names(*typed));
+      if (!near.empty()) return "; did you mean '" + near + "'?";
+    }
+    return {};
   }
   const std::string flag = message.substr(dash, message.find_first_of(" =,:", dash) - dash);
   std::vector<std::string> known;
-  for (const CLI::Option* option : typed->get_options()) {
-    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  for (; typed != nullptr; typed = typed->get_fallthrough() ? typed->get_parent() : nullptr) {
+    for (const CLI::Option* option : typed->get_options()) {
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    }
   }
   const std::string near = ditfleet::nearest_name(flag, known);
   return near.empty() || near == flag ? std::string() : "; did you mean '" + near + "'?";

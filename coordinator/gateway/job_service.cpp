@@ -47,6 +47,12 @@ class QueueJobService final : public JobService {
   asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() override {
     co_return translate(co_await queue_->workers(deadline(), true));
   }
+  asio::awaitable<Result<void>> set_desired(const queue::WorkerInfo& worker, queue::Desired desired) override {
+    co_return translate(co_await queue_->set_desired(worker, desired, deadline()), "repeat the request");
+  }
+  asio::awaitable<Result<std::optional<queue::FleetForecast>>> forecast() override {
+    co_return translate(co_await queue_->forecast(deadline()));
+  }
   asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() override {
     co_return translate(co_await queue_->use(deadline()));
   }

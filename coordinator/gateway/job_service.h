@@ -31,6 +31,8 @@ class JobService {
                                                                     int limit) = 0;
   virtual asio::awaitable<Result<queue::Event>> event(const std::string& id, const std::string& event_id) = 0;
   virtual asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() = 0;  // with tenants
+  virtual asio::awaitable<Result<void>> set_desired(const queue::WorkerInfo& worker, queue::Desired desired) = 0;
+  virtual asio::awaitable<Result<std::optional<queue::FleetForecast>>> forecast() = 0;
   virtual asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() = 0;
   // results::Store::get_piece().
   virtual asio::awaitable<Result<std::string>> result_piece(const results::Manifest& manifest, std::int64_t offset,

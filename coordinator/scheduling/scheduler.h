@@ -116,6 +116,12 @@ class Scheduler {
   std::optional<std::pair<std::string, std::string>> class_of(const std::string& job) const;
   const Fleet& fleet() const { return fleet_; }
   QueueStats stats() const;
+  // Models that the catalogue does not have count as "other". `unread`: jobs in the intake that on_intake() has not
+  // received; each counts as a job with the defaults of the default model.
+  queue::FleetForecast forecast(std::size_t unread, std::int64_t now_us) const;
+  // FleetForecast::ends_ms.
+  std::map<std::string, std::int64_t> ends_ms() const;
+  std::size_t pending_jobs() const;  // received from the intake, but not known to be admitted
   // What a unit that has not started waits for, as a phrase. Empty: it does not wait, or it is unknown.
   std::string waits_for(const queue::UnitRef& ref, std::int64_t now_us) const;
 
@@ -208,6 +214,8 @@ class Scheduler {
   // Records that the route's worker holds the unit. Returns the adapters that it evicts for the unit.
   Residency::Dropped hold(Job& job, int unit, const Route& route, std::string nonce, std::int64_t now_us);
   void leave(Job& job, Unit& unit, int index, std::int64_t now_us);
+  // The predicted run of a unit that a worker holds, by what is known now.
+  std::int64_t held_run_us(const HeldUnit& held, WorkerId w) const;
   std::pair<std::int64_t, bool> prediction(const Job& job, bool cold) const;
   // Charges the prediction in advance, including the cost of a cold class.
   void charge(const Job& job, Unit& unit, bool cold);

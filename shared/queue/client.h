@@ -94,8 +94,15 @@ class Client {
   // fills in WorkerInfo::tenants, which costs a lookup per unit.
   asio::awaitable<Result<std::vector<WorkerInfo>>> workers(Deadline deadline, bool with_tenants = false);
   asio::awaitable<Result<Depth>> depth(Deadline deadline);
+  // Empty while no coordinator leads.
+  asio::awaitable<Result<std::optional<FleetForecast>>> forecast(Deadline deadline);
   // Of tenants with open jobs.
   asio::awaitable<Result<std::map<std::string, TenantUse>>> use(Deadline deadline);
+
+  // --- administrators --------------------------------------------------------------------------
+  // Replaces the worker's desired state, which lasts for a week after the worker's last heartbeat. A worker that has
+  // received a unit before reads it at once, any other with its next heartbeat.
+  asio::awaitable<Result<void>> set_desired(const WorkerInfo& worker, Desired desired, Deadline deadline);
 
   // --- scheduler (kConflict: another coordinator leads) ------------------------------------------
   // Acquires or renews the leadership for `ttl_ms`. Returns the epoch, or 0 if another coordinator leads.
@@ -127,10 +134,14 @@ class Client {
                                                     const std::map<std::string, std::optional<std::int64_t>>& times,
                                                     Deadline deadline);
   asio::awaitable<Result<std::map<std::string, std::int64_t>>> virtual_times(Deadline deadline);
+  // Replaces the forecast, which expires after 5 s.
+  asio::awaitable<Result<void>> publish(const FleetForecast& forecast, Deadline deadline);
 
   // --- workers ---------------------------------------------------------------------------------
   // Returns the run id that was registered under this name before, possibly this run's own; empty if there was none.
   asio::awaitable<Result<std::string>> heartbeat(const WorkerInfo& info, Deadline deadline);
+  // The desired state of this run.
+  asio::awaitable<Result<Desired>> desired(const std::string& name, const std::string& boot, Deadline deadline);
   asio::awaitable<Result<void>> deregister(const std::string& name, const std::string& boot, Deadline deadline);
   // Waits up to `block` for messages after the entry id `after`. "0" returns all messages. Deletes and logs invalid
   // entries.

@@ -111,8 +111,12 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
   for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
     const std::string& value = flat[i + 1].text;
     const char field = flat[i].text.empty() ? ' ' : flat[i].text[0];
-    if (field == 'm') {  // "<kind> <job> <unit> <nonce>", of an assignment also " <attempt>"
+    if (field == 'm') {  // "<kind> <job> <unit> <nonce>", of an assignment also " <attempt>"; or "desired"
       const auto word = first_parts<5>(value, ' ');
+      if (word[0] == "desired") {
+        out.push_back({.entry_id = entry_id, .kind = MailboxEntry::Kind::kDesired});
+        continue;
+      }
       if (word[1].empty()) return data_corrupt("[queue] the mailbox entry " + entry_id + " contains no job");
       MailboxEntry& message = out.emplace_back();
       message.entry_id = entry_id;

@@ -29,8 +29,10 @@ class Keys {
   std::string boot() const { return prefix_ + "boot"; }          // string: "<Redis' run id> <end of the leases' grace>"
   std::string tenants() const { return prefix_ + "tenants"; }    // hash: tenant → virtual time
   std::string workers() const { return prefix_ + "workers"; }    // zset: worker names by latest heartbeat
+  std::string forecast() const { return prefix_ + "forecast"; }  // string: FleetForecast as JSON, expires
   std::string link_secret(std::int64_t id) const { return join("links:", std::to_string(id)); }  // string
   std::string worker(std::string_view name) const { return join("worker:", name); }
+  std::string desired(std::string_view name) const { return join("desired:", name); }  // string: a worker's Desired
   std::string mailbox(std::string_view owner) const { return join("mbox:", owner); }
   std::string job(std::string_view id) const { return join("job:", id); }
   std::string idempotency(std::string_view tenant, std::string_view key) const {

@@ -88,4 +88,8 @@ std::string worker_json(const WorkerInfo& info);
 // Omits invalid limits and clamps numbers of WorkerInfo::memory, so that the scheduler can add and multiply them.
 Result<WorkerInfo> parse_worker(std::string_view json_text);
 
+std::string forecast_json(const FleetForecast& forecast);
+// Clamps numbers. kDataCorrupt: not a forecast.
+Result<FleetForecast> parse_forecast(std::string_view json_text);
+
 }  // namespace ditfleet::queue

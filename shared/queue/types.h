@@ -104,7 +104,8 @@ struct AssignRequest {
 
 // One message in a worker's mailbox.
 struct MailboxEntry {
-  enum class Kind { kAssign, kRevoke, kCancel };
+  // kDesired: the worker's desired state has changed. It has no unit.
+  enum class Kind { kAssign, kRevoke, kCancel, kDesired };
   std::string entry_id;
   Kind kind = Kind::kAssign;
   UnitRef ref;
@@ -239,6 +240,24 @@ struct WorkerInfo {
   // The tenants of the jobs in `units`, by job. Filled only by Client::workers with `with_tenants`.
   std::map<std::string, std::string> tenants;
   std::string owner() const { return name + ":" + boot; }
+};
+
+// The state that an administrator wants a worker to have. kDraining: it takes no units until it is kReady again, also
+// after a restart. kStopped: it drains and ends; only the run that was registered at the time of the request.
+enum class Desired { kReady, kDraining, kStopped };
+
+// What the leader predicts and publishes for all gateways.
+struct FleetForecast {
+  struct Model {
+    std::int64_t backlog_us = 0;     // predicted run of the units that wait, and what remains of those that run
+    std::int64_t units = 0;          // that have not ended
+    std::int64_t ready_workers = 0;  // that have the model
+    bool operator==(const Model&) const = default;
+  };
+  std::map<std::string, Model> models;
+  std::int64_t ready_workers = 0;
+  // By owner, when its units end that have started. An owner without such units is missing.
+  std::map<std::string, std::int64_t> ends_ms;
 };
 
 }  // namespace ditfleet::queue

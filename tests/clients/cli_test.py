@@ -244,7 +244,7 @@ class Jobs(WithFolder):
 
     def test_workers(self):
         head, row = self.cli("workers").stdout.splitlines()
-        self.assertEqual(head.split(), ["NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LARGEST", "LORAS", "JOBS",
+        self.assertEqual(head.split(), ["NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LARGEST", "LORAS", "JOBS", "EMPTY", "IN",
                                         "SEEN"])
         self.assertEqual(int(row.split()[1]), shared.fleet.ready["pids"]["workers"][0])
         self.assertEqual(self.json("workers")["workers"][0]["state"], "ready")

@@ -122,6 +122,13 @@ class OpenApi(unittest.TestCase):
     def test_responses_match_the_document(self):
         for path in ("/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/v1/models", "/v1/workers"):
             self.assertEqual(self.served("GET", path, path).status, 200)
+        until(lambda: self.client.get("/v1/scaling").status == 200, "the leader has published")
+        self.served("GET", "/v1/scaling", "/v1/scaling")
+        self.served("GET", "/v1/scaling?seconds=no", "/v1/scaling")
+        worker = self.client.get("/v1/workers").json()["workers"][0]["name"]
+        for act in ("drain", "resume"):
+            self.assertEqual(self.served("POST", f"/v1/workers/{worker}/{act}", f"/v1/workers/{{name}}/{act}").status, 202)
+        self.served("POST", "/v1/workers/none/stop", "/v1/workers/{name}/stop")
         self.served("GET", "/v1/models/tiny", "/v1/models/{model}")
         self.served("GET", "/v1/models/x", "/v1/models/{model}")
         body = {"prompt": "a red circle", **SMALL, "partial_images": 1, "n": 2}

@@ -128,6 +128,15 @@ class Life(WithFolder):
             self.assertEqual(client.wait(client.submit(**SMALL))["state"], "succeeded")
 
 
+    def test_a_worker_that_is_stopped_stays_stopped(self):
+        with Fleet(workers=2, sets=["worker.name=w"]) as fleet:
+            stopped = cli("workers", "stop", "w-1", "--wait", "--url", fleet.url)
+            self.assertEqual((stopped.returncode, stopped.stdout), (0, "w-1: stopped\n"), stopped)
+            until(lambda: "worker-1 was stopped" in fleet.log.read_text(), "up says so")
+            time.sleep(0.5)  # longer than the pause before a restart
+            self.assertEqual(len(fleet.ready["pids"]["workers"]), 1)
+            self.assertEqual(fleet.ready_workers(), ["w-2"])
+
     def test_a_worker_that_cannot_restart_does_not_stop_the_others(self):
         model = self.folder / "model"
         shutil.copytree(tiny_model(), model)

@@ -69,6 +69,13 @@ void worker(std::string_view input) {
   if (!again || queue::worker_json(*again) != queue::worker_json(*info)) std::abort();
 }
 
+void forecast(std::string_view input) {
+  const auto read = queue::parse_forecast(input);
+  if (!read) return;
+  const auto again = queue::parse_forecast(queue::forecast_json(*read));
+  if (!again || queue::forecast_json(*again) != queue::forecast_json(*read)) std::abort();
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -79,6 +86,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 'j': stored_job(input); break;
     case 'r': records(input); break;
     case 'w': worker(input); break;
+    case 'f': forecast(input); break;
     case 'M': round_trip<results::Manifest>(input); break;
     case 'A': round_trip<loras::Adapter>(input); break;
     default: break;

@@ -233,6 +233,37 @@ TEST_F(QueueLife, AWorkersRecordSaysHowLongItWasNotHeard) {
   EXPECT_LT(later->front().unheard_ms, 65'000);
 }
 
+TEST_F(QueueLife, TheDesiredStateOfAWorkerIsStored) {
+  queue::WorkerInfo worker{.name = "w", .boot = "b"};
+  const auto desired = [&](const std::string& boot) { return wait(client_->desired("w", boot, soon())).value(); };
+  EXPECT_EQ(desired("b"), queue::Desired::kReady);
+  ASSERT_TRUE(wait(client_->set_desired(worker, queue::Desired::kDraining, soon())).ok());
+  EXPECT_EQ(desired("b"), queue::Desired::kDraining);
+  EXPECT_EQ(desired("later"), queue::Desired::kDraining);
+  ASSERT_TRUE(wait(client_->set_desired(worker, queue::Desired::kStopped, soon())).ok());
+  EXPECT_EQ(desired("b"), queue::Desired::kStopped);
+  EXPECT_EQ(desired("later"), queue::Desired::kReady);
+  ASSERT_TRUE(wait(client_->set_desired(worker, queue::Desired::kReady, soon())).ok());
+  EXPECT_EQ(desired("b"), queue::Desired::kReady);
+  EXPECT_EQ(redis({"EXISTS", keys_.desired("w"), keys_.mailbox("w:b")}).integer, 0) << "nothing stays behind";
+}
+
+TEST_F(QueueLife, TheForecastExpires) {
+  EXPECT_FALSE(wait(client_->forecast(soon())).value().has_value());
+  queue::FleetForecast forecast{.ready_workers = 3, .ends_ms = {{"w:b", 123}}};
+  forecast.models["tiny"] = {.backlog_us = 5, .units = 2, .ready_workers = 1};
+  ASSERT_TRUE(wait(client_->publish(forecast, soon())).ok());
+  const auto read = wait(client_->forecast(soon())).value();
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->models, forecast.models);
+  EXPECT_EQ(read->ready_workers, 3);
+  EXPECT_EQ(read->ends_ms, forecast.ends_ms);
+  const auto left = redis({"PTTL", keys_.forecast()}).integer;
+  EXPECT_TRUE(left > 0 && left <= 5'000) << left;
+  redis({"SET", keys_.forecast(), "[]"});  // anybody may have written it
+  EXPECT_EQ(wait(client_->forecast(soon())).error().code, Code::kDataCorrupt);
+}
+
 TEST_F(QueueLife, HintsOnAdaptersReachTheMailbox) {
   const std::string first = submit(), second = submit(), third = submit();
   admit_all();

@@ -363,6 +363,38 @@ TEST_F(SchedulerServiceTest, a_worker_that_never_starts_what_it_has_loses_it_whe
   EXPECT_TRUE(until([&] { return workers_[1]->completed.size() == 1; }));
 }
 
+TEST_F(SchedulerServiceTest, the_leader_publishes_the_backlog_and_when_units_end) {
+  auto& c = coordinate();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  const auto forecast = [&] { return wait(client_->forecast(soon())).value(); };
+  const auto units = [&] {
+    const auto read = forecast();
+    return read ? read->models.at("tiny").units : -1;
+  };
+  const auto first = submit_tiny(), second = submit_tiny();
+  ASSERT_TRUE(until([&] { return units() == 2; })) << "without a worker";
+  EXPECT_GT(forecast()->models.at("tiny").backlog_us, 0);
+  auto& steady = worker({.name = "steady", .run = 600ms});
+  ASSERT_TRUE(until([&] { return ended(first) && ended(second) && forecast()->ends_ms.empty(); }));
+  for (int i = 0; i < 5; ++i) {
+    const auto id = submit_tiny();
+    ASSERT_TRUE(until([&] { return forecast()->ends_ms.contains(steady.owner()); }));
+    const auto end_ms = forecast()->ends_ms.at(steady.owner());
+    ASSERT_TRUE(until([&] { return ended(id); }));
+    const auto unit = job(id).unit_records.at(0);
+    const auto took = static_cast<double>(unit.ended_ms - unit.started_ms);
+    const auto predicted = static_cast<double>(end_ms - unit.started_ms);
+    std::printf("ran for %.0f ms, %.0f ms predicted (%+.1f %%)\n", took, predicted, 100 * (predicted / took - 1));
+    if (i > 1) EXPECT_NEAR(predicted, took, 0.2 * took);  // the cost of a cold class is a guess before
+    ASSERT_TRUE(until([&] { return forecast()->ends_ms.empty(); }));
+  }
+  ASSERT_TRUE(until([&] { return units() == 0; }));
+  EXPECT_EQ(forecast()->ready_workers, 1);
+  EXPECT_EQ(metric("ditfleet_backlog_gpu_seconds{model=\"tiny\"}"), 0);
+  drop(c);
+  EXPECT_TRUE(until([&] { return !forecast().has_value(); })) << "no coordinator leads";
+}
+
 TEST_F(SchedulerServiceTest, another_coordinator_takes_over_when_the_leader_dies) {
   auto& first = coordinate("c1");
   ASSERT_TRUE(until([&] { return first.service->leading(); }));

@@ -8,7 +8,14 @@ namespace {
 
 using job::State;
 
-class WorkerLife : public WorkerTest {};
+class WorkerLife : public WorkerTest {
+ protected:
+  // Of the worker w1.
+  bool desire(queue::Desired desired) {
+    const auto workers = wait(client_->workers(soon()));
+    return workers.ok() && workers->size() == 1 && wait(client_->set_desired(workers->at(0), desired, soon())).ok();
+  }
+};
 
 TEST_F(WorkerLife, AModelThatDoesNotLoadEndsTheProcess) {
   script_->on_event = [](const std::string&) -> std::optional<Error> {
@@ -85,6 +92,61 @@ TEST_F(WorkerLife, DrainFinishesWhatRunsAndHandsBackTheRest) {
   EXPECT_EQ(job(first).state, State::kSucceeded);
   EXPECT_EQ(job(third).state, State::kReady) << "assigned while it drained";
   EXPECT_EQ(worker_state("w1"), "");
+}
+
+TEST_F(WorkerLife, AnAdministratorDrainsAndResumesIt) {
+  script_->step_ms = 100;
+  auto options = service_options();
+  options.drain = 100ms;  // bounds signals only
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  auto slow = spec(1);
+  slow.fields.set("num_inference_steps", 5);
+  const std::string first = ready(slow), second = ready(spec(2));
+  assign(first, 0, worker->owner());
+  assign(second, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/1"); }));
+  ASSERT_TRUE(desire(queue::Desired::kDraining));
+  ASSERT_TRUE(reaches(second, State::kReady));
+  EXPECT_TRUE(until([&] { return worker_state("w1") == "draining"; }));
+  EXPECT_TRUE(reaches(first, State::kSucceeded)) << "however long it takes";
+  EXPECT_EQ(job(second).unit_records.at(0).attempt, 0) << "a unit that was handed back counts no attempt";
+  EXPECT_EQ(worker_state("w1"), "draining") << "it does not end";
+
+  ASSERT_TRUE(desire(queue::Desired::kReady));
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  assign(second, 0, worker->owner());
+  EXPECT_TRUE(reaches(second, State::kSucceeded));
+}
+
+TEST_F(WorkerLife, ADrainedWorkerStaysDrainedAfterARestart) {
+  {
+    auto worker = start_ready_worker();
+    ASSERT_TRUE(desire(queue::Desired::kDraining));
+    ASSERT_TRUE(until([&] { return worker_state("w1") == "draining"; }));
+    worker->drain();  // as by SIGTERM
+    EXPECT_EQ(worker->join(), 0);
+  }
+  EXPECT_GT(redis({"TTL", keys_.desired("w1")}).integer, 6 * 86'400);
+  auto worker = start_worker(service_options());
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "draining"; }));
+  const std::string id = ready(spec(1));
+  assign(id, 0, worker->owner());
+  EXPECT_TRUE(until([&] { return event_types(id).ends_with("assigned:0 ready:0"); })) << event_types(id);
+  ASSERT_TRUE(desire(queue::Desired::kReady));
+  EXPECT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+}
+
+TEST_F(WorkerLife, AnAdministratorStopsOneRunOfIt) {
+  {
+    auto worker = start_ready_worker();
+    ASSERT_TRUE(desire(queue::Desired::kStopped));
+    EXPECT_EQ(worker->join(), 0);
+    EXPECT_EQ(worker_state("w1"), "");
+  }
+  auto worker = start_ready_worker();  // the next run is not concerned
+  std::this_thread::sleep_for(300ms);
+  EXPECT_EQ(worker_state("w1"), "ready");
 }
 
 TEST_F(WorkerLife, DrainOutOfTimeHandsBackWhatRuns) {

@@ -284,6 +284,65 @@ TEST_F(GatewayApi, AWorkerThatIsNotHeardIsSilentWhateverItSaidLast) {
   EXPECT_EQ(state(), "silent");
 }
 
+TEST_F(GatewayApi, AWorkerIsDrainedResumedAndStoppedByAnAdministrator) {
+  start({{"acme", sha256_hex("a"), false}, {"ops", sha256_hex("o"), true}});
+  const NameValues a = {{"Authorization", "Bearer a"}}, ops = {{"Authorization", "Bearer o"}};
+  queue::WorkerInfo worker{.name = "gpu-1", .boot = "b", .state = "ready", .heartbeat_ms = 1'000, .unheard_ms = 500};
+  service.worker_infos = {worker};
+  for (const auto& [act, desired] :
+       {std::pair("drain", queue::Desired::kDraining), std::pair("resume", queue::Desired::kReady),
+        std::pair("stop", queue::Desired::kStopped)}) {
+    const std::string path = "/v1/workers/gpu-1/" + std::string(act);
+    service.desired.clear();
+    EXPECT_EQ(send("POST", path).status, 401);
+    EXPECT_EQ(send("POST", path, {}, a).status, 403);
+    EXPECT_TRUE(service.desired.empty());
+    const Response done = send("POST", path, {}, ops);
+    EXPECT_EQ(done.status, 202);
+    EXPECT_EQ(body_of(done).at("name").as_string(), "gpu-1");
+    EXPECT_EQ(service.desired, (std::map<std::string, queue::Desired>{{"gpu-1", desired}}));
+  }
+  const Response unknown = send("POST", "/v1/workers/gpu-2/drain", {}, ops);
+  EXPECT_EQ(unknown.status, 404);
+  EXPECT_THAT(unknown.body, HasSubstr("did you mean 'gpu-1'?"));
+  EXPECT_THAT(send("POST", "/v1/workers/something/drain", {}, ops).body, HasSubstr("see GET /v1/workers"));
+
+  const auto empty_in = [&] { return body_of(send("POST", "/v1/workers/gpu-1/drain", {}, ops)).at("empty_in_ms"); };
+  EXPECT_TRUE(empty_in().is_null()) << "no coordinator leads";
+  service.fleet_forecast.emplace();
+  EXPECT_EQ(empty_in(), json::value(0));
+  service.fleet_forecast->ends_ms["gpu-1:b"] = 2'300;
+  EXPECT_EQ(empty_in(), json::value(800)) << "by Redis' clock, not by this host's";
+  service.fleet_forecast->ends_ms["gpu-1:b"] = 1'200;
+  EXPECT_EQ(empty_in(), json::value(0)) << "it runs longer than predicted";
+}
+
+TEST_F(GatewayApi, ScalingNeedsAForecastAndCountsWorkers) {
+  const Response unknown = send("GET", "/v1/scaling");
+  EXPECT_EQ(unknown.status, 503) << "zeros would make an autoscaler stop the workers";
+  EXPECT_THAT(unknown.body, HasSubstr("no coordinator leads"));
+  service.fleet_forecast = {.ready_workers = 2};
+  service.fleet_forecast->models["flux"] = {.backlog_us = 120'000'001, .units = 50, .ready_workers = 2};
+  service.fleet_forecast->models["tiny"] = {.backlog_us = 900'000'000, .units = 2, .ready_workers = 1};
+  const auto needed = [&](const std::string& query, const char* model) {
+    const auto body = body_of(send("GET", "/v1/scaling" + query));
+    return (*model ? body.at("models").at(model) : body).at("workers_needed").as_int64();
+  };
+  EXPECT_EQ(needed("", "flux"), 3) << "two minutes and a bit in one minute each";
+  EXPECT_EQ(needed("", "tiny"), 2) << "no more than units";
+  EXPECT_EQ(needed("", ""), 18);
+  EXPECT_EQ(needed("?seconds=86400", "flux"), 1);
+  const auto body = body_of(send("GET", "/v1/scaling?seconds=10"));
+  EXPECT_DOUBLE_EQ(body.at("backlog_gpu_seconds").to_number<double>(), 1020.000001);
+  EXPECT_EQ(body.at("ready_workers").as_int64(), 2);
+  EXPECT_EQ(body.at("units").as_int64(), 52);
+  EXPECT_EQ(body.at("seconds").as_int64(), 10);
+  for (const char* wrong : {"?seconds=0", "?seconds=1.5", "?seconds=86401", "?seconds=", "?second=1"})
+    EXPECT_EQ(send("GET", "/v1/scaling" + std::string(wrong)).status, 400) << wrong;
+  service.fleet_forecast.emplace().models["tiny"];
+  EXPECT_EQ(needed("", "tiny"), 0);
+}
+
 TEST_F(GatewayApi, WorkersListTheMemoryOfTheirModels) {
   queue::WorkerInfo worker;
   worker.name = "w1";

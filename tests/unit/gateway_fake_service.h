@@ -199,6 +199,16 @@ class FakeService final : public JobService {
     }
     co_return infos;
   }
+  std::map<std::string, queue::Desired> desired;  // by worker
+  std::optional<queue::FleetForecast> fleet_forecast;
+  asio::awaitable<Result<void>> set_desired(const queue::WorkerInfo& worker, queue::Desired state) override {
+    desired[worker.name] = state;
+    co_return Result<void>();
+  }
+  asio::awaitable<Result<std::optional<queue::FleetForecast>>> forecast() override {
+    if (down) co_return *down;
+    co_return fleet_forecast;
+  }
   std::map<std::string, queue::TenantUse> uses;
   asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() override { co_return uses; }
   asio::awaitable<Result<std::string>> result_piece(const results::Manifest& manifest, std::int64_t offset,

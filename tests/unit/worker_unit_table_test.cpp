@@ -300,6 +300,8 @@ TEST_F(UnitTableTest, DrainHandsBackUnitsThatHaveNotStartedAndFinishesTheRest) {
   EXPECT_FALSE(table_.empty());
   table_.ended("n1");
   EXPECT_TRUE(table_.empty());
+  table_.resume();
+  EXPECT_EQ(table_.assign(attempt(4), now_), UnitTable::Admission::kAccepted);
 }
 
 TEST_F(UnitTableTest, DrainRunningHandsBackTheDenoisingUnitButNotTheFinishingOne) {

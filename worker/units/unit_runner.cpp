@@ -474,7 +474,7 @@ asio::awaitable<Result<void>> UnitRunner::report(Call call, Deadline give_up, st
 }
 
 asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
-  const char* text = reason == StopReason::kDrained  ? "this worker is shutting down"
+  const char* text = reason == StopReason::kDrained  ? "this worker is draining"
                      : reason == StopReason::kLapsed ? "its lease could not be renewed in time"
                      : reason == StopReason::kLost   ? "the attempt is stale"
                                                      : "this worker is full";

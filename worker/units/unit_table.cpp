@@ -112,6 +112,8 @@ void UnitTable::drain() {
   }
 }
 
+void UnitTable::resume() { draining_ = false; }
+
 void UnitTable::drain_running() {
   for (Unit& unit : units_) {
     if (unit.stage != Stage::kFinishing) request_stop(unit, StopReason::kDrained);

@@ -27,7 +27,7 @@ enum class Stage { kAssigned, kEncoding, kPrepared, kStarting, kDenoising, kFini
 // Why a unit must stop. If several reasons apply, the last one in this order wins.
 enum class StopReason {
   kNone,
-  kDrained,   // this worker is shutting down; the unit is handed back
+  kDrained,   // this worker is draining; the unit is handed back
   kCanceled,  // by the client; reported to the queue
   kLapsed,    // the lease expired here
   kRevoked,   // by the scheduler, before the unit started
@@ -82,6 +82,7 @@ class UnitTable {
 
   // --- drain
   void drain();          // hands back the units that have not started and refuses new units
+  void resume();         // accepts units again
   void drain_running();  // stops and hands back the unit that is denoising
   bool draining() const { return draining_; }
   bool empty() const { return units_.empty(); }

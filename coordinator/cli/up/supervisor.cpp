@@ -156,6 +156,8 @@ class Supervisor {
       return give_up(spec.label + " " + end.text() + output + " (log: " + spec.log_file + ")",
                      is_worker || end.status == kExitUsage ? end.status : kExitFailure);
     }
+    // Only `ditfleet workers stop` and a signal end a worker with status 0.
+    if (is_worker && end.signal == 0 && end.status == 0) return note(spec.label + " was stopped");
     const auto now = Clock::now();
     const auto wait = member.policy.ended(std::chrono::duration_cast<milliseconds>(now - member.started), by_itself);
     member.waiting = true;

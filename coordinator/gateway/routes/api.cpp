@@ -66,6 +66,7 @@ Api::Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<
   add_event_routes(router_);
   add_lora_routes(router_);
   add_key_routes(router_);
+  add_worker_routes(router_);
 }
 
 Result<Caller> Api::authenticate(const Call& call) const {

@@ -149,7 +149,14 @@ json::object job_json(const queue::JobRecord& record, const JobLinks& links, boo
   return object;
 }
 
-json::object worker_json(const queue::WorkerInfo& worker, const std::function<bool(const std::string&)>& visible) {
+json::object worker_json(const queue::WorkerInfo& worker, const std::function<bool(const std::string&)>& visible,
+                         const std::optional<queue::FleetForecast>& forecast) {
+  json::value empty_in_ms;  // null
+  if (forecast) {
+    const auto end = forecast->ends_ms.find(worker.owner());
+    const std::int64_t now_ms = worker.heartbeat_ms + worker.unheard_ms;
+    empty_in_ms = end == forecast->ends_ms.end() ? 0 : std::max<std::int64_t>(0, end->second - now_ms);
+  }
   std::set<std::string> jobs;
   json::array units;
   for (const auto& unit : worker.units) {
@@ -179,6 +186,7 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
           {"busy_units", worker.units.size()},
           {"jobs", json::value_from(jobs)},
           {"units", std::move(units)},
+          {"empty_in_ms", std::move(empty_in_ms)},
           {"heartbeat_ms", worker.heartbeat_ms},
           {"started_ms", worker.started_ms},
           {"version", worker.version}};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -35,8 +36,9 @@ json::object job_json(const queue::JobRecord& record, const JobLinks& links, boo
 // 0 … 1 over all units; 1 for an ended job.
 double progress_of(const queue::JobRecord& record);
 
-// `visible`: whether the caller may see a job.
-json::object worker_json(const queue::WorkerInfo& worker, const std::function<bool(const std::string&)>& visible);
+// `visible`: whether the caller may see a job. `forecast`: empty while no coordinator leads.
+json::object worker_json(const queue::WorkerInfo& worker, const std::function<bool(const std::string&)>& visible,
+                         const std::optional<queue::FleetForecast>& forecast);
 
 // OpenAI's model object, extended by the model's limits and defaults.
 json::object model_json(const job::ModelEntry& model, std::int64_t created_s);

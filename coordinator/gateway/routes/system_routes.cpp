@@ -1,11 +1,8 @@
-// The service itself: the console page, the API's description, probes, metrics, models and workers.
-#include <set>
-
+// The service itself: the console page, the API's description, probes, metrics and models.
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/embedded.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "coordinator/gateway/routes/openapi.h"
-#include "shared/loras/registry_mirror.h"
 #include "shared/telemetry/metrics.h"
 
 namespace ditfleet::gateway {
@@ -65,33 +62,6 @@ asio::awaitable<Result<Response>> get_model(const ApiContext& context, CallPtr c
   co_return json_response(200, model_json(found->second, context.started_s));
 }
 
-asio::awaitable<Result<Response>> list_workers(const ApiContext& context, CallPtr call) {
-  auto workers = co_await context.service.workers();
-  if (!workers) co_return workers.error();
-  // All tenants share the workers, but each sees only its own jobs and adapters on them.
-  if (!call->caller.sees_all) {
-    // Another tenant's digest would reveal to anyone who has the same file who uses it.
-    std::set<std::string> own;
-    const auto listed = context.dependencies.adapters->list(call->caller.tenant);
-    for (const loras::Adapter& adapter : listed.adapters) own.insert(adapter.sha256);
-    for (auto& worker : *workers) {
-      for (auto* digests : {&worker.adapters, &worker.host_adapters}) {
-        std::erase_if(*digests, [&](const std::string& digest) { return !own.contains(digest); });
-      }
-    }
-  }
-  json::array array;
-  for (auto& worker : *workers) {
-    // The last reported state is obsolete: the scheduler gives a silent worker no units.
-    if (worker.unheard_ms > config::silent_after_ms(context.dependencies.settings)) worker.state = "silent";
-    array.push_back(worker_json(worker, [&](const std::string& id) {
-      const auto tenant = worker.tenants.find(id);
-      return call->caller.sees_all || (tenant != worker.tenants.end() && tenant->second == call->caller.tenant);
-    }));
-  }
-  co_return json_response(200, {{"workers", std::move(array)}}).with("Cache-Control", "no-store");
-}
-
 }  // namespace
 
 void add_system_routes(Router& router) {
@@ -102,7 +72,6 @@ void add_system_routes(Router& router) {
   router.add({"GET", "/metrics", metrics, Access::kMetrics});
   router.add({"GET", "/v1/models", list_models});
   router.add({"GET", "/v1/models/{model}", get_model});
-  router.add({"GET", "/v1/workers", list_workers});
 }
 
 }  // namespace ditfleet::gateway

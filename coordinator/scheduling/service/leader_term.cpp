@@ -17,6 +17,7 @@ constexpr auto kCall = 5s;        // for one call to Redis
 constexpr auto kBackOff = 100ms;  // after a failed one
 constexpr auto kTick = 100ms;     // between decisions that depend only on time
 constexpr auto kRegistryPeriod = 250ms, kReapPeriod = 100ms;
+constexpr std::int64_t kForecastPeriodUs = 1'000'000;
 constexpr std::int64_t kAuditPeriodUs = 30'000'000;
 constexpr std::size_t kMostAdmitting = 1024;
 constexpr int kIntakeBatch = 256;
@@ -233,8 +234,25 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
       counted_us = now;
       context_.metrics->stats(scheduler_->stats(), scheduler_->tenants());
     }
+    co_await publish_forecast();
     co_await pause(kRegistryPeriod);
   }
+}
+
+asio::awaitable<void> LeaderTerm::publish_forecast() {
+  if (auto ends = scheduler_->ends_ms(); monotonic_us() - forecast_us_ < kForecastPeriodUs) {
+    if (ends == forecast_.ends_ms) co_return;
+    forecast_.ends_ms = std::move(ends);
+  } else {
+    const auto depth = co_await context_.client->depth(Deadline::after(kCall));
+    if (!depth) co_return;
+    const auto read = std::max(admitting_, scheduler_->pending_jobs());
+    forecast_ = scheduler_->forecast(depth->queued_jobs - std::min(depth->queued_jobs, read), now_us());
+    forecast_us_ = monotonic_us();
+    context_.metrics->backlog(forecast_);
+  }
+  // A failure lets it expire.
+  (void)co_await context_.client->publish(forecast_, Deadline::after(kCall));
 }
 
 void LeaderTerm::log_fleet() {

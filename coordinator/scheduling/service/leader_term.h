@@ -64,6 +64,8 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   void update_adapters();
   void perform(Actions actions);
   void log_fleet();
+  // Publishes the forecast every second, and when a unit starts or a worker becomes empty.
+  asio::awaitable<void> publish_forecast();
   void kick();
   void notice_reconnect();
   // kConflict ends the term. After any other error the call may have taken effect, so this requests an audit.
@@ -90,6 +92,8 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   std::size_t admitting_ = 0;                // entries that were read and not yet admitted or rejected
   LogThrottle over_memory_;
   FleetLog fleet_log_;
+  queue::FleetForecast forecast_;  // the latest one
+  std::int64_t forecast_us_ = 0;   // monotonic
   std::uint64_t generation_ = 0;
   std::int64_t adapters_version_ = -1;  // that the scheduler has
   std::set<std::string> pinned_;

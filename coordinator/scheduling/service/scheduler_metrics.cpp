@@ -36,6 +36,7 @@ struct SchedulerMetrics::Metrics {
   Gauges leads{"ditfleet_scheduler_leading"};
   Gauges epoch{"ditfleet_scheduler_epoch"};
   Gauges workers{"ditfleet_workers"};
+  Gauges backlog{"ditfleet_backlog_gpu_seconds"};
   Gauges tenant_waiting{"ditfleet_tenant_waiting_units"};
   Gauges tenant_lag{"ditfleet_fairness_lag_seconds"};
 };
@@ -121,6 +122,7 @@ void SchedulerMetrics::leading(bool leads, std::int64_t epoch) {
   }
   jobs(0, 0);
   stats({}, Tenants({}));
+  backlog({});
 }
 
 void SchedulerMetrics::jobs(std::int64_t queued, std::int64_t open) {
@@ -150,6 +152,14 @@ void SchedulerMetrics::stats(const QueueStats& stats, const Tenants& tenants) {
     waiting_.insert(name);
     metrics_.tenant_waiting({name}).Set(static_cast<double>(tenant.units));
     metrics_.tenant_lag({name}).Set(static_cast<double>(most - tenant.virtual_time) / 1e6);
+  }
+}
+
+void SchedulerMetrics::backlog(const queue::FleetForecast& forecast) {
+  for (const auto& [model, unused] : forecast.models) models_.insert(model);
+  for (const auto& name : models_) {
+    const auto it = forecast.models.find(name);
+    metrics_.backlog({name}).Set(it == forecast.models.end() ? 0.0 : static_cast<double>(it->second.backlog_us) / 1e6);
   }
 }
 

@@ -38,6 +38,7 @@ class SchedulerMetrics final : public SchedulerObserver {
   void leading(bool leads, std::int64_t epoch);
   void jobs(std::int64_t queued, std::int64_t open);
   void stats(const QueueStats& stats, const Tenants& tenants);
+  void backlog(const queue::FleetForecast& forecast);
 
  private:
   struct Metrics;
@@ -52,6 +53,7 @@ class SchedulerMetrics final : public SchedulerObserver {
   };
   std::unordered_map<std::string, Open> open_;
   std::set<std::string> waiting_;  // tenants in the last stats()
+  std::set<std::string> models_;   // with a backlog gauge
 };
 
 }  // namespace ditfleet::scheduling

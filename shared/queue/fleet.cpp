@@ -1,0 +1,96 @@
+// Client: the desired states of workers, and the leader's forecast.
+#include <algorithm>
+
+#include "shared/core/json.h"
+#include "shared/queue/calls.h"
+#include "shared/queue/records.h"
+
+namespace ditfleet::queue {
+namespace {
+
+constexpr std::int64_t kForecastMs = 5'000;
+constexpr std::int64_t kDesiredS = 7 * 86'400;
+constexpr std::int64_t kMost = std::int64_t{1} << 50;  // so that numbers can be added and multiplied
+constexpr std::string_view kDraining = "draining", kStopped = "stopped ";  // the latter with a run id
+
+std::int64_t number_in(const json::object& object, std::string_view name) {
+  std::int64_t out = 0;
+  read_field(object, name, out);
+  return std::clamp<std::int64_t>(out, 0, kMost);
+}
+
+}  // namespace
+
+std::string forecast_json(const FleetForecast& forecast) {
+  json::object models;
+  for (const auto& [name, model] : forecast.models)
+    models[name] = {{"backlog_us", model.backlog_us}, {"units", model.units}, {"ready_workers", model.ready_workers}};
+  return json::serialize(json::object{{"models", std::move(models)},
+                                      {"ready_workers", forecast.ready_workers},
+                                      {"ends_ms", json::value_from(forecast.ends_ms)}});
+}
+
+Result<FleetForecast> parse_forecast(std::string_view json_text) {
+  const auto value = parse_json(json_text);
+  const auto* object = value ? value->if_object() : nullptr;
+  const auto* models = object ? object->if_contains("models") : nullptr;
+  const auto* ends = object ? object->if_contains("ends_ms") : nullptr;
+  if (!models || !models->is_object() || !ends || !ends->is_object())
+    return data_corrupt("[queue] the forecast must be a JSON object with the objects models and ends_ms");
+  FleetForecast out{.ready_workers = number_in(*object, "ready_workers")};
+  for (const auto& [name, one] : models->get_object()) {
+    if (const auto* model = one.if_object())
+      out.models[name] = {number_in(*model, "backlog_us"), number_in(*model, "units"),
+                          number_in(*model, "ready_workers")};
+  }
+  for (const auto& [owner, unused] : ends->get_object()) out.ends_ms[owner] = number_in(ends->get_object(), owner);
+  return out;
+}
+
+asio::awaitable<Result<void>> Client::publish(const FleetForecast& forecast, Deadline deadline) {
+  const auto impl = impl_;
+  co_return without_value(co_await impl->connection_->execute(
+      redis::Command("SET") << impl->keys_.forecast() << forecast_json(forecast) << "PX" << kForecastMs, deadline));
+}
+
+asio::awaitable<Result<std::optional<FleetForecast>>> Client::forecast(Deadline deadline) {
+  const auto impl = impl_;
+  auto reply = co_await impl->connection_->execute(redis::Command("GET") << impl->keys_.forecast(), deadline);
+  if (!reply) co_return reply.error();
+  if (reply->is_nil()) co_return std::optional<FleetForecast>();
+  auto parsed = parse_forecast(reply->text);
+  if (!parsed) co_return parsed.error();
+  co_return std::optional(std::move(*parsed));
+}
+
+asio::awaitable<Result<void>> Client::set_desired(const WorkerInfo& worker, Desired desired, Deadline deadline) {
+  const auto impl = impl_;
+  const std::string key = impl->keys_.desired(worker.name);
+  std::vector<redis::Command> commands;
+  if (desired == Desired::kReady) {
+    commands.push_back(redis::Command("DEL") << key);
+  } else {
+    const std::string value =
+        desired == Desired::kDraining ? std::string(kDraining) : std::string(kStopped) + worker.boot;
+    commands.push_back(redis::Command("SET") << key << value << "EX" << kDesiredS);
+  }
+  // Without NOMKSTREAM, the mailbox of a worker that is gone would stay.
+  commands.push_back(redis::Command("XADD") << impl->keys_.mailbox(worker.owner()) << "NOMKSTREAM"
+                                            << "*"
+                                            << "m"
+                                            << "desired");
+  const auto replies = co_await impl->connection_->execute_all(std::move(commands), deadline);
+  if (!replies[0]) co_return replies[0].error();
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<Desired>> Client::desired(const std::string& name, const std::string& boot, Deadline deadline) {
+  const auto impl = impl_;
+  auto reply = co_await impl->connection_->execute(
+      redis::Command("GETEX") << impl->keys_.desired(name) << "EX" << kDesiredS, deadline);
+  if (!reply) co_return reply.error();
+  if (reply->text == kDraining) co_return Desired::kDraining;
+  co_return reply->text == std::string(kStopped) + boot ? Desired::kStopped : Desired::kReady;
+}
+
+}  // namespace ditfleet::queue
