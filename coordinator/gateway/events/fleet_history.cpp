@@ -80,7 +80,6 @@ void FleetHistory::add_sample(const queue::JobSummary& unit) {
   if (unit.class_key.empty() || unit.first_assigned_ms == 0) return;  // after restore() times are missing
   Class& into = class_of(unit.class_key, unit.ended_ms);
   Sample sample{.at_ms = unit.ended_ms, .us = {}};
-  sample.us.fill(-1);
   for (const auto& span : queue::spans_of(unit, unit.ended_ms)) {
     if (const auto at = phase_index(span.name); at < kTotal) sample.us[at] = span.us;
   }
@@ -134,11 +133,9 @@ const FleetHistory::ClassTimes& FleetHistory::times_of(const std::string& key, C
   std::vector<std::int64_t> values;
   for (std::size_t phase = 0; phase < kPhases.size(); ++phase) {
     values.clear();
-    for (const Sample& sample : from.samples) {
-      if (sample.us[phase] >= 0) values.push_back(sample.us[phase]);
-    }
-    if (values.empty()) continue;
+    for (const Sample& sample : from.samples) values.push_back(sample.us[phase]);
     std::sort(values.begin(), values.end());
+    if (values.empty() || values.back() == 0) continue;
     const auto at = [&](std::size_t percent) { return values[(values.size() - 1) * percent / 100]; };
     out.phases[phase] = Percentiles{at(50), at(90), at(99)};
   }

@@ -35,7 +35,7 @@ class FleetHistory {
   struct ClassTimes {
     std::string name;
     std::size_t units = 0;  // in the sample: the latest kMostSamples
-    std::array<std::optional<Percentiles>, kPhases.size()> phases;  // none: no unit had it
+    std::array<std::optional<Percentiles>, kPhases.size()> phases;  // of all units; none: no unit had it
   };
   struct QueueRow {
     std::string model, tenant;                                   // model: empty until jobs are admitted
@@ -83,7 +83,7 @@ class FleetHistory {
   };
   struct Sample {
     std::int64_t at_ms = 0;
-    std::array<std::int64_t, kPhases.size()> us;  // -1: it had no such span
+    std::array<std::int64_t, kPhases.size()> us{};  // 0: it had no such span
   };
   struct Window {
     std::int64_t index = -1;
