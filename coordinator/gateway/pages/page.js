@@ -48,7 +48,7 @@ function add_key_dialog() {
   document.body.append(dialog);
 }
 
-function duration(ms) { return ms < 1 ? ms.toFixed(1) + " ms" : ms < 1000 ? Math.round(ms) + " ms" : ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.round(ms / 60000) + " min"; }
+function duration(ms) { return ms < 1 ? ms.toFixed(1) + " ms" : ms < 1000 ? Math.round(ms) + " ms" : ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.floor(ms / 60000) + " min" + (ms < 600000 ? " " + Math.floor(ms / 1000 % 60) + " s" : ""); }
 function ago(ms) { const s = Math.max(0, (Date.now() - ms) / 1000); return s < 5 ? "now" : s < 60 ? Math.round(s) + " s ago" : s < 3600 ? Math.round(s / 60) + " min ago" : new Date(ms).toLocaleString(); }
 
 function show_problem(message) { set_text($("problem"), message); }
