@@ -18,9 +18,9 @@ std::string error_line(const json::value& of, const char* indent) {
 }
 
 std::string unit_text(const json::value& unit) {
-  std::string out = fmt::format("\nunit {}: {}, attempt {}\n", text(unit, "unit"), text(unit, "state"),
-                                text(unit, "attempt")) +
-                    error_line(unit, "  ");
+  std::string out =
+      fmt::format("\nunit {}: {}, attempt {}\n", text(unit, "unit"), text(unit, "state"), text(unit, "attempt")) +
+      error_line(unit, "  ");
   for (const json::value& a : items(unit, "attempts")) {
     const std::string reason = text(a, "reason"), back = text(a, "back");
     out += fmt::format("  assigned to {}{}{}\n", text(a, "worker"), reason.empty() ? "" : ": ", reason);
@@ -35,8 +35,8 @@ std::string unit_text(const json::value& unit) {
   std::vector<std::vector<std::string>> rows;
   for (const json::value& span : items(unit, "spans")) {
     const auto us = integer(span, "us");
-    rows.push_back({"  " + text(span, "name"), short_duration(us),
-                    std::string(static_cast<std::size_t>(us * 40 / longest), '#')});
+    rows.push_back(
+        {"  " + text(span, "name"), short_duration(us), std::string(static_cast<std::size_t>(us * 40 / longest), '#')});
   }
   out += table(rows);
   if (const auto us = integer(unit, "actual_us"); us > 0)

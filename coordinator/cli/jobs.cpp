@@ -64,7 +64,8 @@ Result<void> list(const JobFlags& flags) {
 }
 
 std::string slow_text(const json::value& answer) {
-  std::vector<std::vector<std::string>> rows = {{"ID", "STATE", "TOOK", "BLAME", "OVER", "WORKER", "TRIES", "ENDED", "CLASS"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"ID", "STATE", "TOOK", "BLAME", "OVER", "WORKER", "TRIES", "ENDED", "CLASS"}};
   for (const json::value& job : items(answer, "jobs")) {
     const json::value& blame = field(job, "blame");
     rows.push_back({text(job, "id"), text(job, "state"), short_duration(integer(job, "total_us")),

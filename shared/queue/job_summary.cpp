@@ -48,7 +48,8 @@ std::vector<Span> spans_of(const JobSummary& unit, std::int64_t now_ms) {
   const std::int64_t first = unit.first_assigned_ms > 0 ? unit.first_assigned_ms : unit.assigned_ms;
   add("admission", unit.created_ms, unit.ready_ms > 0 ? unit.ready_ms : until);
   add("queue", unit.ready_ms, first > 0 ? first : until);
-  if (first > 0 && first != unit.assigned_ms) add("tried before", first, unit.assigned_ms > 0 ? unit.assigned_ms : until);
+  if (first > 0 && first != unit.assigned_ms)
+    add("tried before", first, unit.assigned_ms > 0 ? unit.assigned_ms : until);
   if (unit.assigned_ms <= 0) return spans;
   // The worker reports its phases at the end. They begin when it reads its mailbox, before `started`.
   std::int64_t in_phases = 0;
@@ -94,9 +95,9 @@ JobSummaries::Ended JobSummaries::apply(const Event& event) {
   if (!state && !started) return ended;  // a step or a preview
   const bool admits = state == job::State::kReady && event.fields.contains("class");
   const auto found = open_.find(event.job);
-  Job* job = found != open_.end()                                   ? &found->second
+  Job* job = found != open_.end()                     ? &found->second
              : admits || state == job::State::kQueued ? add(event.job, event.at_ms)
-                                                                    : nullptr;
+                                                      : nullptr;
   if (job == nullptr) return ended;
   JobSummary& whole = job->summary;
   if (const auto tenant = text_in(event, "tenant"); !tenant.empty()) whole.tenant = tenant;
@@ -166,7 +167,8 @@ void JobSummaries::restore(const std::vector<UnitView>& units) {
     whole.ready_ms = view.ready_ms;
     whole.state = job::State::kReady;
     whole.units = std::max(whole.units, view.ref.unit + 1);
-    if (job->units.size() < static_cast<std::size_t>(whole.units)) job->units.resize(static_cast<std::size_t>(whole.units));
+    if (job->units.size() < static_cast<std::size_t>(whole.units))
+      job->units.resize(static_cast<std::size_t>(whole.units));
     Unit& unit = job->units[static_cast<std::size_t>(view.ref.unit)];
     unit.state = view.state;
     unit.worker = worker_name(view.owner);

@@ -14,8 +14,8 @@
 
 namespace ditfleet::queue {
 
-// One unit, or a whole job. The worker, the phases and the times from first_assigned_ms to started_ms of a job are those
-// of the unit that ended last. Times are 0 and texts empty while unknown.
+// One unit, or a whole job. The worker, the phases and the times from first_assigned_ms to started_ms of a job are
+// those of the unit that ended last. Times are 0 and texts empty while unknown.
 struct JobSummary {
   std::string id;
   int unit = -1;  // -1: the whole job
@@ -35,8 +35,8 @@ struct Span {
 };
 
 // The spans of a unit in order of time, without gaps: "admission", "queue" (until the first assignment), "tried before"
-// (attempts before the last), then the worker's phases and "hand-over", the rest of the last attempt. While there are no
-// phases, "until started" (or "not started") and "run". The last span of an open unit ends at `now_ms`.
+// (attempts before the last), then the worker's phases and "hand-over", the rest of the last attempt. While there are
+// no phases, "until started" (or "not started") and "run". The last span of an open unit ends at `now_ms`.
 std::vector<Span> spans_of(const JobSummary& unit, std::int64_t now_ms);
 
 std::string model_of_class(std::string_view class_key);  // the model in a class key; empty if there is none

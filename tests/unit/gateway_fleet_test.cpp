@@ -78,8 +78,7 @@ TEST(FleetHistory, BlamesThePhaseThatExceedsItsMedianMost) {
   for (int i = 0; i < 4; ++i) feed.run("j" + std::to_string(i), kNow + i, 100, 1000);
   const auto blame_of = [&](const std::string& id) -> std::optional<FleetHistory::Blame> {
     for (const auto& slow : history.slow("", "", 100, kNow + 10'000)) {
-      if (slow.job.id == id)
-        return history.blame(slow.job.class_key, queue::spans_of(slow.job, kNow), kNow + 10'000);
+      if (slow.job.id == id) return history.blame(slow.job.class_key, queue::spans_of(slow.job, kNow), kNow + 10'000);
     }
     ADD_FAILURE() << id << " is not among the slow jobs";
     return std::nullopt;
@@ -113,8 +112,7 @@ TEST(FleetHistory, BlamesThePhaseThatExceedsItsMedianMost) {
 TEST(FleetHistory, ListsTheSlowestJobsOfTheHour) {
   FleetHistory history;
   Feeder feed{history};
-  for (int i = 1; i <= 100; ++i)
-    feed.run("j" + std::to_string(i), kNow, i, 1, "w1", i % 2 == 0 ? "acme" : "bolt");
+  for (int i = 1; i <= 100; ++i) feed.run("j" + std::to_string(i), kNow, i, 1, "w1", i % 2 == 0 ? "acme" : "bolt");
   feed.class_key = "demo/32x32x1/none/16/fp32";
   feed.run("other", kNow, 50, 0);
   auto slow = history.slow("", "", 3, kNow + 200);

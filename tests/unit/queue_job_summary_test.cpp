@@ -42,16 +42,15 @@ std::string text_of(const std::vector<Span>& spans) {
 TEST(JobSummary, AJobThatWasTriedTwice) {
   JobSummaries jobs;
   const auto ended = apply(
-      jobs,
-      {{1000, R"(j queued -1 {"tenant":"acme"})"},
-       {1010, std::string("j ") + kReady},
-       {2000, R"(j assigned 0 {"attempt":1,"worker":"w1","reason":"warm"})"},
-       {2010, R"(j started 0 {"attempt":1,"worker":"w1"})"},
-       {2500, R"(j step 0 {"step":1,"total":28})"},
-       {7000, R"(j ready 0 {"reason":"lease lapsed","owner":"w1:x","crashes":1})"},
-       {9000, R"(j assigned 0 {"attempt":2,"worker":"w2","reason":"cold"})"},
-       {9010, R"(j started 0 {"attempt":2,"worker":"w2"})"},
-       {9500, R"(j succeeded 0 {"job":"succeeded","phases_us":{"vae":90000,"denoise":400000,"new":1000}})"}});
+      jobs, {{1000, R"(j queued -1 {"tenant":"acme"})"},
+             {1010, std::string("j ") + kReady},
+             {2000, R"(j assigned 0 {"attempt":1,"worker":"w1","reason":"warm"})"},
+             {2010, R"(j started 0 {"attempt":1,"worker":"w1"})"},
+             {2500, R"(j step 0 {"step":1,"total":28})"},
+             {7000, R"(j ready 0 {"reason":"lease lapsed","owner":"w1:x","crashes":1})"},
+             {9000, R"(j assigned 0 {"attempt":2,"worker":"w2","reason":"cold"})"},
+             {9010, R"(j started 0 {"attempt":2,"worker":"w2"})"},
+             {9500, R"(j succeeded 0 {"job":"succeeded","phases_us":{"vae":90000,"denoise":400000,"new":1000}})"}});
   ASSERT_EQ(ended.size(), 2u);
   for (const JobSummary& one : ended) {
     EXPECT_EQ(one.id, "j");

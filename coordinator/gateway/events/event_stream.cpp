@@ -16,8 +16,8 @@ bool is_digits(std::string_view text) {
 // Fields that become numbers in JSON. Others stay text, even if they happen to be all digits.
 bool is_numeric_field(std::string_view name) {
   return name == "step" || name == "total" || name == "total_steps" || name == "attempt" || name == "index" ||
-         name == "units" || name == "steps" || name == "adapters" || name == "width" || name == "height" || name == "bytes" || name.ends_with("_ms") ||
-         name.ends_with("_us");
+         name == "units" || name == "steps" || name == "adapters" || name == "width" || name == "height" ||
+         name == "bytes" || name.ends_with("_ms") || name.ends_with("_us");
 }
 
 }  // namespace

@@ -104,7 +104,8 @@ void FleetHistory::restore(const std::vector<queue::UnitView>& units, std::int64
   for (auto& [worker, runs] : runs_) {
     for (Run& run : runs) {
       const auto* unit = jobs_.find(run.job, run.unit);
-      if (run.to_ms != 0 || (unit != nullptr && unit->worker == worker && unit->state == job::State::kRunning)) continue;
+      if (run.to_ms != 0 || (unit != nullptr && unit->worker == worker && unit->state == job::State::kRunning))
+        continue;
       run.to_ms = now_ms;
       run.end = "unknown";
     }

@@ -1,5 +1,5 @@
-// What the fleet did in the last hour, from the events of the shard, in bounded memory: ended jobs, durations of phases,
-// slow jobs, runs of workers. Also the work that waits now. Starts empty with the process. Not thread-safe.
+// What the fleet did in the last hour, from the events of the shard, in bounded memory: ended jobs, durations of
+// phases, slow jobs, runs of workers. Also the work that waits now. Starts empty with the process. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -21,12 +21,12 @@ class FleetHistory {
   static constexpr std::size_t kBuckets = kHourMs / kBucketMs, kWindows = kHourMs / kWindowMs + 1;
   static constexpr std::size_t kMostClasses = 64, kMostSamples = 512, kMostSlow = 20, kMostWorkers = 1024,
                                kMostRuns = 40;
-  static constexpr std::array<job::State, 5> kEnds = {job::State::kSucceeded, job::State::kFailed, job::State::kCanceled,
-                                                      job::State::kExpired, job::State::kRejected};
+  static constexpr std::array<job::State, 5> kEnds = {
+      job::State::kSucceeded, job::State::kFailed, job::State::kCanceled, job::State::kExpired, job::State::kRejected};
   // Spans with percentiles. "total" is the time from the job's creation to the unit's end.
-  static constexpr std::array<std::string_view, 12> kPhases = {"admission", "queue",   "tried before", "adapter",
-                                                               "text",      "wait",    "denoise",      "vae",
-                                                               "encode",    "store",   "hand-over",    "total"};
+  static constexpr std::array<std::string_view, 12> kPhases = {"admission", "queue", "tried before", "adapter",
+                                                               "text",      "wait",  "denoise",      "vae",
+                                                               "encode",    "store", "hand-over",    "total"};
   static constexpr std::size_t kTotal = kPhases.size() - 1;
 
   struct Percentiles {
@@ -34,13 +34,13 @@ class FleetHistory {
   };
   struct ClassTimes {
     std::string name;
-    std::size_t units = 0;  // in the sample: the latest kMostSamples
+    std::size_t units = 0;                                          // in the sample: the latest kMostSamples
     std::array<std::optional<Percentiles>, kPhases.size()> phases;  // of all units; none: no unit had it
   };
   struct QueueRow {
-    std::string model, tenant;                                   // model: empty until jobs are admitted
+    std::string model, tenant;                                      // model: empty until jobs are admitted
     std::int64_t queued = 0, ready = 0, assigned = 0, running = 0;  // units
-    std::int64_t oldest_ms = 0;                                  // creation of the oldest job that waits; 0: none
+    std::int64_t oldest_ms = 0;                                     // creation of the oldest job that waits; 0: none
   };
   // A started attempt.
   struct Run {

@@ -100,9 +100,8 @@ asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPt
     unit["attempts"] = attempts_value(tried);
     unit["spans"] = spans_value(spans);
     unit["predicted_us"] = record->cost_us;
-    unit["actual_us"] = from.started_ms > 0 && from.ended_ms > 0
-                            ? json::value((from.ended_ms - from.started_ms) * 1000)
-                            : json::value(nullptr);
+    unit["actual_us"] = from.started_ms > 0 && from.ended_ms > 0 ? json::value((from.ended_ms - from.started_ms) * 1000)
+                                                                 : json::value(nullptr);
     unit["blame"] = blame_value(context.hub->history().blame(record->class_key, spans, now_ms));
   }
   body["now_ms"] = now_ms;
@@ -190,8 +189,7 @@ asio::awaitable<Result<Response>> get_fleet(const ApiContext& context, CallPtr c
   std::int64_t since_ms = 0;
   for (const auto& [name, value] : call->request.query) {
     const auto number = number_of<std::int64_t>(value, 0);
-    if (name != "since_ms")
-      co_return invalid_argument("unknown parameter '" + name + "'; supported is since_ms", name);
+    if (name != "since_ms") co_return invalid_argument("unknown parameter '" + name + "'; supported is since_ms", name);
     if (!number) co_return invalid_argument("since_ms must be a time in milliseconds since 1970", name);
     since_ms = *number;
   }
