@@ -1,8 +1,9 @@
-// `ditfleet jobs {list,show,watch,cancel}`.
+// `ditfleet jobs {list,slow,show,watch,cancel}`.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "coordinator/cli/command.h"
 #include "coordinator/cli/http_client.h"
@@ -16,7 +17,7 @@ namespace {
 
 struct JobFlags {
   Target target;
-  std::string id, state, cursor;
+  std::string id, state, cursor, class_key;
   int limit = 20;
 };
 
@@ -60,6 +61,25 @@ Result<void> list(const JobFlags& flags) {
   std::fputs(table(rows).c_str(), stdout);
   if (!next.empty()) std::printf("more: --cursor %s\n", next.c_str());
   return {};
+}
+
+std::string slow_text(const json::value& answer) {
+  std::vector<std::vector<std::string>> rows = {
+      {"ID", "STATE", "TOOK", "BLAME", "OVER", "WORKER", "TRIES", "ENDED", "CLASS"}};
+  for (const json::value& job : items(answer, "jobs")) {
+    const json::value& blame = field(job, "blame");
+    rows.push_back({text(job, "id"), text(job, "state"), short_duration(integer(job, "total_us")),
+                    blame.is_object() ? text(blame, "phase") : "-",
+                    blame.is_object() ? short_duration(integer(blame, "over_us")) : "-", text(job, "worker"),
+                    text(job, "attempts"), ago(integer(job, "ended_ms")), text(job, "class")});
+  }
+  return table(rows);
+}
+
+Result<void> slow(const JobFlags& flags) {
+  std::string path = "/v1/jobs/slow?limit=" + std::to_string(flags.limit);
+  if (!flags.class_key.empty()) path += "&class=" + percent_encoded(flags.class_key);
+  return print_answer(flags.target, HttpClient(flags.target).json("GET", path), slow_text);
 }
 
 std::string job_text(const json::value& job) {
@@ -119,21 +139,13 @@ Result<void> cancel(const JobFlags& flags) {
 }  // namespace
 
 void add_jobs(CLI::App& app, Invocation& run) {
-  auto* jobs = app.add_subcommand("jobs", "List, show, watch or cancel jobs");
+  auto* jobs = app.add_subcommand("jobs", "List, show, watch or cancel jobs; find slow ones");
   jobs->require_subcommand(1);
   const auto add = [&](const char* name, const char* what, Result<void> (*action)(const JobFlags&), bool takes_id) {
     auto flags = std::make_shared<JobFlags>();
     auto* command = jobs->add_subcommand(name, what);
     add_target_flags(*command, flags->target);
-    if (takes_id) {
-      command->add_option("job", flags->id, "The job's id")->required();
-    } else {
-      command->add_option("--state", flags->state, "Only jobs in this state");
-      command->add_option("--limit", flags->limit, "Maximum number of jobs to list")
-          ->check(CLI::Range(1, 1000))
-          ->capture_default_str();
-      command->add_option("--cursor", flags->cursor, "Continue after a previous list");
-    }
+    if (takes_id) command->add_option("job", flags->id, "The job's id")->required();
     command->callback([flags, action, name, takes_id, &run] {
       run = [flags, action, name, takes_id] {
         return run_on("jobs " + std::string(name), flags->target, [&] {
@@ -142,8 +154,21 @@ void add_jobs(CLI::App& app, Invocation& run) {
         });
       };
     });
+    return std::pair(command, flags);
   };
-  add("list", "List jobs, newest first", list, false);
+  const auto add_limit = [](CLI::App* command, JobFlags& flags, int most) {
+    command->add_option("--limit", flags.limit, "Maximum number of jobs to list")
+        ->check(CLI::Range(1, most))
+        ->capture_default_str();
+  };
+  const auto [list_command, list_flags] = add("list", "List jobs, newest first", list, false);
+  list_command->add_option("--state", list_flags->state, "Only jobs in this state");
+  add_limit(list_command, *list_flags, 1000);
+  list_command->add_option("--cursor", list_flags->cursor, "Continue after a previous list");
+  const auto [slow_command, slow_flags] =
+      add("slow", "List the slowest jobs of the last hour and the phase to blame", slow, false);
+  slow_command->add_option("--class", slow_flags->class_key, "Only jobs of this class");
+  add_limit(slow_command, *slow_flags, 200);
   add("show", "Show one job and its units", show, true);
   add("watch", "Print a job's events until it ends", watch, true);
   add("cancel", "Cancel a job; it stops at its next step", cancel, true);

@@ -33,7 +33,9 @@ class HttpGateway final : public Gateway {
   HttpGateway(asio::any_io_executor executor, GatewayDependencies dependencies)
       : service_(make_job_service(dependencies.queue, dependencies.store, dependencies.redis)),
         feed_(std::make_shared<queue::Feed>(dependencies.redis, dependencies.queue->options().shard, true)),
-        hub_(std::make_shared<EventHub>(executor, [feed = feed_](auto block) { return feed->next(block); })),
+        hub_(std::make_shared<EventHub>(
+            executor, [feed = feed_](auto block) { return feed->next(block); },
+            [queue = dependencies.queue] { return queue->open_units(std::chrono::seconds(1)); })),
         tasks_(executor),
         server_(make_server(executor, server_options(dependencies.settings),
                             {.request = [this](Request request) { return api_->handle(std::move(request)); },

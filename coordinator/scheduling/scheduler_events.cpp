@@ -91,11 +91,12 @@ void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, st
     if (unit.where == Unit::Where::kHeld && reason == "handed back")
       fleet_.handed_back(unit.worker, event.at_ms * 1000);
     if (unit.where == Unit::Where::kHeld && reason == "retry") fleet_.failed(unit.worker, now_us);
-    if (!event.fields.empty()) {
+    const bool admitted = reason.empty();
+    if (!admitted) {
       set_past(job, index, std::atoi(field(event, "lapses").c_str()), queue::split_list(field(event, "failed_on")),
                now_us);
     }
-    if (event.fields.empty()) {  // it was admitted; it may have been assigned ahead of that
+    if (admitted) {              // it may have been assigned ahead of that
       unit.touched_us = now_us;  // an audit that was asked for before, and has not seen it, must leave it alone
       if (unit.where == Unit::Where::kPending || unit.where == Unit::Where::kUnknown)
         unit_ready(job, index, event.at_ms * 1000, now_us);

@@ -17,6 +17,8 @@ std::string value_text(const json::value& value) {
   return value.is_string() ? std::string(value.get_string()) : json::serialize(value);
 }
 
+}  // namespace
+
 std::map<std::string, std::int64_t> parse_phases(std::string_view text) {
   std::map<std::string, std::int64_t> phases;
   const auto value = text.empty() ? Result<json::value>(json::value()) : parse_json(text);
@@ -28,8 +30,6 @@ std::map<std::string, std::int64_t> parse_phases(std::string_view text) {
   }
   return phases;
 }
-
-}  // namespace
 
 Result<std::int64_t> parse_time_us(const redis::Reply& reply) {
   if (reply.elements.size() != 2) return internal_error("[queue] TIME did not reply with seconds and microseconds");

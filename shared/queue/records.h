@@ -1,6 +1,7 @@
 // Converts between stored records and types.h. No side effects; thread-safe.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,9 @@ Result<std::int64_t> parse_time_us(const redis::Reply& reply);
 
 // "<id>:<unit>"
 UnitRef parse_member(std::string_view member);
+
+// Durations of phases in microseconds from a JSON object. Ignores invalid members.
+std::map<std::string, std::int64_t> parse_phases(std::string_view json_text);
 
 std::string error_json(const Error& error);
 Error parse_error(std::string_view json_text);

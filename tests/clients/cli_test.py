@@ -257,11 +257,12 @@ class Jobs(WithFolder):
                       "text", "denoise", "vae", "encode", "store", "predicted cost"):
             self.assertIn(words, out)
         told = self.json("explain", id)
-        unit = told["units"][0]
-        self.assertTrue(unit["assignments"][0]["reason"])
-        self.assertGreater(unit["spans_us"]["denoise"], 0)
+        unit = told["unit_records"][0]
+        self.assertTrue(unit["attempts"][0]["reason"])
+        spans = {span["name"]: span["us"] for span in unit["spans"]}
+        self.assertGreater(spans["denoise"], 0)
         total = self.http.job(id)
-        spent = sum(unit["spans_us"].values())
+        spent = sum(spans.values())
         real = (total["unit_records"][0]["ended_ms"] - total["created_ms"]) * 1000
         self.assertAlmostEqual(spent, real, delta=20_000)  # the spans add up to the elapsed time
         running = self.submit(num_inference_steps=200, width=128, height=128)
@@ -271,7 +272,7 @@ class Jobs(WithFolder):
         waiting = self.submit(n=4, num_inference_steps=200, width=128, height=128)
         self.http.wait_event(waiting, "step")
         # The worker holds two units: one runs and one waits.
-        told = [unit["waits_for"] for unit in self.json("explain", waiting)["units"]]
+        told = [unit["waits_for"] for unit in self.json("explain", waiting)["unit_records"]]
         self.assertIsNone(told[0])
         self.assertIn("which runs 1 other unit first", told[1])
         self.assertIn("capacity: 1 worker with 'tiny' is full", told[3])

@@ -232,7 +232,7 @@ TEST(Layering, OnlyTheTableAndFamiliesNameAField) {
   const std::set<Field> of_the_service = {"width", "height", "num_frames", "num_inference_steps",
                                           "max_sequence_length"};
   // The console labels the common fields by hand; worker.warmup_classes has a class with true CFG.
-  const std::set<std::string> allowed = {"shared/job/fields.h", "coordinator/gateway/console.html",
+  const std::set<std::string> allowed = {"shared/job/fields.h", "coordinator/gateway/pages/console.html",
                                          "worker/model_set.cpp"};
   for (const std::string& part : kParts) {
     for (const fs::path& file : files_with(part, kNaming)) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "coordinator/gateway/events/event_stream.h"
+#include "shared/core/wall_clock.h"
 
 namespace ditfleet::gateway {
 
@@ -29,8 +30,8 @@ void EventHub::Subscription::interrupt() {
   if (wake_) wake_();
 }
 
-EventHub::EventHub(asio::any_io_executor executor, Next next)
-    : executor_(std::move(executor)), next_(std::move(next)) {}
+EventHub::EventHub(asio::any_io_executor executor, Next next, OpenUnits open_units)
+    : executor_(std::move(executor)), next_(std::move(next)), open_units_(std::move(open_units)) {}
 
 std::unique_ptr<EventHub::Subscription> EventHub::subscribe(const std::string& job) {
   return std::make_unique<Subscription>(shared_from_this(), job);
@@ -38,6 +39,7 @@ std::unique_ptr<EventHub::Subscription> EventHub::subscribe(const std::string& j
 
 asio::awaitable<void> EventHub::run(std::shared_ptr<EventHub> self) {
   bool away = true;  // also before the first batch: earlier events were not read
+  bool stale = false;
   while (!self->stopped_) {
     auto batch = co_await self->next_(std::chrono::milliseconds(1000));
     if (self->stopped_) break;
@@ -48,11 +50,19 @@ asio::awaitable<void> EventHub::run(std::shared_ptr<EventHub> self) {
       continue;
     }
     if (std::exchange(away, false)) batch->gap = true;
-    self->dispatch(*batch);
+    self->wake_for(*batch);
+    for (const auto& event : batch->events) self->history_.apply(event);
+    stale |= batch->gap;
+    if (!stale || !self->open_units_) continue;
+    // Events since then wait in the feed. The later ones bring what was read up to date.
+    auto units = co_await self->open_units_();
+    if (!units) continue;
+    self->history_.restore(*units, unix_ms());
+    stale = false;
   }
 }
 
-void EventHub::dispatch(const queue::Feed::Batch& batch) {
+void EventHub::wake_for(const queue::Feed::Batch& batch) {
   if (batch.gap) wake_all(true);
   for (const auto& event : batch.events) {
     const auto [begin, end] = waiters_.equal_range(event.job);

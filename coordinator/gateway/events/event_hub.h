@@ -12,7 +12,9 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "coordinator/gateway/events/fleet_history.h"
 #include "shared/core/deadline.h"
 #include "shared/core/result.h"
 #include "shared/queue/client.h"
@@ -25,6 +27,8 @@ namespace asio = boost::asio;
 class EventHub : public std::enable_shared_from_this<EventHub> {
  public:
   using Next = std::function<asio::awaitable<Result<queue::Feed::Batch>>(std::chrono::milliseconds block)>;
+
+  using OpenUnits = std::function<asio::awaitable<Result<std::vector<queue::UnitView>>>()>;
 
   enum class Wake { kEvents, kTimeout, kStopped };
 
@@ -52,7 +56,8 @@ class EventHub : public std::enable_shared_from_this<EventHub> {
     std::function<void()> wake_;  // of the wait in progress
   };
 
-  EventHub(asio::any_io_executor executor, Next next);
+  // `open_units` is called after a gap to correct the history. Unset: the history is not corrected.
+  EventHub(asio::any_io_executor executor, Next next, OpenUnits open_units = {});
 
   std::unique_ptr<Subscription> subscribe(const std::string& job);
   // Reads the feed until stop(). Retries twice a second while Redis is unavailable. Static, so that the coroutine
@@ -62,14 +67,17 @@ class EventHub : public std::enable_shared_from_this<EventHub> {
   void stop();
   bool stopped() const { return stopped_; }
   std::size_t subscriptions() const { return waiters_.size(); }
+  FleetHistory& history() { return history_; }
 
  private:
-  void dispatch(const queue::Feed::Batch& batch);
+  void wake_for(const queue::Feed::Batch& batch);
   void wake(Subscription& subscription, bool may_have_ended);
   void wake_all(bool may_have_ended);
 
   asio::any_io_executor executor_;
   Next next_;
+  OpenUnits open_units_;
+  FleetHistory history_;
   std::multimap<std::string, Subscription*> waiters_;
   bool stopped_ = false;
 };

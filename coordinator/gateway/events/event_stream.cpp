@@ -16,8 +16,8 @@ bool is_digits(std::string_view text) {
 // Fields that become numbers in JSON. Others stay text, even if they happen to be all digits.
 bool is_numeric_field(std::string_view name) {
   return name == "step" || name == "total" || name == "total_steps" || name == "attempt" || name == "index" ||
-         name == "units" || name == "width" || name == "height" || name == "bytes" || name.ends_with("_ms") ||
-         name.ends_with("_us");
+         name == "units" || name == "steps" || name == "adapters" || name == "width" || name == "height" ||
+         name == "bytes" || name.ends_with("_ms") || name.ends_with("_us");
 }
 
 }  // namespace
@@ -46,7 +46,10 @@ std::string event_json(const queue::Event& event, std::string_view preview_url) 
     // Internal: the nonce authorizes actions, keys and manifests describe storage.
     if (name == "nonce" || name == "key" || name == "manifest" || object.contains(name)) continue;
     const auto number = number_of<std::int64_t>(value);
-    if (is_numeric_field(name) && number) {
+    if (name == "phases_us") {
+      const auto phases = parse_json(value);
+      object[name] = phases ? *phases : json::value(nullptr);
+    } else if (is_numeric_field(name) && number) {
       object[name] = *number;
     } else {
       object[name] = value;

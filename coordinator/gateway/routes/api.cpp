@@ -63,6 +63,7 @@ Api::Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<
   add_system_routes(router_);
   add_image_routes(router_);
   add_job_routes(router_);
+  add_fleet_routes(router_);
   add_event_routes(router_);
   add_lora_routes(router_);
   add_key_routes(router_);

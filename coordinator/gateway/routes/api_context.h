@@ -61,9 +61,10 @@ struct ApiContext {
 Error registry_error(const Error& error);
 
 // Each function adds the routes of one resource.
-void add_system_routes(Router& router);  // console, metrics, probes, models
+void add_system_routes(Router& router);  // pages, metrics, probes, models
 void add_image_routes(Router& router);   // OpenAI's images
 void add_job_routes(Router& router);     // jobs, results, previews
+void add_fleet_routes(Router& router);   // timelines, slow jobs, the fleet's last hour
 void add_event_routes(Router& router);   // a job's server-sent events
 void add_lora_routes(Router& router);    // the registry of adapters
 void add_key_routes(Router& router);     // keys, tenants

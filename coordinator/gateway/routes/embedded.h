@@ -5,7 +5,8 @@
 
 namespace ditfleet::gateway {
 
-extern const std::string_view kConsolePage;  // console.html
+// pages/
+extern const std::string_view kConsolePage, kJobPage, kFleetPage, kSlowPage, kPageStyle, kPageScript;
 extern const std::string_view kOpenApiJson;  // openapi.json
 
 }  // namespace ditfleet::gateway

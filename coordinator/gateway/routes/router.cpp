@@ -1,6 +1,7 @@
 #include "coordinator/gateway/routes/router.h"
 
 #include <optional>
+#include <utility>
 
 namespace ditfleet::gateway {
 namespace {
@@ -33,9 +34,13 @@ std::optional<std::vector<std::string>> match_pattern(std::string_view pattern, 
 RouteMatch Router::match(const Request& request) const {
   RouteMatch match;
   const std::string_view wanted = request.method == "HEAD" ? std::string_view("GET") : std::string_view(request.method);
+  bool fixed = false;  // a pattern without parameters matches
   for (const Route& route : routes_) {
     auto params = match_pattern(route.pattern, request);
     if (!params) continue;
+    // "/v1/jobs/slow" is not "/v1/jobs/{id}", whatever the methods.
+    if (fixed && !params->empty()) continue;
+    if (params->empty() && !std::exchange(fixed, true)) match = {};
     match.pattern = route.pattern;
     match.allow += std::string(match.allow.empty() ? "" : ", ") + std::string(route.method);
     if (route.method == "GET") match.allow += ", HEAD";

@@ -15,14 +15,24 @@ Response text_response(std::string_view content_type, std::string_view body) {
   return response;
 }
 
-asio::awaitable<Result<Response>> console(const ApiContext&, CallPtr) {
-  // The page may run and show only what is part of it, and may connect to this service only.
-  co_return text_response("text/html; charset=utf-8", kConsolePage)
-      .with("Cache-Control", "no-cache")
-      .with("Content-Security-Policy",
-            "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src 'self' blob: data:; "
-            "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'")
-      .with("Referrer-Policy", "no-referrer");
+Handler page(const std::string_view& text) {
+  return [&text](const ApiContext&, CallPtr) -> asio::awaitable<Result<Response>> {
+    // A page may run and show only what this service sends, and may connect to this service only.
+    co_return text_response("text/html; charset=utf-8", text)
+        .with("Cache-Control", "no-cache")
+        .with("Content-Security-Policy",
+              "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+              "img-src 'self' blob: data:; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; "
+              "base-uri 'none'")
+        .with("Referrer-Policy", "no-referrer");
+  };
+}
+
+asio::awaitable<Result<Response>> asset(const ApiContext&, CallPtr call) {
+  const std::string& name = call->param(0);
+  if (name == "page.css") co_return text_response("text/css", kPageStyle).with("Cache-Control", "no-cache");
+  if (name == "page.js") co_return text_response("text/javascript", kPageScript).with("Cache-Control", "no-cache");
+  co_return Error{Code::kNotFound, "no file '" + name + "'; the files are page.css and page.js", {}};
 }
 
 asio::awaitable<Result<Response>> openapi(const ApiContext&, CallPtr) {
@@ -65,7 +75,11 @@ asio::awaitable<Result<Response>> get_model(const ApiContext& context, CallPtr c
 }  // namespace
 
 void add_system_routes(Router& router) {
-  router.add({"GET", "/", console, Access::kOpen});
+  router.add({"GET", "/", page(kConsolePage), Access::kOpen});
+  router.add({"GET", "/jobs/{id}", page(kJobPage), Access::kOpen});
+  router.add({"GET", "/fleet", page(kFleetPage), Access::kOpen});
+  router.add({"GET", "/slow", page(kSlowPage), Access::kOpen});
+  router.add({"GET", "/assets/{file}", asset, Access::kOpen});
   router.add({"GET", "/openapi.json", openapi, Access::kOpen});
   router.add({"GET", "/healthz", health, Access::kOpenProbe});
   router.add({"GET", "/readyz", ready, Access::kOpenProbe});

@@ -52,6 +52,9 @@ local function note(journal, id, member, event, after)
   journal.after[at] = after or member
 end
 
+-- The event of a new job.
+local function queued_event(tenant) return 'queued -1 {"tenant":' .. cjson.encode(tenant) .. '}' end
+
 -- How a job ends whose last unit ended as `state`.
 local function outcome_of(job_key, units, unit, state)
   local names, seen = {}, {[state] = true}

@@ -64,7 +64,7 @@ local function submit(keys, args)
   rc('HSET', open, id, pack_job(queued_job(deadline, entry, tenant, sha256, trace, use)))
   if deadline ~= '0' then rc('ZADD', deadlines, deadline, id) end
   local journal = new_journal('feed', {events = events, last = last})
-  note(journal, id, id, 'queued -1 {}')
+  note(journal, id, id, queued_event(tenant))
   write(journal, true)
   return 'created'
 end

@@ -30,6 +30,15 @@ end
 -- What the admissions of a call write, once for all of them.
 local function new_admissions() return {places = {}, units = {}, jobs = {}, ids = {}, specs = {}, deadlines = {}} end
 
+-- The data of the event that a job is admitted. needs: steps[|adapters].
+local function admitted_event(job, needs)
+  local steps, adapters = string.match(needs, '^(%d*)|?(.*)$')
+  local _, count = string.gsub(adapters, '[^,]+', '')
+  return '{"tenant":' .. cjson.encode(job.tenant) .. ',"class":' .. cjson.encode(string.match(job.class, '^[^|]*')) ..
+    ',"units":' .. job.units .. ',"steps":' .. (steps == '' and '0' or steps) .. ',"adapters":' .. int(count) ..
+    ',"cost_us":' .. job.cost .. '}'
+end
+
 -- Admits a queued job (unpacked): its plan, its units, their places among the ready ones, their events.
 -- plan: units spec class steps cost priority deadline_ms
 local function admit_job(journal, admissions, id, job, plan, at)
@@ -50,7 +59,8 @@ local function admit_job(journal, admissions, id, job, plan, at)
     places[#places + 1] = member
     units[#units + 1] = member
     units[#units + 1] = record
-    note(journal, id, member, 'ready ' .. unit .. ' {}', id)
+    -- One event describes the job.
+    note(journal, id, member, 'ready ' .. unit .. ' ' .. (i == 0 and admitted_event(job, steps) or '{}'), id)
   end
 end
 
@@ -136,7 +146,7 @@ local function admit_raw(keys, args)
       return over
     end
     local admissions = new_admissions()
-    note(journal, id, id, 'queued -1 {}')
+    note(journal, id, id, queued_event(tenant))
     admit_job(journal, admissions, id, queued_job(job_deadline, entry, tenant, sha256, trace, use),
       {unpack(args, first + 2, first + 8)}, at)
     write_admissions(journal, admissions, ready, deadline, units)
@@ -172,7 +182,7 @@ local function reject(keys, args)
       job = queued_job('0', entry, tenant, '', trace, '0')
       record = pack_job(job)
       rc('ZADD', jobs, added_at(entry, ms), id)
-      note(journal, id, id, 'queued -1 {}')
+      note(journal, id, id, queued_event(tenant))
     end
     out[i] = 0
     if job and job.entry == entry then

@@ -125,7 +125,7 @@ local function complete(keys, args)
   rc('HDEL', units, member)
   rc('ZREM', lease, member)
   conclude(journal, {job_key = job_key, id = id, unit = unit, record = record, state = 'succeeded', at = at,
-    fields = fields})
+    data = #phases <= 2048 and string.find(phases, '^{[^\n]+}$') and '{"phases_us":' .. phases .. '}', fields = fields})
   write(journal)
   return 1
 end

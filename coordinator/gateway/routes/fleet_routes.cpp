@@ -1,0 +1,244 @@
+// Where the time went: the timeline of a job, slow jobs, and the last hour of the fleet.
+#include <algorithm>
+#include <map>
+
+#include "coordinator/gateway/events/fleet_history.h"
+#include "coordinator/gateway/routes/api_context.h"
+#include "coordinator/gateway/routes/errors.h"
+#include "shared/core/text.h"
+#include "shared/core/wall_clock.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+constexpr int kMaxEvents = 10'000;  // of a job that its timeline shows; the oldest ones
+constexpr int kDefaultSlow = 20, kMaxSlow = 200;
+
+json::array spans_value(const std::vector<queue::Span>& spans) {
+  json::array out;
+  for (const auto& span : spans)
+    out.push_back(json::object{{"name", span.name}, {"begin_us", span.begin_us}, {"us", span.us}});
+  return out;
+}
+
+json::value blame_value(const std::optional<FleetHistory::Blame>& blame) {
+  if (!blame) return nullptr;
+  return json::object{{"phase", blame->phase},
+                      {"us", blame->us},
+                      {"median_us", blame->median_us},
+                      {"over_us", blame->us - blame->median_us}};
+}
+
+struct Attempt {
+  std::string worker, reason, back;  // back: why the unit was returned to the queue
+  std::int64_t assigned_ms = 0, started_ms = 0, ended_ms = 0;
+};
+
+// The attempts of each unit, oldest first.
+std::map<int, std::vector<Attempt>> attempts_in(const std::vector<queue::Event>& events) {
+  std::map<int, std::vector<Attempt>> out;
+  for (const auto& event : events) {
+    const auto text = [&](const char* name) {
+      const auto it = event.fields.find(name);
+      return it == event.fields.end() ? std::string() : it->second;
+    };
+    auto& attempts = out[event.unit];
+    if (event.type == "assigned") {
+      attempts.push_back({.worker = text("worker"), .reason = text("reason"), .back = {}, .assigned_ms = event.at_ms});
+    } else if (attempts.empty() || attempts.back().ended_ms > 0) {
+      continue;
+    } else if (event.type == "started") {
+      attempts.back().started_ms = event.at_ms;
+    } else if (event.type == "ready") {
+      attempts.back().ended_ms = event.at_ms;
+      const std::string message = text("message");
+      attempts.back().back = text("reason") + (message.empty() ? "" : ": " + message);
+    } else if (const auto state = job::state_from_name(event.type); state && job::is_terminal(*state)) {
+      attempts.back().ended_ms = event.at_ms;
+    }
+  }
+  return out;
+}
+
+json::array attempts_value(const std::vector<Attempt>& attempts) {
+  json::array out;
+  for (const Attempt& a : attempts) {
+    out.push_back(json::object{{"worker", a.worker},
+                               {"reason", text_or_null(a.reason)},
+                               {"assigned_ms", a.assigned_ms},
+                               {"started_ms", a.started_ms},
+                               {"ended_ms", a.ended_ms},
+                               {"back", text_or_null(a.back)}});
+  }
+  return out;
+}
+
+asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPtr call) {
+  auto record = co_await context.find_job(call);
+  if (!record) co_return record.error();
+  // Events expire with the job. Without them the record alone is shown.
+  auto events = co_await context.service.events(record->id, "0", kMaxEvents);
+  if (!events && events.error().code != Code::kNotFound) co_return events.error();
+  auto attempts = attempts_in(events ? *events : std::vector<queue::Event>());
+  json::object body = job_json(*record, context.links(*call), true, context.dependencies.waits_for);
+  const std::int64_t now_ms = unix_ms();
+  for (json::value& value : body["unit_records"].as_array()) {
+    json::object& unit = value.as_object();
+    const auto& from = *find_unit(*record, static_cast<int>(unit["unit"].as_int64()));
+    auto& tried = attempts[from.unit];
+    const std::string worker(queue::worker_name(from.owner));
+    if (tried.empty() && !worker.empty())
+      tried.push_back({worker, {}, {}, from.assigned_ms, from.started_ms, from.ended_ms});
+    queue::JobSummary summary{.created_ms = record->created_ms,
+                              .ready_ms = record->ready_ms,
+                              .first_assigned_ms = tried.empty() ? 0 : tried.front().assigned_ms,
+                              .assigned_ms = from.assigned_ms,
+                              .started_ms = from.started_ms,
+                              .ended_ms = from.ended_ms,
+                              .phases_us = from.phases_us};
+    const auto spans = queue::spans_of(summary, now_ms);
+    unit["attempts"] = attempts_value(tried);
+    unit["spans"] = spans_value(spans);
+    unit["predicted_us"] = record->cost_us;
+    unit["actual_us"] = from.started_ms > 0 && from.ended_ms > 0 ? json::value((from.ended_ms - from.started_ms) * 1000)
+                                                                 : json::value(nullptr);
+    unit["blame"] = blame_value(context.hub->history().blame(record->class_key, spans, now_ms));
+  }
+  body["now_ms"] = now_ms;
+  co_return json_response(200, body).with("Cache-Control", "no-store");
+}
+
+asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr call) {
+  int limit = kDefaultSlow;
+  std::string class_key;
+  for (const auto& [name, value] : call->request.query) {
+    if (name == "class") {
+      class_key = value;
+    } else if (name == "limit") {
+      const auto asked = parse_limit(value, kMaxSlow);
+      if (!asked) co_return asked.error();
+      limit = *asked;
+    } else {
+      co_return invalid_argument("unknown parameter '" + name + "'; supported are class and limit", name);
+    }
+  }
+  FleetHistory& history = context.hub->history();
+  const std::int64_t now_ms = unix_ms();
+  json::array jobs;
+  for (const auto& [total_us, job] :
+       history.slow(call->caller.view(), class_key, static_cast<std::size_t>(limit), now_ms)) {
+    const auto spans = queue::spans_of(job, now_ms);
+    jobs.push_back(json::object{{"id", job.id},
+                                {"state", job::state_name(job.state)},
+                                {"tenant", job.tenant},
+                                {"model", job.model},
+                                {"class", job.class_key},
+                                {"worker", job.worker},
+                                {"units", job.units},
+                                {"attempts", job.attempts},
+                                {"steps", job.steps},
+                                {"adapters", job.adapters},
+                                {"error", text_or_null(job.error)},
+                                {"created_ms", job.created_ms},
+                                {"ended_ms", job.ended_ms},
+                                {"total_us", total_us},
+                                {"spans", spans_value(spans)},
+                                {"blame", blame_value(history.blame(job.class_key, spans, now_ms))}});
+  }
+  co_return json_response(200, {{"object", "list"}, {"jobs", std::move(jobs)}}).with("Cache-Control", "no-store");
+}
+
+json::object throughput_value(const FleetHistory& history, std::int64_t now_ms) {
+  const auto buckets = history.ended(now_ms);
+  json::object out{{"bucket_ms", FleetHistory::kBucketMs},
+                   {"until_ms", (now_ms / FleetHistory::kBucketMs + 1) * FleetHistory::kBucketMs}};
+  for (std::size_t end = 0; end < FleetHistory::kEnds.size(); ++end) {
+    json::array counts;
+    for (const auto& bucket : buckets) counts.push_back(bucket[end]);
+    out[job::state_name(FleetHistory::kEnds[end])] = std::move(counts);
+  }
+  return out;
+}
+
+json::array classes_value(FleetHistory& history, std::int64_t now_ms) {
+  json::array out;
+  for (const auto& one : history.classes(now_ms)) {
+    json::object phases;
+    for (std::size_t i = 0; i < one.phases.size(); ++i) {
+      if (const auto& p = one.phases[i])
+        phases[FleetHistory::kPhases[i]] = {{"p50_us", p->p50_us}, {"p90_us", p->p90_us}, {"p99_us", p->p99_us}};
+    }
+    out.push_back(json::object{{"class", one.name}, {"units", one.units}, {"phases", std::move(phases)}});
+  }
+  return out;
+}
+
+// A run is [job, unit, from_ms, to_ms, end], because there are thousands. The job of another tenant is null.
+json::array runs_value(const std::deque<FleetHistory::Run>& runs, std::int64_t since_ms, const Caller& caller) {
+  json::array out;
+  for (const auto& run : runs) {
+    if (run.to_ms != 0 && run.to_ms < since_ms) continue;
+    const bool visible = caller.sees_all || run.tenant == caller.tenant;
+    out.push_back(json::array{visible ? json::value(run.job) : json::value(nullptr), run.unit, run.from_ms, run.to_ms,
+                              text_or_null(run.end)});
+  }
+  return out;
+}
+
+asio::awaitable<Result<Response>> get_fleet(const ApiContext& context, CallPtr call) {
+  std::int64_t since_ms = 0;
+  for (const auto& [name, value] : call->request.query) {
+    const auto number = number_of<std::int64_t>(value, 0);
+    if (name != "since_ms") co_return invalid_argument("unknown parameter '" + name + "'; supported is since_ms", name);
+    if (!number) co_return invalid_argument("since_ms must be a time in milliseconds since 1970", name);
+    since_ms = *number;
+  }
+  auto infos = co_await context.service.workers();
+  if (!infos) co_return infos.error();
+  FleetHistory& history = context.hub->history();
+  const std::int64_t now_ms = unix_ms();
+  const Caller& caller = call->caller;
+  json::array queue, workers;
+  for (const auto& row : history.queue_now()) {
+    if (!caller.sees_all && row.tenant != caller.tenant) continue;
+    queue.push_back(json::object{{"model", row.model},
+                                 {"tenant", row.tenant},
+                                 {"queued", row.queued},
+                                 {"ready", row.ready},
+                                 {"assigned", row.assigned},
+                                 {"running", row.running},
+                                 {"oldest_ms", row.oldest_ms}});
+  }
+  auto runs = history.runs(now_ms);
+  for (const auto& info : *infos) {
+    json::object worker = worker_json(info, [](const std::string&) { return false; });
+    for (const char* name : {"jobs", "units", "adapters", "host_adapters", "warm_classes"}) worker.erase(name);
+    worker["adapters_in_slots"] = info.adapters.size();
+    worker["adapters_in_host"] = info.host_adapters.size();
+    worker["warm_classes"] = info.warm_classes.size();
+    if (info.unheard_ms > config::silent_after_ms(context.dependencies.settings)) worker["state"] = "silent";
+    const auto own = runs.find(info.name);
+    worker["runs"] = own == runs.end() ? json::array() : runs_value(own->second, since_ms, caller);
+    if (own != runs.end()) runs.erase(own);
+    workers.push_back(std::move(worker));
+  }
+  for (const auto& [name, left] : runs)
+    workers.push_back(json::object{{"name", name}, {"state", "gone"}, {"runs", runs_value(left, since_ms, caller)}});
+  co_return json_response(200, {{"now_ms", now_ms},
+                                {"throughput", throughput_value(history, now_ms)},
+                                {"classes", classes_value(history, now_ms)},
+                                {"queue", std::move(queue)},
+                                {"queue_complete", history.complete()},
+                                {"workers", std::move(workers)}})
+      .with("Cache-Control", "no-store");
+}
+
+}  // namespace
+
+void add_fleet_routes(Router& router) {
+  router.add({"GET", "/v1/jobs/slow", list_slow});
+  router.add({"GET", "/v1/jobs/{id}/timeline", get_timeline});
+  router.add({"GET", "/v1/fleet", get_fleet});
+}
+
+}  // namespace ditfleet::gateway

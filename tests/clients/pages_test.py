@@ -1,0 +1,213 @@
+"""The pages of a job, of slow jobs and of the fleet in a headless browser, and `ditfleet jobs slow`. The last test shows
+10,000 open and 10,000 ended jobs on 200 workers. DITFLEET_SCREENSHOTS=FOLDER saves screenshots of the pages there."""
+import json
+import os
+import random
+import signal
+import socket
+import time
+import unittest
+from pathlib import Path
+
+import browser
+from api import Client
+from browser import Browser
+from fleet import Fleet, cli, clean_environment, need, until
+from image import describe
+
+need(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
+SMALL = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 16}
+LONG = {"width": 128, "height": 128, "num_inference_steps": 200, "max_sequence_length": 16}
+SCREENS = (("wide", 1280, False), ("dark", 1280, True), ("phone", 390, False))
+
+
+class Pages(unittest.TestCase):
+    def setUp(self):
+        self.page = Browser()
+        self.addCleanup(self.page.__exit__)
+
+    def start(self, **options):
+        self.fleet = Fleet(**options)
+        self.fleet.__enter__()
+        self.addCleanup(self.fleet.__exit__, None)
+        self.http = Client(self.fleet.url)
+
+    def open(self, path):
+        self.page.open(self.fleet.url + path)
+        self.page.until("document.readyState === 'complete' && document.querySelector('#ready .dot.ok') !== null")
+
+    def screens(self, path, shown):
+        """Shows a page on each screen, once the expression `shown` is true."""
+        for name, width, dark in SCREENS:
+            with self.subTest(path=path, screen=name):
+                self.page.size(width, 1000)
+                self.page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+                self.open(path)
+                self.page.until(shown)
+                self.assertLessEqual(self.page.js("document.documentElement.scrollWidth"), width, "it scrolls sideways")
+                folder = os.environ.get("DITFLEET_SCREENSHOTS")
+                file = Path(folder or self.fleet.folder) / f"{path.split('/')[1]}-{name}.png"
+                self.page.screenshot(file)
+                self.assertEqual(describe(file.read_bytes()), ("png", width, 1000))
+        self.page.size(1280, 1000)
+
+    def test_a_job_whose_worker_was_lost(self):
+        self.start(workers=2, sets=["queue.lease_ms=2000"])
+        for _ in range(6):
+            self.http.wait(self.http.submit(**{**LONG, "num_inference_steps": 4}))
+        id = self.http.submit(prompt="one <b>that</b> is lost", **LONG)
+        self.http.wait_event(id, "step")
+        lost = self.http.job(id)["unit_records"][0]["worker"]
+        pid = next(w["pid"] for w in self.http.get("/v1/workers").json()["workers"] if w["name"] == lost)
+        os.kill(pid, signal.SIGKILL)
+        job = self.http.wait(id)
+        self.assertEqual(job["state"], "succeeded", job["error"])
+        last = job["unit_records"][0]["worker"]
+
+        timeline = self.http.get(f"/v1/jobs/{id}/timeline").json()["unit_records"][0]
+        self.assertEqual([a["worker"] for a in timeline["attempts"]], [lost, last])
+        self.assertIn("lease lapsed", timeline["attempts"][0]["back"])
+        ends = [0] + [s["begin_us"] + s["us"] for s in timeline["spans"]]
+        self.assertEqual([s["begin_us"] for s in timeline["spans"]], ends[:-1])  # without gaps
+        self.assertEqual(ends[-1], (job["ended_ms"] - job["created_ms"]) * 1000)
+
+        self.open(f"/jobs/{id}")
+        self.page.until("document.getElementById('state').textContent === 'succeeded'")
+        self.assertEqual(self.page.js("document.getElementById('prompt').textContent"), "one <b>that</b> is lost")
+        text = self.page.js("document.getElementById('units').innerText")
+        for words in (f"attempt 1 on {lost}", f"attempt 2 on {last}", "returned to the queue: lease lapsed", "chosen: ", "2 attempts",
+                      "admission", "queue", "tried before", "text", "denoise", "vae", "encode", "store", "predicted"):
+            self.assertIn(words, text)
+        self.page.until("document.querySelector('#images img')?.naturalWidth === 128")
+        self.screens(f"/jobs/{id}", "document.querySelectorAll('.fall .track').length > 8")
+
+        # The slowest of its class; the time went into the lost attempt or into its 200 steps.
+        slow = self.http.get("/v1/jobs/slow").json()["jobs"]
+        self.assertEqual((slow[0]["id"], slow[0]["attempts"], slow[0]["worker"]), (id, 2, last))
+        self.assertIn(slow[0]["blame"]["phase"], ("tried before", "denoise"))
+        self.assertEqual(slow[0]["blame"]["over_us"], slow[0]["blame"]["us"] - slow[0]["blame"]["median_us"])
+        self.assertEqual(self.http.get("/v1/jobs/slow?limit=1&class=" + slow[0]["class"]).json()["jobs"][0]["id"], id)
+        self.assertEqual(self.http.get("/v1/jobs/slow?class=none").json()["jobs"], [])
+        env = clean_environment(DITFLEET_URL=self.fleet.url)
+        done = cli("jobs", "slow", "--limit", "3", env=env)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = done.stdout.splitlines()
+        self.assertEqual(len(rows), 4)
+        self.assertIn(id, rows[1])
+        self.assertIn(slow[0]["blame"]["phase"], rows[1])
+        self.assertEqual(json.loads(cli("jobs", "slow", "--json", env=env).stdout)["jobs"][0]["id"], id)
+        self.open("/slow")
+        self.page.until(f"document.querySelector('#rows tr a')?.textContent === '{id}'")
+        self.assertIn(slow[0]["blame"]["phase"], self.page.js("document.querySelector('#rows tr').innerText"))
+        self.screens("/slow", "document.querySelectorAll('#rows tr').length > 4")
+        self.assertEqual(self.page.errors, [])
+
+    def test_the_fleet_under_load(self):
+        self.start(workers=2)
+        for i in range(12):
+            self.http.submit(prompt=f"job {i}", n=2, **{**LONG, "num_inference_steps": 10 + 5 * (i % 5)})
+        ended = [self.http.submit(prompt="small", **SMALL) for _ in range(5)]
+        waiting = self.http.submit(n=3, **LONG)
+        self.addCleanup(self.http.cancel, waiting)
+        for id in ended:
+            self.http.wait(id)
+        fleet = self.http.get("/v1/fleet").json()
+        self.assertGreaterEqual(sum(fleet["throughput"]["succeeded"]), 5)
+        self.assertEqual({w["state"] for w in fleet["workers"]}, {"ready"})
+        self.assertEqual({(r["model"], r["tenant"]) for r in fleet["queue"]}, {("tiny", "default")})
+        phases = fleet["classes"][0]["phases"]
+        self.assertLessEqual({"text", "wait", "denoise", "vae", "encode", "store", "total"}, set(phases))
+        self.assertLessEqual(phases["total"]["p50_us"], phases["total"]["p99_us"])
+        self.open("/fleet")
+        self.page.until("document.querySelectorAll('#phases tr').length > 6")
+        names = self.page.js("document.getElementById('names').innerText")
+        for worker in fleet["workers"]:
+            self.assertIn(worker["name"], names)
+        self.assertIn("tiny", self.page.js("document.getElementById('queue').innerText"))
+        before = self.page.js("document.querySelectorAll('#tiles b')[1].textContent")
+        self.page.until(f"document.querySelectorAll('#tiles b')[1].textContent !== '{before}'")  # it is live
+        self.screens("/fleet", "document.querySelectorAll('#phases tr').length > 6")
+        # A click on a run opens its job.
+        self.open("/fleet")
+        self.page.until("placed.some(p => p[4][4] === 'succeeded')")
+        id = self.page.js("""(() => { const p = placed.find(p => p[4][4] === 'succeeded'), c = document.getElementById('timeline'), box = c.getBoundingClientRect();
+            const x = (p[1] + p[2]) / 2, y = p[0] * ROW + 8;
+            c.dispatchEvent(new MouseEvent('click', {clientX: box.left + x, clientY: box.top + y}));
+            return run_at({offsetX: x, offsetY: y})[4][0]; })()""")
+        self.page.until(f"location.pathname === '/jobs/{id}'")
+        self.assertEqual(self.page.errors, [])
+
+    def test_many_jobs_and_workers(self):
+        """Publishes the events of the jobs and writes the heartbeats of the workers to Redis."""
+        self.start(workers=0)
+        jobs, workers, phases, now = 10_000, 200, ("text", "wait", "denoise", "vae", "encode", "store"), int(time.time() * 1000)
+        commands, chance, free = [], random.Random(5), [now - 3_500_000] * workers
+
+        def publish(at_ms, line):
+            commands.append(("PUBLISH", "df:{0}:feed", f"{at_ms}-{len(commands)}\n{line}"))
+
+        def admit(id, at_ms, tenant, size):
+            publish(at_ms, f'{id} - queued -1 {{"tenant":"{tenant}"}}')
+            publish(at_ms + 5, f'{id} - ready 0 {{"tenant":"{tenant}","class":"flux/{size}x{size}x1/embedded/512/bf16","units":1,"steps":28,"adapters":0,"cost_us":60000000}}')
+        for w in range(workers):
+            info = {"name": f"gpu-{w:03}", "boot": "b", "host": "h", "pid": w + 1, "state": "ready", "device": "cuda:0", "device_name": "test", "precision": "bf16",
+                    "models": ["flux"], "warm_classes": ["a", "b"], "adapter_slots": 4, "adapters": ["x"], "adapter_swap_us": 4200, "capacity": 2, "version": "t",
+                    "memory": {"flux": {"limits": [], "available_bytes": 80_000_000_000, "bytes": 34_000_000_000, "resident": w % 9 > 0, "load_us": 1}}, "units": []}
+            commands.append(("HSET", "df:{0}:worker:" + info["name"], "boot", "b", "info", json.dumps(info), "heartbeat", str(now + 3_600_000)))
+            commands.append(("ZADD", "df:{0}:workers", str(now + 3_600_000), info["name"]))
+        for i in range(jobs):
+            w = min(range(workers), key=free.__getitem__)
+            run_ms, wait_ms = chance.randint(45_000, 95_000), chance.randint(10, 20_000)
+            start, id, size = free[w] + chance.randint(100, 900), f"load-{i:05}", 512 * (1 + i % 4)
+            free[w] = start + run_ms
+            admit(id, start - wait_ms, f"tenant-{i % 12}", size)
+            publish(start, f'{id} - assigned 0 {{"attempt":1,"worker":"gpu-{w:03}","reason":"warm"}}')
+            publish(start, f'{id} - started 0 {{"attempt":1,"worker":"gpu-{w:03}"}}')
+            if start + run_ms < now:
+                us = json.dumps({p: run_ms * (900 if p == "denoise" else 10) for p in phases})
+                end = "failed" if i % 50 == 0 else "succeeded"
+                publish(start + run_ms, f'{id} - {end} 0 {{"job":"{end}","phases_us":{us}}}')
+        for i in range(jobs):
+            admit(f"open-{i:05}", now - chance.randint(0, 600_000), f"tenant-{i % 12}", 1024)
+        begun = time.monotonic()
+        with socket.socket(socket.AF_UNIX) as redis:
+            redis.connect(str(self.fleet.redis_socket))
+            replies = redis.makefile("rb")
+            for first in range(0, len(commands), 1000):
+                part = commands[first:first + 1000]
+                redis.sendall(b"".join(b"*%d\r\n" % len(c) + b"".join(b"$%d\r\n%s\r\n" % (len(a.encode()), a.encode()) for a in c) for c in part))
+                for _ in part:
+                    self.assertEqual(replies.readline()[:1], b":")
+        # The open ones, and those that still run.
+        seen = until(lambda: (f := self.http.get("/v1/fleet").json()) and sum(r["ready"] for r in f["queue"]) == jobs and f, "the gateway has read the events", 60)
+        print(f"\n{len(commands)} commands in {time.monotonic() - begun:.2f} s")
+        self.assertEqual(len(seen["workers"]), workers)
+        self.assertGreater(sum(seen["throughput"]["succeeded"]), 9000)
+        begun = time.monotonic()
+        whole = self.http.get("/v1/fleet")
+        print(f"the whole answer: {len(whole.body) / 1e6:.2f} MB in {1000 * (time.monotonic() - begun):.0f} ms")
+        begun = time.monotonic()
+        later = self.http.get(f"/v1/fleet?since_ms={whole.json()['now_ms']}")
+        print(f"a later answer: {len(later.body) / 1e6:.2f} MB in {1000 * (time.monotonic() - begun):.0f} ms")
+
+        self.page.call("Performance.enable")
+        scripting = lambda: {m["name"]: m["value"] for m in self.page.call("Performance.getMetrics")["metrics"]}
+        self.page.open(self.fleet.url + "/fleet")
+        updates = lambda: self.page.js("performance.getEntriesByName('update').map(e => [e.startTime + e.duration, e.duration])")
+        self.page.until("performance.getEntriesByName('update').length > 0")
+        self.page.until("document.getElementById('names').children.length === 200")
+        paint = self.page.js("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null")
+        before = scripting()
+        self.page.until("performance.getEntriesByName('update').length >= 5", 60)
+        after, done = scripting(), updates()
+        per_update = {name: 1000 * (after[name] - before[name]) / (len(done) - 1) for name in ("ScriptDuration", "LayoutDuration", "RecalcStyleDuration", "TaskDuration")}
+        print(f"first contentful paint {paint and round(paint)} ms, all data shown {done[0][0]:.0f} ms, updates " +
+              ", ".join(f"{d[1]:.1f}" for d in done) + " ms; per update: " + ", ".join(f"{n} {v:.1f} ms" for n, v in per_update.items()))
+        self.assertEqual(self.page.js("document.getElementById('queue').children.length"), 12)
+        self.screens("/fleet", "document.getElementById('names').children.length === 200")
+        self.screens("/slow", "document.querySelectorAll('#rows tr').length === 50")
+        self.assertEqual(self.page.errors, [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
