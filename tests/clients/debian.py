@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from fleet import need, run, until
@@ -41,6 +42,7 @@ def bare_root(packages, *more):
     key = hashlib.sha256(",".join([INCLUDE, *depends]).encode()).hexdigest()[:12]
     root = CACHE / f"debian-12-{key}"
     if root.exists():
+        os.utime(root)
         return root
     need(shutil.which("mmdebstrap"), "mmdebstrap is not installed")
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -54,8 +56,10 @@ def bare_root(packages, *more):
         need(False, f"mmdebstrap cannot make a Debian root; is the network up? {made.stderr[-300:]}")
     (work / "root/etc/apt/apt.conf.d/99test").write_text('APT::Get::Assume-Yes "true";\nAPT::Install-Recommends "false";\n')
     for old in CACHE.glob("debian-12-*"):
-        shutil.rmtree(old, ignore_errors=True)
+        if time.time() - old.stat().st_mtime > 7 * 86400:
+            shutil.rmtree(old, ignore_errors=True)
     (work / "root").rename(root)
+    os.utime(root)
     work.rmdir()
     return root
 

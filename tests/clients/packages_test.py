@@ -24,15 +24,14 @@ if "DITFLEET_TEST_ENTERED" not in os.environ:
     assert built.returncode == 0, built.stdout + built.stderr
 BARE = bare_root(sorted(DEBS.glob("*.deb")), "redis-server", "openssl")
 enter()
-README = (ROOT / "deploy" / "README.md").read_text()
 MODEL = {tiny_model(): "/srv/models/tiny"}
 WORKER = "ditfleet-worker@cpu"
 SMALL = {"width": 32, "height": 32, "num_inference_steps": 1}
 
 
-def blocks(section):
-    """Returns the indented blocks of a section of the README."""
-    text = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)[1]
+def blocks(section, document="README.md"):
+    """Returns the indented blocks of a section of a document in deploy/."""
+    text = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", (ROOT / "deploy" / document).read_text(), re.MULTILINE | re.DOTALL)[1]
     found = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, re.MULTILINE)
     return [re.sub(r"^ {4}(?: {4})?", "", block, flags=re.MULTILINE).strip() + "\n" for block in found]
 
@@ -76,11 +75,20 @@ class OneHost(unittest.TestCase):
         waiting = [self.submit(key)["id"] for key in (acme, busy, busy)]
         self.assertIn("quotas.queued_units is 1", self.submit(acme)["error"]["message"])
 
+        backup, restore = blocks("Backup and restore", "RUNBOOK.md")
+        host.shell(backup)
+        host.run("systemctl", "stop", "ditfleet")
+        host.run("redis-cli", "FLUSHALL")
+        host.shell(restore + "systemctl restart redis-server; systemctl start ditfleet")
+
         # The queue outlives an upgrade of both packages and a new Redis process; the configuration stays as it was edited.
         self.upgrade("9.9.9")
         host.run("systemctl", "start", WORKER)
+        host.shell("ls -d /var/lib/redis/appendonlydir; " + blocks("Log rotation", "RUNBOOK.md")[0])
         host.run("systemctl", "kill", "-s", "KILL", "redis-server", WORKER)
         self.assertIn("9.9.9", host.run("dpkg-query", "-W", "ditfleet").stdout)
+        host.shell("sudo apt-get install --allow-downgrades ./debs/*.deb", seconds=100)
+        self.assertNotIn("9.9.9", host.run("dpkg-query", "-W", "ditfleet").stdout)
         self.assertIn("busy", host.run("cat", "/etc/ditfleet/ditfleet.yaml").stdout)
         for job in waiting:
             until(lambda: host.run("ditfleet", "jobs", "show", job, "--json", "--key", root, check=False).stdout.find('"succeeded"') > 0,
