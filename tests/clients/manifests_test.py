@@ -61,7 +61,7 @@ class Overlay:
 
     def secret(self, prefix):
         """Returns the files of a generated Secret."""
-        found = [o for n, o in self.of("Secret").items() if re.fullmatch(prefix + "-[a-z0-9]{10}", n)]
+        found = [o for n, o in self.of("Secret").items() if re.fullmatch(prefix + "(-[a-z0-9]{10})?", n)]
         assert len(found) == 1, prefix
         return {n: base64.b64decode(v).decode() for n, v in found[0]["data"].items()}
 
@@ -183,7 +183,7 @@ class Manifests(unittest.TestCase):
         self.assertEqual(processes["compile"].wait(120), 0, (folder / "compile.log").read_text())
         self.assertIn("compiled", (folder / "compile.log").read_text())
         worker = launch("worker")
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        for probe in ("livenessProbe", "readinessProbe"):
             answers(worker, probe)
         url = ("--url", f"http://127.0.0.1:{http}", "--key", KEY)
         until(lambda: " ready " in cli("workers", *url).stdout, "the worker is ready", 30)
