@@ -19,7 +19,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-kTorch=2.11.0
+kTorch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' deploy/libtorch/slim.txt)
 with_tests=no build=yes folder=build with_libtorch=yes targets=() defines=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -102,38 +102,6 @@ fi
 # --- 2. LibTorch -----------------------------------------------------------------------------------------
 is_libtorch() { [ -e "$1/include/ATen/ATen.h" ] && [ -e "$1/lib/libtorch_cpu.so" ]; }
 
-# Extracts LibTorch from the PyPI wheels. The folder is renamed into place once complete, so that an interrupted
-# run leaves nothing that looks like an installation.
-fetch_libtorch() {
-  local flavour=$1 target=$2 work
-  need_space "$cache" "$([ "$flavour" = full ] && echo 14000 || echo 3500)" "LibTorch ($flavour)"
-  rm -rf "$cache"/.partial-libtorch-*
-  work=$(mktemp -d "$cache/.partial-libtorch-XXXXXX")
-  trap 'rm -rf "$work"' EXIT
-  python3 -m venv "$work/venv" || die "python3 -m venv failed; is the package python3-venv installed?"
-  local pip=("$work/venv/bin/python" -m pip --disable-pip-version-check download --no-cache-dir --only-binary :all: --dest "$work/wheels")
-  if [ "$flavour" = full ]; then
-    "${pip[@]}" "torch==$kTorch" nvidia-cuda-crt==13.0.88 </dev/null  # the headers that CUDA's own include
-  else
-    "${pip[@]}" --no-deps "torch==$kTorch" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85 \
-      nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-crt==13.0.88 </dev/null
-  fi || die "could not download LibTorch (see pip's message above); is the network up? DITFLEET_LIBTORCH can name an existing LibTorch"
-  say "      Unpacking"
-  python3 - "$work" <<'PY' || die "could not unpack the wheels; is the disk full?"
-import pathlib, sys, zipfile
-work = pathlib.Path(sys.argv[1])
-keep = ("torch/lib/", "torch/include/", "torch/share/", "nvidia/")
-for wheel in sorted((work / "wheels").glob("*.whl")):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(work / "tree", [n for n in archive.namelist() if n.startswith(keep)])
-    wheel.unlink()
-PY
-  is_libtorch "$work/tree/torch" || die "the wheel of torch $kTorch does not contain torch/include/ATen/ATen.h and torch/lib/libtorch_cpu.so"
-  mv -T "$work/tree" "$target"
-  rm -rf "$work"
-  trap - EXIT
-}
-
 libtorch=
 if [ $with_libtorch = no ]; then
   say "[2/4] LibTorch: not needed for this build"
@@ -162,7 +130,8 @@ else
     flock -n 9 || { say "[2/4] LibTorch: waiting for another setup that is downloading it"; flock 9; }
     if ! find_libtorch; then
       say "[2/4] LibTorch $kTorch ($flavour): downloading, $([ "$flavour" = full ] && echo "about 2.7 GB" || echo "about 600 MB") (shared by all checkouts)"
-      fetch_libtorch "$flavour" "$cache/libtorch-$kTorch-$flavour"
+      deploy/libtorch/ditfleet-worker-setup --flavour "$flavour" --into "$cache/libtorch-$kTorch-$flavour" ||
+        die "LibTorch is not installed (see the message above); DITFLEET_LIBTORCH can name an existing one, XDG_CACHE_HOME another folder"
       find_libtorch || die "LibTorch is not in $cache after its installation; this is a bug"
     fi
     exec 9>&-
