@@ -26,7 +26,6 @@ need(shutil.which("prometheus-alertmanager"), "prometheus-alertmanager is not in
 
 OBSERVABILITY = ROOT / "deploy" / "observability"
 SIZES = ((32, 16), (16, 32))
-RUNBOOK = ROOT / "deploy" / "RUNBOOK.md"
 
 
 def table():
@@ -95,14 +94,13 @@ class Files(unittest.TestCase):
             done = run("promtool", *args)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         tested = (ROOT / "tests" / "clients" / "observability" / "alerts_test.yml").read_text()
-        headings = re.findall(r"^#+ (.*)$", RUNBOOK.read_text(), re.M) if RUNBOOK.exists() else []
+        headings = re.findall(r"^## (.*)$", (OBSERVABILITY / "ALERTS.md").read_text(), re.M)
         anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
         for name, rule in alerts.items():
             self.assertIn(f'alertname="{name}"', tested, "an alert without a test")
             file, anchor = rule["annotations"]["runbook_url"].split("#")
-            self.assertEqual(file, "RUNBOOK.md")
-            if RUNBOOK.exists():
-                self.assertIn(anchor, anchors, name)
+            self.assertEqual(file, "ALERTS.md")
+            self.assertIn(anchor, anchors, name)
 
 
 class Servers:
