@@ -211,8 +211,10 @@ asio::awaitable<Result<Response>> get_fleet(const ApiContext& context, CallPtr c
   }
   auto runs = history.runs(now_ms);
   for (const auto& info : *infos) {
-    json::object worker = worker_json(info, [](const std::string&) { return false; });
-    for (const char* name : {"jobs", "units", "adapters", "host_adapters", "warm_classes"}) worker.erase(name);
+    json::object worker = worker_json(
+        info, [](const std::string&) { return false; }, std::nullopt);
+    for (const char* name : {"jobs", "units", "adapters", "host_adapters", "warm_classes", "empty_in_ms"})
+      worker.erase(name);
     worker["adapters_in_slots"] = info.adapters.size();
     worker["adapters_in_host"] = info.host_adapters.size();
     worker["warm_classes"] = info.warm_classes.size();
