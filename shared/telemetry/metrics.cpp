@@ -41,7 +41,9 @@ prometheus::Family<Kind>& family(const MetricRow& row) {
 
 template <class Kind>
 Series<Kind>::Series(std::string_view name)
-    : row_(metric_row(name)), family_(family<Kind>(row_)), seen_(row_.labels.size()) {}
+    : row_(metric_row(name)), family_(family<Kind>(row_)), seen_(row_.labels.size()) {
+  if (row_.labels.empty()) (*this)();  // so that zero differs from "not exported"
+}
 
 template <class Kind>
 Kind& Series<Kind>::operator()(std::initializer_list<std::string_view> values) const {

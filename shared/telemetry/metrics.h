@@ -28,7 +28,8 @@ prometheus::Registry& registry();
 template <class Kind>
 class Series {
  public:
-  // Registers the metric. std::logic_error: metric_table() does not have it, or with another type.
+  // Registers the metric; exports its only series if it has no labels. std::logic_error: metric_table() does not have
+  // it, or with another type.
   explicit Series(std::string_view name);
   // The series with these values of the metric's labels, in their order. A label has at most kMostLabelValues values;
   // further ones become "other". The reference stays valid. std::logic_error: another number of values.

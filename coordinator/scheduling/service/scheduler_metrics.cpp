@@ -51,7 +51,6 @@ SchedulerMetrics::SchedulerMetrics(std::map<std::string, std::int64_t> objective
   for (const char* reason : {"warm", "cold"}) metrics_.assignments({reason});
   for (const char* reason : {"lease_lapsed", "retry", "handed_back", "revoked"}) metrics_.returned({reason});
   for (const char* state : {"succeeded", "failed", "canceled", "expired", "rejected"}) metrics_.jobs({state});
-  for (const Counters* counter : {&metrics_.revocations, &metrics_.refused, &metrics_.audits}) (*counter)();
 }
 
 void SchedulerMetrics::assigned(const std::string& tenant, bool cold, std::int64_t queue_wait_us) {
