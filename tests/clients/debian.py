@@ -145,11 +145,8 @@ class Host:
         self.unshare.kill()
         self.unshare.wait()
         self.log.close()
-        until(lambda: not self._processes(), f"the processes of {self.name} have ended", 10)
+        until(lambda: "populated 0" in (self.cgroup / "cgroup.events").read_text(), f"the processes of {self.name} have ended", 10)
         for folder in sorted((f for f in self.cgroup.rglob("*") if f.is_dir()), reverse=True):
             folder.rmdir()
         self.cgroup.rmdir()
         shutil.rmtree(self.folder)
-
-    def _processes(self):
-        return [p for f in self.cgroup.rglob("cgroup.procs") for p in f.read_text().split()]
