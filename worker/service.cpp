@@ -150,7 +150,7 @@ void Service::begin_drain(Deadline limit) {
   update();
 }
 
-// Units without a time limit: an administrator who drains a worker can wait, unlike what sends a signal.
+// Running units get no time limit: an administrator can wait, unlike an init system that sends SIGTERM.
 void Service::apply_desired() {
   if (desired_ == queue::Desired::kStopped) {
     begin_drain(Deadline::never());

@@ -67,9 +67,12 @@ std::string workers_table(const json::value& answer) {
 Result<void> wait_until_done(HttpClient& client, const WorkerFlags& flags, const std::vector<std::string>& runs,
                              bool until_gone) {
   const auto limit = steady_clock::now() + std::chrono::seconds(flags.timeout_s);
-  for (;;) {
+  for (;; std::this_thread::sleep_for(kPoll)) {
     const auto answer = client.json("GET", "/v1/workers");
-    if (!answer) return answer.error();
+    if (!answer) {
+      if (answer.error().code != Code::kUnavailable || steady_clock::now() > limit) return answer.error();
+      continue;  // the gateway or Redis restarts
+    }
     std::vector<std::string> left;
     for (const json::value& worker : items(*answer, "workers")) {
       if (std::find(runs.begin(), runs.end(), text(worker, "boot")) == runs.end()) continue;
@@ -83,7 +86,6 @@ Result<void> wait_until_done(HttpClient& client, const WorkerFlags& flags, const
                                until_gone ? "stopped" : "empty", flags.timeout_s, fmt::join(left, ", ")),
                    {}};
     }
-    std::this_thread::sleep_for(kPoll);
   }
 }
 

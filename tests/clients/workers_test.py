@@ -116,9 +116,9 @@ class Scale(Service):
         self.assertEqual(set(ours), set(theirs))
         self.assertEqual(theirs["ready_workers"], 4)
         self.assertGreater(theirs["models"]["tiny"]["backlog_gpu_seconds"], 0)
-        self.assertIn("ditfleet_backlog_gpu_seconds", self.client.get("/metrics").body.decode())
-        self.assertIsNone(re.search(r'ditfleet_backlog_gpu_seconds\{[^}]*\} [^0]', second.get("/metrics").body.decode()),
-                          "a coordinator that does not lead counts nothing")
+        self.assertRegex(self.client.get("/metrics").body.decode(), r'ditfleet_backlog_gpu_seconds\{model="tiny"\} [1-9]')
+        self.assertIn('ditfleet_backlog_gpu_seconds{model="tiny"} 0\n', second.get("/metrics").body.decode(),
+                      "a coordinator that does not lead counts nothing")
 
         until(lambda: self.scaling()["units"] <= 24, "runs have been observed", 120)
         for name, client, act in (("w1", self.client, "drain"), ("w2", second, "drain"), ("w3", self.client, "stop")):

@@ -32,7 +32,11 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
         options_(std::move(options)),
         metrics_(options_.objectives_ms),
         leadership_(options_.leader_ttl_ms * 1000),
-        tasks_(executor_) {}
+        tasks_(executor_) {
+    queue::FleetForecast none;  // for a gauge of 0 before the first leadership
+    for (const auto& [name, unused] : options_.scheduler.catalogue.models) none.models[name];
+    metrics_.backlog(none);
+  }
 
   void start() {
     tasks_.spawn(
