@@ -107,7 +107,7 @@ class Files(unittest.TestCase):
 class Servers:
     """Prometheus and Alertmanager on loopback ports, and a receiver of the Alertmanager's notifications."""
 
-    def __init__(self, folder, targets):
+    def __init__(self, folder, targets, wait="0s"):
         self.folder, self.alerts = pathlib.Path(folder), []
         port, manager, cluster = free_ports(3)
         outer = self
@@ -127,10 +127,10 @@ class Servers:
         (self.folder / "alertmanager.yml").write_text(json.dumps({
             "route": {"receiver": "hook", "group_wait": "0s", "group_interval": "1s", "repeat_interval": "1h"},
             "receivers": [{"name": "hook", "webhook_configs": [{"url": f"http://127.0.0.1:{self.receiver.server_port}/"}]}]}))
-        # The rules as they are, but evaluated every second, and one that fires at once.
+        # The rules as they are, but evaluated every second, and alerts that fire after `wait`.
         for file in (OBSERVABILITY / "rules").glob("*.yml"):
             text = file.read_text().replace("interval: 15s", "interval: 1s")
-            (self.folder / file.name).write_text(text.replace("for: 30s", "for: 0s"))
+            (self.folder / file.name).write_text(re.sub(r"for: \d+\w", f"for: {wait}", text))
         (self.folder / "prometheus.yml").write_text(json.dumps({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(self.folder / "recording.yml"), str(self.folder / "alerts.yml")],
@@ -170,7 +170,7 @@ class Servers:
     def query(self, expression):
         """The samples of a query, without those that are NaN."""
         answer = json.loads(self.get("/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
-        return [s for s in answer["data"]["result"] if s["value"][1] != "NaN"]
+        return [s for s in answer["data"]["result"] if "value" not in s or s["value"][1] != "NaN"]
 
     def stop(self):
         for process in self.processes:
