@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cmath>
 
 #include "shared/core/host_name.h"
 #include "shared/core/ids.h"
 #include "shared/core/log_throttle.h"
+#include "shared/telemetry/metrics.h"
 #include "shared/telemetry/spans.h"
 #include "worker/model_timings.h"
 
@@ -273,6 +275,9 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   adapters_.describe(models_, info);
   report_memory(models_, info);
   for (const auto& [name, model] : models_.models) record_memory(name, model->memory());
+  static const telemetry::Counters compiles("ditfleet_region_compiles_total"), lookups("ditfleet_lora_loads_total");
+  info.compiles = std::llround(compiles.total());
+  for (const char* tier : {"host", "disk", "source"}) info.adapter_swaps += std::llround(lookups({tier, "ok"}).Value());
   if (meter_) meter_->record();
   reported_residents_ = residents(info);
   co_return co_await parts_.queue->heartbeat(info, Deadline::after(kCallTimeout));

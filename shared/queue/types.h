@@ -231,9 +231,11 @@ struct WorkerInfo {
   std::int64_t host_adapter_bytes = 0;        // capacity for adapters in host memory
   std::int64_t adapter_load_bytes_per_s = 0;  // measured speed of loading into host memory; 0: unknown
   std::int64_t adapter_swap_us = 0;           // measured time of a copy from host memory to a slot; 0: unknown
-  int capacity = 2;                           // maximum of assigned units, including the running unit
-  std::int64_t heartbeat_ms = 0;              // time of the latest heartbeat, by Redis' clock
-  std::int64_t unheard_ms = 0;                // age of the latest heartbeat when this record was read
+  // Since the worker's start: programs compiled for regions, and copies of adapters into slots.
+  std::int64_t compiles = 0, adapter_swaps = 0;
+  int capacity = 2;               // maximum of assigned units, including the running unit
+  std::int64_t heartbeat_ms = 0;  // time of the latest heartbeat, by Redis' clock
+  std::int64_t unheard_ms = 0;    // age of the latest heartbeat when this record was read
   std::int64_t started_ms = 0;
   std::string version;
   std::vector<UnitRef> units;  // assigned to this worker

@@ -74,6 +74,8 @@ void each_field(Info& info, const Visit& visit) {
   visit("host_adapter_bytes", info.host_adapter_bytes);
   visit("adapter_load_bytes_per_s", info.adapter_load_bytes_per_s);
   visit("adapter_swap_us", info.adapter_swap_us);
+  visit("compiles", info.compiles);
+  visit("adapter_swaps", info.adapter_swaps);
   visit("capacity", info.capacity);
   visit("started_ms", info.started_ms);
   visit("version", info.version);

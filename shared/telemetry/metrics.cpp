@@ -69,6 +69,14 @@ Kind& Series<Kind>::operator()(std::initializer_list<std::string_view> values) c
   return *series;
 }
 
+template <class Kind>
+double Series<Kind>::total() const {
+  double sum = 0;
+  for (const auto& family : family_.Collect())
+    for (const auto& metric : family.metric) sum += metric.counter.value;
+  return sum;
+}
+
 template class Series<prometheus::Counter>;
 template class Series<prometheus::Gauge>;
 template class Series<prometheus::Histogram>;

@@ -34,6 +34,7 @@ class Series {
   // The series with these values of the metric's labels, in their order. A label has at most kMostLabelValues values;
   // further ones become "other". The reference stays valid. std::logic_error: another number of values.
   Kind& operator()(std::initializer_list<std::string_view> values = {}) const;
+  double total() const;  // of all series of the process; of counters only
 
  private:
   const MetricRow& row_;

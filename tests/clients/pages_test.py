@@ -151,7 +151,7 @@ class Pages(unittest.TestCase):
             publish(at_ms + 5, f'{id} - ready 0 {{"tenant":"{tenant}","class":"flux/{size}x{size}x1/embedded/512/bf16","units":1,"steps":28,"adapters":0,"cost_us":60000000}}')
         for w in range(workers):
             info = {"name": f"gpu-{w:03}", "boot": "b", "host": "h", "pid": w + 1, "state": "ready", "device": "cuda:0", "device_name": "test", "precision": "bf16",
-                    "models": ["flux"], "warm_classes": ["a", "b"], "adapter_slots": 4, "adapters": ["x"], "adapter_swap_us": 4200, "capacity": 2, "version": "t",
+                    "models": ["flux"], "warm_classes": ["a", "b"], "adapter_slots": 4, "adapters": ["x"], "adapter_swap_us": 4200, "adapter_swaps": 14, "compiles": 3, "capacity": 2, "version": "t",
                     "memory": {"flux": {"limits": [], "available_bytes": 80_000_000_000, "bytes": 34_000_000_000, "resident": w % 9 > 0, "load_us": 1}}, "units": []}
             commands.append(("HSET", "df:{0}:worker:" + info["name"], "boot", "b", "info", json.dumps(info), "heartbeat", str(now + 3_600_000)))
             commands.append(("ZADD", "df:{0}:workers", str(now + 3_600_000), info["name"]))

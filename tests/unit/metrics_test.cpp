@@ -41,6 +41,14 @@ TEST(Series, NeedsTheTableAndItsLabels) {
   EXPECT_THROW(jobs({"a", "b"}), std::logic_error);
 }
 
+TEST(Series, AddsUp) {
+  const telemetry::Counters waits("ditfleet_kernel_cache_waits_total"), same("ditfleet_kernel_cache_waits_total");
+  const double before = same.total();
+  waits({"a"}).Increment(2);
+  waits({"b"}).Increment(3);
+  EXPECT_EQ(same.total(), before + 5);
+}
+
 TEST(Series, BoundsTheValuesOfALabel) {
   const telemetry::Counters refusals("ditfleet_quota_refusals_total");
   for (int i = 0; i < 1000; ++i) refusals({"tenant" + std::to_string(i), "queued_units"}).Increment();

@@ -179,6 +179,8 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
           {"host_adapter_bytes", worker.host_adapter_bytes},
           {"adapter_load_bytes_per_s", worker.adapter_load_bytes_per_s},
           {"adapter_swap_us", worker.adapter_swap_us},
+          {"compiles", worker.compiles},
+          {"adapter_swaps", worker.adapter_swaps},
           {"warm_classes", json::value_from(worker.warm_classes)},
           {"quantized", json::value_from(worker.quantized)},
           {"memory", memory_value(worker.memory)},
