@@ -53,6 +53,8 @@ finish() {
   [ -z "$setup" ] || kill -TERM "$setup" $(descendants "$setup") 2>/dev/null || true
   up=${up:-${!:-}}  # a signal may come between the start of the service and the assignment
   if [ -n "$up" ]; then
+    # A signal between fork and exec is lost: the child still has this shell's traps.
+    while [ "$(readlink "/proc/$up/exe")" = "$(readlink "/proc/$$/exe")" ]; do sleep 0.05; done
     kill -TERM "$up" 2>/dev/null || true
     wait "$up" 2>/dev/null || true
   fi
