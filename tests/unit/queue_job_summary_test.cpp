@@ -11,8 +11,8 @@
 namespace ditfleet::queue {
 namespace {
 
-constexpr char kReady[] =
-    R"(ready 0 {"tenant":"acme","class":"demo/256x256x1/none/64/fp32","units":1,"steps":28,"adapters":2,"cost_us":700})";
+constexpr char kReady[] = R"(ready 0 {"tenant":"acme","class":"demo/256x256x1/none/64/fp32","units":1,)"
+                          R"("steps":28,"adapters":2,"cost_us":700})";
 
 // Applies lines of the feed as "<ms> <job> <type> <unit> <data>" and returns what ended, in order.
 std::vector<JobSummary> apply(JobSummaries& jobs, const std::vector<std::pair<int, std::string>>& lines) {

@@ -125,8 +125,7 @@ asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr c
   FleetHistory& history = context.hub->history();
   const std::int64_t now_ms = unix_ms();
   json::array jobs;
-  for (const auto& [total_us, job] :
-       history.slow(call->caller.view(), class_key, static_cast<std::size_t>(limit), now_ms)) {
+  for (const auto& job : history.slow(call->caller.view(), class_key, static_cast<std::size_t>(limit), now_ms)) {
     const auto spans = queue::spans_of(job, now_ms);
     jobs.push_back(json::object{{"id", job.id},
                                 {"state", job::state_name(job.state)},
@@ -141,7 +140,7 @@ asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr c
                                 {"error", text_or_null(job.error)},
                                 {"created_ms", job.created_ms},
                                 {"ended_ms", job.ended_ms},
-                                {"total_us", total_us},
+                                {"total_us", (job.ended_ms - job.created_ms) * 1000},
                                 {"spans", spans_value(spans)},
                                 {"blame", blame_value(history.blame(job.class_key, spans, now_ms))}});
   }
@@ -166,7 +165,7 @@ json::array classes_value(FleetHistory& history, std::int64_t now_ms) {
     json::object phases;
     for (std::size_t i = 0; i < one.phases.size(); ++i) {
       if (const auto& p = one.phases[i])
-        phases[FleetHistory::kPhases[i]] = {{"p50_us", p->p50_us}, {"p90_us", p->p90_us}, {"p99_us", p->p99_us}};
+        phases[FleetHistory::kPhases[i]] = {{"p50_us", (*p)[0]}, {"p90_us", (*p)[1]}, {"p99_us", (*p)[2]}};
     }
     out.push_back(json::object{{"class", one.name}, {"units", one.units}, {"phases", std::move(phases)}});
   }
