@@ -176,7 +176,7 @@ std::vector<FleetHistory::QueueRow> FleetHistory::queue_now() const {
 const std::map<std::string, std::deque<FleetHistory::Run>, std::less<>>& FleetHistory::runs(std::int64_t now_ms) {
   for (auto it = runs_.begin(); it != runs_.end();) {
     auto& runs = it->second;
-    while (!runs.empty() && runs.front().to_ms != 0 && runs.front().to_ms < now_ms - kHourMs) runs.pop_front();
+    while (!runs.empty() && runs.front().to_ms != 0 && runs.front().to_ms < now_ms - kRunsMs) runs.pop_front();
     it = runs.empty() ? runs_.erase(it) : std::next(it);
   }
   return runs_;

@@ -17,7 +17,7 @@ namespace ditfleet::gateway {
 
 class FleetHistory {
  public:
-  static constexpr std::int64_t kHourMs = 3'600'000, kBucketMs = 10'000;
+  static constexpr std::int64_t kHourMs = 3'600'000, kBucketMs = 10'000, kRunsMs = 600'000;
   static constexpr std::size_t kBuckets = kHourMs / kBucketMs;
   static constexpr std::size_t kMostClasses = 64, kMostSamples = 512, kMostSlow = 50, kMostWorkers = 1024,
                                kMostRuns = 40;
@@ -40,7 +40,7 @@ class FleetHistory {
     std::int64_t queued = 0, ready = 0, assigned = 0, running = 0;  // units
     std::int64_t oldest_ms = 0;                                     // creation of the oldest job that waits; 0: none
   };
-  // A started attempt.
+  // A started attempt that ended in the last 10 minutes or runs.
   struct Run {
     std::string job, tenant;
     int unit = 0;

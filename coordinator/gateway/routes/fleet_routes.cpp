@@ -5,7 +5,6 @@
 #include "coordinator/gateway/events/fleet_history.h"
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/errors.h"
-#include "shared/core/text.h"
 #include "shared/core/wall_clock.h"
 
 namespace ditfleet::gateway {
@@ -173,10 +172,9 @@ json::array classes_value(FleetHistory& history, std::int64_t now_ms) {
 }
 
 // A run is [job, unit, from_ms, to_ms, end], because there are thousands. The job of another tenant is null.
-json::array runs_value(const std::deque<FleetHistory::Run>& runs, std::int64_t since_ms, const Caller& caller) {
+json::array runs_value(const std::deque<FleetHistory::Run>& runs, const Caller& caller) {
   json::array out;
   for (const auto& run : runs) {
-    if (run.to_ms != 0 && run.to_ms < since_ms) continue;
     const bool visible = caller.sees_all || run.tenant == caller.tenant;
     out.push_back(json::array{visible ? json::value(run.job) : json::value(nullptr), run.unit, run.from_ms, run.to_ms,
                               text_or_null(run.end)});
@@ -185,13 +183,6 @@ json::array runs_value(const std::deque<FleetHistory::Run>& runs, std::int64_t s
 }
 
 asio::awaitable<Result<Response>> get_fleet(const ApiContext& context, CallPtr call) {
-  std::int64_t since_ms = 0;
-  for (const auto& [name, value] : call->request.query) {
-    const auto number = number_of<std::int64_t>(value, 0);
-    if (name != "since_ms") co_return invalid_argument("unknown parameter '" + name + "'; supported is since_ms", name);
-    if (!number) co_return invalid_argument("since_ms must be a time in milliseconds since 1970", name);
-    since_ms = *number;
-  }
   auto infos = co_await context.service.workers();
   if (!infos) co_return infos.error();
   FleetHistory& history = context.hub->history();
@@ -217,12 +208,12 @@ asio::awaitable<Result<Response>> get_fleet(const ApiContext& context, CallPtr c
     worker["warm_classes"] = info.warm_classes.size();
     if (info.unheard_ms > config::silent_after_ms(context.dependencies.settings)) worker["state"] = "silent";
     const auto own = runs.find(info.name);
-    worker["runs"] = own == runs.end() ? json::array() : runs_value(own->second, since_ms, caller);
+    worker["runs"] = own == runs.end() ? json::array() : runs_value(own->second, caller);
     if (own != runs.end()) runs.erase(own);
     workers.push_back(std::move(worker));
   }
   for (const auto& [name, left] : runs)
-    workers.push_back(json::object{{"name", name}, {"state", "gone"}, {"runs", runs_value(left, since_ms, caller)}});
+    workers.push_back(json::object{{"name", name}, {"state", "gone"}, {"runs", runs_value(left, caller)}});
   co_return json_response(200, {{"now_ms", now_ms},
                                 {"throughput", throughput_value(history, now_ms)},
                                 {"classes", classes_value(history, now_ms)},
