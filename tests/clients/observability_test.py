@@ -130,7 +130,7 @@ class OpenApi(unittest.TestCase):
         self.served("GET", f"/v1/jobs/{job}", "/v1/jobs/{id}")
         self.served("GET", f"/v1/jobs/{job}/timeline", "/v1/jobs/{id}/timeline")
         self.served("GET", f"/jobs/{job}", "/jobs/{id}")
-        self.assertEqual(len(self.served("GET", "/v1/jobs/slow", "/v1/jobs/slow").json()["jobs"]), 1)
+        self.assertIn(job, [j["id"] for j in self.served("GET", "/v1/jobs/slow", "/v1/jobs/slow").json()["jobs"]])
         self.assertEqual(self.served("GET", "/v1/jobs/slow?limit=x", "/v1/jobs/slow").status, 400)
         for file in ("page.css", "page.js", "x"):
             self.served("GET", f"/assets/{file}", "/assets/{file}")
