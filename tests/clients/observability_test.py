@@ -120,7 +120,7 @@ class OpenApi(unittest.TestCase):
             self.assertEqual(described, served, path)
 
     def test_responses_match_the_document(self):
-        for path in ("/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/v1/models", "/v1/workers"):
+        for path in ("/", "/fleet", "/slow", "/v1/fleet", "/v1/jobs/slow", "/healthz", "/readyz", "/metrics", "/openapi.json", "/v1/models", "/v1/workers"):
             self.assertEqual(self.served("GET", path, path).status, 200)
         until(lambda: self.client.get("/v1/scaling").status == 200, "the leader has published")
         self.served("GET", "/v1/scaling", "/v1/scaling")
@@ -135,6 +135,12 @@ class OpenApi(unittest.TestCase):
         job = self.served("POST", "/v1/jobs", "/v1/jobs", body).json()["id"]
         self.client.wait(job)
         self.served("GET", f"/v1/jobs/{job}", "/v1/jobs/{id}")
+        self.served("GET", f"/v1/jobs/{job}/timeline", "/v1/jobs/{id}/timeline")
+        self.served("GET", f"/jobs/{job}", "/jobs/{id}")
+        self.assertIn(job, [j["id"] for j in self.served("GET", "/v1/jobs/slow", "/v1/jobs/slow").json()["jobs"]])
+        self.assertEqual(self.served("GET", "/v1/jobs/slow?limit=x", "/v1/jobs/slow").status, 400)
+        for file in ("page.css", "page.js", "x"):
+            self.served("GET", f"/assets/{file}", "/assets/{file}")
         self.served("GET", "/v1/jobs", "/v1/jobs")
         self.served("GET", "/v1/jobs?limit=x", "/v1/jobs")
         self.served("GET", f"/v1/jobs/{job}/events", "/v1/jobs/{id}/events")

@@ -78,7 +78,7 @@ TEST(FleetHistory, BlamesThePhaseThatExceedsItsMedianMost) {
   for (int i = 0; i < 4; ++i) feed.run("j" + std::to_string(i), kNow + i, 100, 1000);
   const auto blame_of = [&](const std::string& id) -> std::optional<FleetHistory::Blame> {
     for (const auto& slow : history.slow("", "", 100, kNow + 10'000)) {
-      if (slow.job.id == id) return history.blame(slow.job.class_key, queue::spans_of(slow.job, kNow), kNow + 10'000);
+      if (slow.id == id) return history.blame(slow.class_key, queue::spans_of(slow, kNow), kNow + 10'000);
     }
     ADD_FAILURE() << id << " is not among the slow jobs";
     return std::nullopt;
@@ -105,7 +105,7 @@ TEST(FleetHistory, BlamesThePhaseThatExceedsItsMedianMost) {
   const auto classes = history.classes(kNow + 10'000);
   ASSERT_EQ(classes.size(), 1u);
   EXPECT_EQ(classes[0].units, 7u);
-  EXPECT_EQ(classes[0].phases[FleetHistory::kTotal]->p50_us, 1'100'000);
+  EXPECT_EQ(classes[0].phases[FleetHistory::kTotal]->at(0), 1'100'000);
   EXPECT_TRUE(history.classes(kNow + 2 * FleetHistory::kHourMs).empty());
 }
 
@@ -117,9 +117,9 @@ TEST(FleetHistory, ListsTheSlowestJobsOfTheHour) {
   feed.run("other", kNow, 50, 0);
   auto slow = history.slow("", "", 3, kNow + 200);
   ASSERT_EQ(slow.size(), 3u);
-  EXPECT_EQ(slow[0].job.id, "j100");
-  EXPECT_EQ(slow[0].total_us, 101'000);
-  EXPECT_EQ(history.slow("bolt", "", 3, kNow + 200)[0].job.id, "j99");
+  EXPECT_EQ(slow[0].id, "j100");
+  EXPECT_EQ(slow[0].ended_ms - slow[0].created_ms, 101);
+  EXPECT_EQ(history.slow("bolt", "", 3, kNow + 200)[0].id, "j99");
   EXPECT_EQ(history.slow("", "demo/32x32x1/none/16/fp32", 3, kNow + 200).size(), 1u);
   EXPECT_EQ(history.slow("", "", 1000, kNow + 200).size(), FleetHistory::kMostSlow + 1);  // bounded
   EXPECT_TRUE(history.slow("", "", 3, kNow + FleetHistory::kHourMs + 200).empty());
@@ -267,10 +267,6 @@ TEST_F(FleetRoutes, TenantsSeeTheirOwnJobsOnly) {
   EXPECT_EQ(all.at("queue").as_array().size(), 2u);
   EXPECT_EQ(all.at("workers").at(0).at("state").as_string(), "gone");  // it has no heartbeat
   EXPECT_EQ(all.at("workers").at(0).at("runs").at(0).at(0).as_string(), "old-of-acme");
-  const json::value later = body_of(as("o", "/v1/fleet?since_ms=" + std::to_string(now)));
-  EXPECT_EQ(later.at("workers").at(0).at("runs").as_array().size(), 1u);  // the one that runs
-  EXPECT_EQ(as("o", "/v1/fleet?since_ms=x").status, 400);
-  EXPECT_EQ(as("o", "/v1/fleet?since=1").status, 400);
   EXPECT_EQ(as("o", "/v1/jobs/slow?limit=0").status, 400);
   EXPECT_EQ(as("o", "/v1/jobs/slow?state=x").status, 400);
 }

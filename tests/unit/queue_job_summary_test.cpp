@@ -11,8 +11,8 @@
 namespace ditfleet::queue {
 namespace {
 
-constexpr char kReady[] =
-    R"(ready 0 {"tenant":"acme","class":"demo/64x64x1/none/64/fp32","units":1,"steps":28,"adapters":2,"cost_us":700})";
+constexpr char kReady[] = R"(ready 0 {"tenant":"acme","class":"demo/256x256x1/none/64/fp32","units":1,)"
+                          R"("steps":28,"adapters":2,"cost_us":700})";
 
 // Applies lines of the feed as "<ms> <job> <type> <unit> <data>" and returns what ended, in order.
 std::vector<JobSummary> apply(JobSummaries& jobs, const std::vector<std::pair<int, std::string>>& lines) {
@@ -55,7 +55,7 @@ TEST(JobSummary, AJobThatWasTriedTwice) {
   for (const JobSummary& one : ended) {
     EXPECT_EQ(one.id, "j");
     EXPECT_EQ(one.tenant, "acme");
-    EXPECT_EQ(one.class_key, "demo/64x64x1/none/64/fp32");
+    EXPECT_EQ(one.class_key, "demo/256x256x1/none/64/fp32");
     EXPECT_EQ(one.model, "demo");
     EXPECT_EQ(one.state, job::State::kSucceeded);
     EXPECT_EQ(one.worker, "w2");

@@ -13,7 +13,9 @@ std::size_t phase_index(std::string_view name) {
   return static_cast<std::size_t>(std::find(all.begin(), all.end(), name) - all.begin());
 }
 
-bool slower(const FleetHistory::SlowJob& a, const FleetHistory::SlowJob& b) { return a.total_us > b.total_us; }
+bool slower(const queue::JobSummary& a, const queue::JobSummary& b) {
+  return a.ended_ms - a.created_ms > b.ended_ms - b.created_ms;
+}
 
 // Keeps the element that was used last of each: removes the one with the smallest time.
 template <class Map, class Time>
@@ -90,13 +92,10 @@ void FleetHistory::add_sample(const queue::JobSummary& unit) {
 }
 
 void FleetHistory::add_slow(const queue::JobSummary& job) {
-  const auto index = job.ended_ms / kWindowMs;
-  Window& window = class_of(job.class_key, job.ended_ms).windows[static_cast<std::size_t>(index) % kWindows];
-  if (window.index != index) window = {index, {}};
-  SlowJob slow{(job.ended_ms - job.created_ms) * 1000, job};
-  if (window.jobs.size() == kMostSlow && !slower(slow, window.jobs.back())) return;
-  window.jobs.insert(std::upper_bound(window.jobs.begin(), window.jobs.end(), slow, slower), std::move(slow));
-  if (window.jobs.size() > kMostSlow) window.jobs.pop_back();
+  auto& slow = class_of(job.class_key, job.ended_ms).slow;
+  std::erase_if(slow, [&](const auto& old) { return old.ended_ms < job.ended_ms - kHourMs; });
+  slow.insert(std::upper_bound(slow.begin(), slow.end(), job, slower), job);
+  if (slow.size() > kMostSlow) slow.pop_back();
 }
 
 void FleetHistory::restore(const std::vector<queue::UnitView>& units, std::int64_t now_ms) {
@@ -177,27 +176,23 @@ std::vector<FleetHistory::QueueRow> FleetHistory::queue_now() const {
 const std::map<std::string, std::deque<FleetHistory::Run>, std::less<>>& FleetHistory::runs(std::int64_t now_ms) {
   for (auto it = runs_.begin(); it != runs_.end();) {
     auto& runs = it->second;
-    while (!runs.empty() && runs.front().to_ms != 0 && runs.front().to_ms < now_ms - kHourMs) runs.pop_front();
+    while (!runs.empty() && runs.front().to_ms != 0 && runs.front().to_ms < now_ms - kRunsMs) runs.pop_front();
     it = runs.empty() ? runs_.erase(it) : std::next(it);
   }
   return runs_;
 }
 
-std::vector<FleetHistory::SlowJob> FleetHistory::slow(std::string_view tenant, std::string_view class_key,
-                                                      std::size_t limit, std::int64_t now_ms) const {
-  std::vector<const SlowJob*> found;
+std::vector<queue::JobSummary> FleetHistory::slow(std::string_view tenant, std::string_view class_key,
+                                                  std::size_t limit, std::int64_t now_ms) const {
+  std::vector<queue::JobSummary> out;
   for (const auto& [key, one] : classes_) {
     if (!class_key.empty() && key != class_key) continue;
-    for (const Window& window : one.windows) {
-      for (const SlowJob& slow : window.jobs) {
-        if (slow.job.ended_ms >= now_ms - kHourMs && (tenant.empty() || slow.job.tenant == tenant))
-          found.push_back(&slow);
-      }
-    }
+    std::copy_if(one.slow.begin(), one.slow.end(), std::back_inserter(out), [&](const auto& job) {
+      return job.ended_ms >= now_ms - kHourMs && (tenant.empty() || job.tenant == tenant);
+    });
   }
-  std::sort(found.begin(), found.end(), [](const auto* a, const auto* b) { return slower(*a, *b); });
-  std::vector<SlowJob> out;
-  for (std::size_t i = 0; i < std::min(limit, found.size()); ++i) out.push_back(*found[i]);
+  std::sort(out.begin(), out.end(), slower);
+  if (out.size() > limit) out.resize(limit);
   return out;
 }
 
@@ -211,7 +206,7 @@ std::optional<FleetHistory::Blame> FleetHistory::blame(std::string_view class_ke
   for (const auto& span : spans) {
     const auto at = phase_index(span.name);
     if (at >= kTotal) continue;
-    const std::int64_t median = times.phases[at] ? times.phases[at]->p50_us : 0;
+    const std::int64_t median = times.phases[at] ? (*times.phases[at])[0] : 0;
     if (span.us > median && (!worst || span.us - median > worst->us - worst->median_us))
       worst = Blame{span.name, span.us, median};
   }

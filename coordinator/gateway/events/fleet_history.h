@@ -17,9 +17,9 @@ namespace ditfleet::gateway {
 
 class FleetHistory {
  public:
-  static constexpr std::int64_t kHourMs = 3'600'000, kBucketMs = 10'000, kWindowMs = 600'000;
-  static constexpr std::size_t kBuckets = kHourMs / kBucketMs, kWindows = kHourMs / kWindowMs + 1;
-  static constexpr std::size_t kMostClasses = 64, kMostSamples = 512, kMostSlow = 20, kMostWorkers = 1024,
+  static constexpr std::int64_t kHourMs = 3'600'000, kBucketMs = 10'000, kRunsMs = 600'000;
+  static constexpr std::size_t kBuckets = kHourMs / kBucketMs;
+  static constexpr std::size_t kMostClasses = 64, kMostSamples = 512, kMostSlow = 50, kMostWorkers = 1024,
                                kMostRuns = 40;
   static constexpr std::array<job::State, 5> kEnds = {
       job::State::kSucceeded, job::State::kFailed, job::State::kCanceled, job::State::kExpired, job::State::kRejected};
@@ -29,9 +29,7 @@ class FleetHistory {
                                                                "encode",    "store", "hand-over",    "total"};
   static constexpr std::size_t kTotal = kPhases.size() - 1;
 
-  struct Percentiles {
-    std::int64_t p50_us = 0, p90_us = 0, p99_us = 0;
-  };
+  using Percentiles = std::array<std::int64_t, 3>;  // p50, p90, p99 in microseconds
   struct ClassTimes {
     std::string name;
     std::size_t units = 0;                                          // in the sample: the latest kMostSamples
@@ -42,16 +40,12 @@ class FleetHistory {
     std::int64_t queued = 0, ready = 0, assigned = 0, running = 0;  // units
     std::int64_t oldest_ms = 0;                                     // creation of the oldest job that waits; 0: none
   };
-  // A started attempt.
+  // A started attempt that ended in the last 10 minutes or runs.
   struct Run {
     std::string job, tenant;
     int unit = 0;
     std::int64_t from_ms = 0, to_ms = 0;  // to_ms 0: it runs
     std::string_view end;                 // "succeeded", … "returned" to the queue, "unknown"; empty: it runs
-  };
-  struct SlowJob {
-    std::int64_t total_us = 0;
-    queue::JobSummary job;
   };
   // The span that exceeds the median of the class most.
   struct Blame {
@@ -70,8 +64,8 @@ class FleetHistory {
   std::vector<QueueRow> queue_now() const;
   const std::map<std::string, std::deque<Run>, std::less<>>& runs(std::int64_t now_ms);  // by worker, oldest first
   // The slowest jobs, slowest first. An empty tenant or class matches any.
-  std::vector<SlowJob> slow(std::string_view tenant, std::string_view class_key, std::size_t limit,
-                            std::int64_t now_ms) const;
+  std::vector<queue::JobSummary> slow(std::string_view tenant, std::string_view class_key, std::size_t limit,
+                                      std::int64_t now_ms) const;
   // Nothing without enough units of the class or if no span exceeds its median. `spans`: of spans_of().
   std::optional<Blame> blame(std::string_view class_key, const std::vector<queue::Span>& spans, std::int64_t now_ms);
   bool complete() const { return !jobs_.full(); }  // else queue_now() lacks jobs
@@ -85,15 +79,11 @@ class FleetHistory {
     std::int64_t at_ms = 0;
     std::array<std::int64_t, kPhases.size()> us{};  // 0: it had no such span
   };
-  struct Window {
-    std::int64_t index = -1;
-    std::vector<SlowJob> jobs;  // slowest first
-  };
   struct Class {
     std::int64_t used_ms = 0;
     std::deque<Sample> samples;
-    std::array<Window, kWindows> windows;
-    std::optional<ClassTimes> times;  // of `samples`; none: must be computed
+    std::vector<queue::JobSummary> slow;  // the slowest jobs, slowest first
+    std::optional<ClassTimes> times;      // of `samples`; none: must be computed
   };
 
   Class& class_of(const std::string& key, std::int64_t now_ms);

@@ -5,7 +5,6 @@
 #include "coordinator/gateway/events/fleet_history.h"
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/errors.h"
-#include "shared/core/text.h"
 #include "shared/core/wall_clock.h"
 
 namespace ditfleet::gateway {
@@ -125,8 +124,7 @@ asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr c
   FleetHistory& history = context.hub->history();
   const std::int64_t now_ms = unix_ms();
   json::array jobs;
-  for (const auto& [total_us, job] :
-       history.slow(call->caller.view(), class_key, static_cast<std::size_t>(limit), now_ms)) {
+  for (const auto& job : history.slow(call->caller.view(), class_key, static_cast<std::size_t>(limit), now_ms)) {
     const auto spans = queue::spans_of(job, now_ms);
     jobs.push_back(json::object{{"id", job.id},
                                 {"state", job::state_name(job.state)},
@@ -141,7 +139,7 @@ asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr c
                                 {"error", text_or_null(job.error)},
                                 {"created_ms", job.created_ms},
                                 {"ended_ms", job.ended_ms},
-                                {"total_us", total_us},
+                                {"total_us", (job.ended_ms - job.created_ms) * 1000},
                                 {"spans", spans_value(spans)},
                                 {"blame", blame_value(history.blame(job.class_key, spans, now_ms))}});
   }
@@ -166,7 +164,7 @@ json::array classes_value(FleetHistory& history, std::int64_t now_ms) {
     json::object phases;
     for (std::size_t i = 0; i < one.phases.size(); ++i) {
       if (const auto& p = one.phases[i])
-        phases[FleetHistory::kPhases[i]] = {{"p50_us", p->p50_us}, {"p90_us", p->p90_us}, {"p99_us", p->p99_us}};
+        phases[FleetHistory::kPhases[i]] = {{"p50_us", (*p)[0]}, {"p90_us", (*p)[1]}, {"p99_us", (*p)[2]}};
     }
     out.push_back(json::object{{"class", one.name}, {"units", one.units}, {"phases", std::move(phases)}});
   }
@@ -174,10 +172,9 @@ json::array classes_value(FleetHistory& history, std::int64_t now_ms) {
 }
 
 // A run is [job, unit, from_ms, to_ms, end], because there are thousands. The job of another tenant is null.
-json::array runs_value(const std::deque<FleetHistory::Run>& runs, std::int64_t since_ms, const Caller& caller) {
+json::array runs_value(const std::deque<FleetHistory::Run>& runs, const Caller& caller) {
   json::array out;
   for (const auto& run : runs) {
-    if (run.to_ms != 0 && run.to_ms < since_ms) continue;
     const bool visible = caller.sees_all || run.tenant == caller.tenant;
     out.push_back(json::array{visible ? json::value(run.job) : json::value(nullptr), run.unit, run.from_ms, run.to_ms,
                               text_or_null(run.end)});
@@ -186,13 +183,6 @@ json::array runs_value(const std::deque<FleetHistory::Run>& runs, std::int64_t s
 }
 
 asio::awaitable<Result<Response>> get_fleet(const ApiContext& context, CallPtr call) {
-  std::int64_t since_ms = 0;
-  for (const auto& [name, value] : call->request.query) {
-    const auto number = number_of<std::int64_t>(value, 0);
-    if (name != "since_ms") co_return invalid_argument("unknown parameter '" + name + "'; supported is since_ms", name);
-    if (!number) co_return invalid_argument("since_ms must be a time in milliseconds since 1970", name);
-    since_ms = *number;
-  }
   auto infos = co_await context.service.workers();
   if (!infos) co_return infos.error();
   FleetHistory& history = context.hub->history();
@@ -220,12 +210,12 @@ asio::awaitable<Result<Response>> get_fleet(const ApiContext& context, CallPtr c
     worker["warm_classes"] = info.warm_classes.size();
     if (info.unheard_ms > config::silent_after_ms(context.dependencies.settings)) worker["state"] = "silent";
     const auto own = runs.find(info.name);
-    worker["runs"] = own == runs.end() ? json::array() : runs_value(own->second, since_ms, caller);
+    worker["runs"] = own == runs.end() ? json::array() : runs_value(own->second, caller);
     if (own != runs.end()) runs.erase(own);
     workers.push_back(std::move(worker));
   }
   for (const auto& [name, left] : runs)
-    workers.push_back(json::object{{"name", name}, {"state", "gone"}, {"runs", runs_value(left, since_ms, caller)}});
+    workers.push_back(json::object{{"name", name}, {"state", "gone"}, {"runs", runs_value(left, caller)}});
   co_return json_response(200, {{"now_ms", now_ms},
                                 {"throughput", throughput_value(history, now_ms)},
                                 {"classes", classes_value(history, now_ms)},
