@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "shared/core/ids.h"
+#include "shared/telemetry/spans.h"
 
 namespace ditfleet::telemetry {
 namespace {
@@ -87,7 +88,7 @@ bool is_valid_traceparent(std::string_view t) {
 std::string child_traceparent(std::string_view incoming) {
   const bool valid = is_valid_traceparent(incoming);
   const std::string trace = valid ? std::string(incoming.substr(3, 32)) : new_nonce();
-  const std::string flags = valid ? std::string(incoming.substr(53, 2)) : "01";
+  const std::string flags = valid ? std::string(incoming.substr(53, 2)) : is_sampled(trace) ? "01" : "00";
   return "00-" + trace + "-" + new_nonce().substr(0, 16) + "-" + flags;
 }
 

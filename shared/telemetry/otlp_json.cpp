@@ -46,6 +46,10 @@ json::object span_of(const Span& span) {
                    {"endTimeUnixNano", nanoseconds(std::max(span.start, span.end))},
                    {"attributes", attributes_of(span.attributes)}};
   if (!span.parent_id.empty()) out["parentSpanId"] = span.parent_id;
+  json::array links;
+  for (const auto& link : span.links)
+    links.push_back(json::object{{"traceId", link.trace_id}, {"spanId", link.span_id}});
+  if (!links.empty()) out["links"] = std::move(links);
   if (!span.error.empty()) out["status"] = json::object{{"code", kStatusError}, {"message", text_of(span.error)}};
   return out;
 }

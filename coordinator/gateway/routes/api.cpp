@@ -34,9 +34,11 @@ void trace(const Call& call, int status, std::chrono::duration<double> took) {
   const auto caller_span = telemetry::SpanContext::parse(call.request.header("traceparent"));
   const bool reads = call.request.method == "GET" || call.request.method == "HEAD" || call.request.method == "OPTIONS";
   if (!telemetry::spans_wanted() || (reads && !caller_span.valid()) || call.match.route == nullptr) return;
-  auto span = telemetry::SpanTimer::of(call.request.method + " " + std::string(call.match.pattern),
-                                       telemetry::SpanContext::parse(call.traceparent), caller_span.span_id,
-                                       telemetry::SpanKind::kServer);
+  auto context = telemetry::SpanContext::parse(call.traceparent);
+  context.sampled = context.sampled || status >= 500 || telemetry::is_slow(took);
+  if (!context.sampled) return;
+  auto span = telemetry::SpanTimer::of(call.request.method + " " + std::string(call.match.pattern), context,
+                                       caller_span.span_id, telemetry::SpanKind::kServer);
   span.began(std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(took));
   span.attribute("http.request.method", call.request.method);
   span.attribute("http.route", std::string(call.match.pattern));
@@ -209,6 +211,8 @@ void Api::finish(const Call& call, Response& response) const {
                      : response.status >= 500                                 ? spdlog::level::warn
                      : call.request.method == "GET" || response.status == 404 ? spdlog::level::debug
                                                                               : spdlog::level::info;
+  if (!spdlog::should_log(level)) return;
+  const telemetry::ContextScope scope(telemetry::SpanContext::parse(call.traceparent));
   spdlog::log(level, "{} {} {} {:.1f} ms tenant={} request={}", call.request.method, call.request.path(),
               response.status, took.count() * 1e3, call.caller.tenant, call.request_id);
 }
