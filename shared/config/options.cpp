@@ -342,7 +342,7 @@ const Option kOptions[] = {
      .range = {0, 1}},
     {DITFLEET_OPTION(telemetry.slow_s),
      .description = "Jobs that take at least this many seconds from submission on are exported even if their trace is "
-                    "not sampled, like failed and retried ones: the spans of the worker. 0: however long they take.",
+                    "not sampled, like failed and retried ones: the spans of the worker. 0: no job is slow.",
      .range = {0, 86'400}},
 
     {DITFLEET_OPTION(log.level), .description = "Minimum severity of logged messages.",

@@ -15,7 +15,7 @@ try:
 except ImportError:
     ExportTraceServiceRequest = None
 
-from adapters import BYTES, adapter
+from adapters import BYTES, DOWN, UP, safetensors
 from api import Client
 from fleet import Fleet, need, until
 from video_model import write_video_model
@@ -182,7 +182,8 @@ class Tracing(unittest.TestCase):
         sets = ["worker.threads=1", "log.format=json", "log.level=debug"]
         with Receiver() as receiver, Fleet(sets=[*sets, "telemetry.otlp_endpoint=" + receiver.url]) as fleet:
             client = Client(fleet.url)
-            self.assertIn(client.request("PUT", "/v1/loras/mine", adapter(width=32), BYTES).status, (200, 201))
+            file = safetensors({DOWN: ("F32", [1, 40], bytes(160)), UP: ("F32", [40, 1], bytes(160))})
+            self.assertEqual(client.request("PUT", "/v1/loras/mine", file, BYTES).status, 201)
             answer = client.request("POST", "/v1/jobs", {**SMALL, "loras": [{"name": "mine"}]})
             self.assertEqual(answer.status, 202, answer.body)
             trace = answer.headers["traceparent"].split("-")[1]
@@ -194,9 +195,10 @@ class Tracing(unittest.TestCase):
             self.assertEqual({s.trace_id.hex() for s in receiver.decoded if s.name == "adapter_load"}, {trace})
             self.assertEqual(receiver.wrong, [])
             # The log's lines of the job name its spans, in both processes.
-            lines = [json.loads(line) for path in fleet.data.rglob("*.log") for line in path.read_text().splitlines() if line.startswith("{")]
+            lines = [line.partition(" | ")[2] for line in fleet.log.read_text().splitlines()]
+            lines = [json.loads(line) for line in lines if line.startswith("{")]
             lines = [line for line in lines if line.get("trace_id") == trace]
-            self.assertIn(("ditfleet-worker", unit["spanId"]), {(one["program"], one["span_id"]) for one in lines}, fleet.data)
+            self.assertIn(("ditfleet-worker", unit["spanId"]), {(one["program"], one["span_id"]) for one in lines})
             self.assertIn(("ditfleet", spans["POST /v1/jobs"]["spanId"]), {(one["program"], one["span_id"]) for one in lines})
 
     def test_at_rate_0_only_failed_and_retried_jobs_are_sent(self):

@@ -1,0 +1,78 @@
+"""Runs a coordinator under callgrind for tracing.sh, with and without an OTLP receiver, and prints its instructions per
+job. A job is submitted over HTTP and stays in the queue: its scheduling and its worker cost the same in both runs."""
+import http.server
+import re
+import socket
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+from api import Client
+from fleet import DITFLEET, clean_environment, start, tiny_model, until
+
+FEW, MANY = 200, 1200
+JOB = {"prompt": "x", "width": 32, "height": 16, "num_inference_steps": 3, "seed": 1}
+PARENT = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+
+
+class Sink(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_):
+        pass
+
+
+def answers(url):
+    try:
+        return Client(url).get("/readyz").status == 200
+    except OSError:
+        return False
+
+
+def instructions(jobs, endpoint):
+    with tempfile.TemporaryDirectory(prefix="ditfleet-bench-") as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        redis = start(["redis-server", "--port", "0", "--unixsocket", f"{folder}/redis", "--save", ""], stdout=subprocess.DEVNULL)
+        out = Path(folder) / "callgrind"
+        with open(f"{folder}/log", "w") as log:
+            process = start(["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", DITFLEET, "coordinator", "--redis",
+                             f"unix://{folder}/redis", "--listen", url, "--set", f"models.tiny.path={tiny_model()}", "--set",
+                             f"telemetry.otlp_endpoint={endpoint}"], stdout=log, env=clean_environment())
+        try:
+            until(lambda: answers("http://" + url), "the coordinator is ready", 120)
+            client = Client("http://" + url, timeout=120)
+            for _ in range(jobs):
+                answer = client.request("POST", "/v1/jobs", JOB, PARENT)
+                assert answer.status == 202, answer.body
+            process.terminate()
+            process.wait(120)
+            return int(re.search(r"^(?:totals|summary): *(\d+)", out.read_text(), re.M)[1])
+        except BaseException:
+            print(Path(f"{folder}/log").read_text()[-4000:], flush=True)
+            raise
+        finally:
+            process.kill()
+            redis.kill()
+            redis.wait()
+
+
+def per_job(endpoint):
+    return (instructions(MANY, endpoint) - instructions(FEW, endpoint)) / (MANY - FEW)
+
+
+sink = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+threading.Thread(target=sink.serve_forever, daemon=True).start()
+off, on = per_job(""), per_job(f"http://127.0.0.1:{sink.server_port}")
+print("instructions_per_job_untraced", round(off), "instructions")
+print("instructions_per_job_traced", round(on), "instructions")
+print("traced_to_untraced", round(on / off, 4), "x")
