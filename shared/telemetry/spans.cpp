@@ -79,23 +79,25 @@ ContextScope::ContextScope(SpanContext context) : before_(std::exchange(the_cont
 ContextScope::~ContextScope() { the_context = std::move(before_); }
 
 SpanTimer::SpanTimer(std::string name, const SpanContext& parent, SpanKind kind) : context_(parent) {
-  if (!parent.valid() || !(parent.sampled || parent.buffer) || !spans_wanted()) return;
-  context_.span_id = new_span_id();
+  begin(std::move(name), parent.span_id, kind, {});
+}
+
+void SpanTimer::begin(std::string name, std::string parent_id, SpanKind kind, std::string id) {
+  if (!context_.valid() || !(context_.sampled || context_.buffer) || !spans_wanted()) return;
+  context_.span_id = id.empty() ? new_span_id() : std::move(id);
   span_.emplace();
   span_->name = std::move(name);
   span_->trace_id = context_.trace_id;
   span_->span_id = context_.span_id;
-  span_->parent_id = parent.span_id;
+  span_->parent_id = std::move(parent_id);
   span_->kind = kind;
   span_->start = std::chrono::system_clock::now();
 }
 
 SpanTimer SpanTimer::of(std::string name, const SpanContext& self, std::string parent_id, SpanKind kind) {
-  SpanTimer timer(std::move(name), self, kind);
+  SpanTimer timer;
   timer.context_ = self;
-  if (!timer.span_) return timer;
-  timer.span_->span_id = self.span_id;
-  timer.span_->parent_id = std::move(parent_id);
+  timer.begin(std::move(name), std::move(parent_id), kind, self.span_id);
   return timer;
 }
 

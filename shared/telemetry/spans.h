@@ -136,6 +136,8 @@ class SpanTimer {
   void end_at(std::chrono::system_clock::time_point at) noexcept;
 
  private:
+  void begin(std::string name, std::string parent_id, SpanKind kind, std::string id);  // an empty id: a new one
+
   std::optional<Span> span_;
   SpanContext context_;
 };

@@ -1,5 +1,5 @@
 """Runs a coordinator under callgrind for tracing.sh, with and without an OTLP receiver, and prints its instructions per
-job. A job is submitted over HTTP and stays in the queue: its scheduling and its worker cost the same in both runs."""
+job: from the submission over HTTP to the end that a worker reports."""
 import http.server
 import re
 import socket
@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from api import Client
-from fleet import DITFLEET, clean_environment, start, tiny_model, until
+from fleet import BIN, DITFLEET, clean_environment, start, tiny_model, until
 
 FEW, MANY = 200, 1200
 JOB = {"prompt": "x", "width": 32, "height": 16, "num_inference_steps": 3, "seed": 1}
@@ -48,12 +48,15 @@ def instructions(jobs, endpoint):
             process = start(["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", DITFLEET, "coordinator", "--redis",
                              f"unix://{folder}/redis", "--listen", url, "--set", f"models.tiny.path={tiny_model()}", "--set",
                              f"telemetry.otlp_endpoint={endpoint}"], stdout=log, env=clean_environment())
+        worker = start([BIN / "ditfleet-worker", "run", "--redis", f"unix://{folder}/redis", "--model", f"tiny={tiny_model()}",
+                        "--device", "cpu", "--set", "worker.threads=1"], stdout=subprocess.DEVNULL)
         try:
             until(lambda: answers("http://" + url), "the coordinator is ready", 120)
             client = Client("http://" + url, timeout=120)
             for _ in range(jobs):
                 answer = client.request("POST", "/v1/jobs", JOB, PARENT)
                 assert answer.status == 202, answer.body
+            assert client.wait(answer.json()["id"])["state"] == "succeeded"  # jobs run in order
             process.terminate()
             process.wait(120)
             return int(re.search(r"^(?:totals|summary): *(\d+)", out.read_text(), re.M)[1])
@@ -61,9 +64,9 @@ def instructions(jobs, endpoint):
             print(Path(f"{folder}/log").read_text()[-4000:], flush=True)
             raise
         finally:
-            process.kill()
-            redis.kill()
-            redis.wait()
+            for one in (process, worker, redis):
+                one.kill()
+                one.wait()
 
 
 def per_job(endpoint):

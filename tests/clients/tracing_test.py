@@ -188,7 +188,7 @@ class Tracing(unittest.TestCase):
             self.assertEqual(answer.status, 202, answer.body)
             trace = answer.headers["traceparent"].split("-")[1]
             client.wait(answer.json()["id"])
-            spans = until(lambda: "unit" in self.of_trace(receiver, trace) and self.of_trace(receiver, trace), "the unit's span arrives")
+            spans = until(lambda: {"POST /v1/jobs", "unit"} <= set(found := self.of_trace(receiver, trace)) and found, "the job's spans arrive")
             unit = spans["unit"]
             self.assertEqual(spans["adapter_load"]["parentSpanId"], unit["spanId"], spans)
             self.assertEqual(unit["attributes"]["ditfleet.outcome"], "succeeded", unit)
@@ -228,7 +228,7 @@ class Tracing(unittest.TestCase):
             self.assertEqual(second["links"], [{"traceId": failed, "spanId": first["spanId"]}])
             self.assertNotEqual(first["spanId"], second["spanId"])
             self.assertEqual(first["status"]["code"], 2)
-            self.assertEqual(first["attributes"]["error.type"], "resource_exhausted")
+            self.assertEqual(first["attributes"]["error.type"], "out_of_memory")
             parents = {s["parentSpanId"] for s in receiver.spans if s["name"] == "first_step" and s["traceId"] == failed}
             self.assertEqual(parents, {first["spanId"], second["spanId"]})
             self.assertEqual(self.of_trace(receiver, fast), {})

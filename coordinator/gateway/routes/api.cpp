@@ -31,9 +31,10 @@ asio::awaitable<Response> guarded(CallPtr call, asio::awaitable<Response> work) 
 
 // Records a span for requests that change something or that carry a trace, not for every poll.
 void trace(const Call& call, int status, std::chrono::duration<double> took) {
+  if (!telemetry::spans_wanted() || call.match.route == nullptr) return;
   const auto caller_span = telemetry::SpanContext::parse(call.request.header("traceparent"));
   const bool reads = call.request.method == "GET" || call.request.method == "HEAD" || call.request.method == "OPTIONS";
-  if (!telemetry::spans_wanted() || (reads && !caller_span.valid()) || call.match.route == nullptr) return;
+  if (reads && !caller_span.valid()) return;
   auto context = telemetry::SpanContext::parse(call.traceparent);
   context.sampled = context.sampled || status >= 500 || telemetry::is_slow(took);
   if (!context.sampled) return;
