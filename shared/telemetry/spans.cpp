@@ -41,7 +41,10 @@ void SpanBuffer::take(Span span) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     if (sent_) return record(std::move(span));
-    if (held_.size() < kMostHeld) held_.push_back(std::move(span));
+    if (held_.size() < kMostHeld)
+      held_.push_back(std::move(span));
+    else
+      held_.back() = std::move(span);
   } catch (...) {  // out of memory: the span is dropped
   }
 }

@@ -61,7 +61,7 @@ bool spans_wanted();
 void record(Span span) noexcept;
 
 // Holds the spans of one attempt in a trace that is not sampled, until it is known whether they are of interest. Keeps
-// the first 256 spans. Thread-safe.
+// the first 255 spans and the last, which is the attempt's own. Thread-safe.
 class SpanBuffer {
  public:
   void take(Span span) noexcept;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What tracing every job costs a coordinator: the instructions of its process for each job that it accepts over HTTP,
+# What tracing every job costs a coordinator: the instructions of its process for each job, from its submission over HTTP to its end,
 # with all spans exported and with none. Appends to results/tracing.csv.
 #
 #   tests/bench/tracing.sh [BUILD_DIR]      (default: build)

@@ -171,7 +171,9 @@ TEST(Otlp, ABufferHoldsTheSpansOfATraceThatIsNotSampled) {
   parent.buffer->send();
   SpanTimer("late", unit.context()).end();
   exporter->flush();
-  EXPECT_EQ(receiver.spans().size(), 257u) << "256 were held";
+  ASSERT_EQ(receiver.spans().size(), 257u) << "256 were held";
+  EXPECT_EQ(receiver.spans()[255].at("name"), "unit") << "the last is always held";
+  EXPECT_EQ(receiver.spans()[255].at("links").at(0).at("spanId"), json::value(kSpan));
 }
 
 TEST(Otlp, ABatchIsOneRequest) {
