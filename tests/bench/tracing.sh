@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What tracing every job costs a coordinator: the instructions of its process for each job, from its submission over HTTP to its end,
-# with all spans exported and with none. Appends to results/tracing.csv.
+# What tracing every job costs a coordinator: the instructions of its process for each job, from the submission over HTTP
+# to the end, with all spans exported and with none. Appends to results/tracing.csv.
 #
 #   tests/bench/tracing.sh [BUILD_DIR]      (default: build)
 #
