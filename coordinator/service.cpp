@@ -205,7 +205,9 @@ int run_coordinator(const config::Settings& settings, ReadyHook on_ready) {
   };
   if (auto log = telemetry::configure_log("ditfleet", settings.log.level, settings.log.format); !log)
     return failed(log.error());
-  auto tracing = telemetry::start_tracing(settings.telemetry.otlp_endpoint, "ditfleet-coordinator", DITFLEET_VERSION);
+  const auto& wanted = settings.telemetry;
+  auto tracing = telemetry::start_tracing({wanted.otlp_endpoint, wanted.sample_rate, wanted.slow_s},
+                                          "ditfleet-coordinator", DITFLEET_VERSION);
   if (!tracing) return failed(tracing.error());
   ::umask(077);  // its files may contain prompts and images of tenants
   asio::io_context io(1);

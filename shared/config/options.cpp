@@ -336,6 +336,14 @@ const Option kOptions[] = {
          "Base URL of an OTLP/HTTP receiver for spans in JSON, such as http://127.0.0.1:4318. If empty, "
          "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without them no spans are recorded.",
      .form = Form::kHttpUrl},
+    {DITFLEET_OPTION(telemetry.sample_rate),
+     .description = "The share of new traces that are exported. A request's traceparent decides for itself. With 1, "
+                    "OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG apply.",
+     .range = {0, 1}},
+    {DITFLEET_OPTION(telemetry.slow_s),
+     .description = "Jobs that take at least this many seconds from submission on are exported even if their trace is "
+                    "not sampled, like failed and retried ones: the spans of the worker. 0: no job is slow.",
+     .range = {0, 86'400}},
 
     {DITFLEET_OPTION(log.level), .description = "Minimum severity of logged messages.",
      .choices = "trace|debug|info|warning|error|critical|off"},

@@ -142,6 +142,7 @@ struct Settings {
   } data;
   struct {
     std::string otlp_endpoint;
+    double sample_rate = 1, slow_s = 30;
   } telemetry;
   struct {
     std::string level = "info", format = "text";

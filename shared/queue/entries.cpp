@@ -130,6 +130,11 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
     }
     if (i == 0) return data_corrupt("[queue] the mailbox entry " + entry_id + " does not start with the field m");
     if (field == 's') out.back().spec = value;  // of the message before
+    if (field == 'r') {                         // the data of the event `assigned`
+      const auto data = parse_json(value);
+      const json::value* reason = data && data->is_object() ? data->as_object().if_contains("reason") : nullptr;
+      if (reason && reason->is_string()) out.back().reason = reason->as_string();
+    }
     if (field == 'd') {
       std::string_view drops = value;
       out.back().drop_from_host = split_list(take_part(drops, '|'));

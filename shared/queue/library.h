@@ -11,7 +11,7 @@ namespace ditfleet::queue {
 inline constexpr std::string_view kLibraryName = "ditfleet_v3";
 // Raise it with every change of functions/*.lua. Texts with the same name are compatible: a process keeps a text with a
 // higher build number than its own.
-inline constexpr int kLibraryBuild = 2;
+inline constexpr int kLibraryBuild = 3;
 
 std::string_view library_text();
 // "<build> <SHA-256 of the text>". The Function <kLibraryName>_version returns the version that Redis has loaded.

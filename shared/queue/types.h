@@ -112,6 +112,7 @@ struct MailboxEntry {
   std::string nonce;
   // Of kAssign:
   std::string spec, class_key, tenant, traceparent;
+  std::string reason;  // as in AssignRequest
   int attempt = 0;
   std::int64_t deadline_ms = 0;
   std::int64_t created_ms = 0, assigned_ms = 0;              // times of the job and of this message; 0: unknown

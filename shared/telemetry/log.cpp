@@ -11,6 +11,7 @@
 
 #include "shared/core/excerpt.h"
 #include "shared/core/json.h"
+#include "shared/telemetry/spans.h"
 
 namespace ditfleet::telemetry {
 namespace {
@@ -32,12 +33,16 @@ class JsonFormatter final : public spdlog::formatter {
 
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
     const auto level = spdlog::level::to_string_view(message.level);
-    const std::string line =
-        json::serialize(json::object{{"time", utc(message.time)},
-                                     {"level", std::string(level.data(), level.size())},
-                                     {"program", program_},
-                                     {"pid", static_cast<std::int64_t>(::getpid())},
-                                     {"message", std::string(message.payload.data(), message.payload.size())}});
+    json::object object{{"time", utc(message.time)},
+                        {"level", std::string(level.data(), level.size())},
+                        {"program", program_},
+                        {"pid", static_cast<std::int64_t>(::getpid())},
+                        {"message", std::string(message.payload.data(), message.payload.size())}};
+    if (const SpanContext& span = current_span(); span.valid()) {
+      object["trace_id"] = span.trace_id;
+      object["span_id"] = span.span_id;
+    }
+    const std::string line = json::serialize(object);
     out.append(line.data(), line.data() + line.size());
     out.push_back('\n');
   }
@@ -51,7 +56,9 @@ class JsonFormatter final : public spdlog::formatter {
 class OneLine final : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {
-    const std::string text = escaped({message.payload.data(), message.payload.size()});
+    std::string text = escaped({message.payload.data(), message.payload.size()});
+    if (const SpanContext& span = current_span(); span.valid())
+      text += " trace_id=" + span.trace_id + " span_id=" + span.span_id;
     out.append(text.data(), text.data() + text.size());
   }
   std::unique_ptr<custom_flag_formatter> clone() const override { return std::make_unique<OneLine>(); }

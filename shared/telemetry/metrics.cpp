@@ -2,16 +2,18 @@
 
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <type_traits>
 
 #include "shared/core/ids.h"
+#include "shared/telemetry/spans.h"
 
 namespace ditfleet::telemetry {
 namespace {
 
 bool is_lower_hex(std::string_view text) {
-  return text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  return std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
 }  // namespace
@@ -95,7 +97,7 @@ bool is_valid_traceparent(std::string_view t) {
 std::string child_traceparent(std::string_view incoming) {
   const bool valid = is_valid_traceparent(incoming);
   const std::string trace = valid ? std::string(incoming.substr(3, 32)) : new_nonce();
-  const std::string flags = valid ? std::string(incoming.substr(53, 2)) : "01";
+  const std::string flags = valid ? std::string(incoming.substr(53, 2)) : is_sampled(trace) ? "01" : "00";
   return "00-" + trace + "-" + new_nonce().substr(0, 16) + "-" + flags;
 }
 

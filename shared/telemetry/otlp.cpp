@@ -295,9 +295,28 @@ Result<std::unique_ptr<OtlpExporter>> OtlpExporter::start(OtlpOptions options) {
   return std::unique_ptr<OtlpExporter>(new OtlpExporter(std::make_unique<Impl>(std::move(options))));
 }
 
-Result<std::unique_ptr<OtlpExporter>> start_tracing(const std::string& endpoint, const std::string& program,
+double sample_rate(double configured) {
+  const std::string sampler = variable("OTEL_TRACES_SAMPLER");
+  if (configured < 1 || sampler.empty()) return configured;
+  if (sampler.ends_with("always_off")) return 0;
+  const bool by_ratio = sampler.ends_with("traceidratio");
+  if (!by_ratio && !sampler.ends_with("always_on"))
+    spdlog::warn(
+        "OTEL_TRACES_SAMPLER is '{}'; it must be always_on, always_off or traceidratio, or one of these after "
+        "parentbased_",
+        excerpt(sampler, 64));
+  const std::string argument = variable("OTEL_TRACES_SAMPLER_ARG");
+  if (!by_ratio || argument.empty()) return 1;
+  if (const auto rate = number_of<double>(argument, 0, 1)) return *rate;
+  spdlog::warn("OTEL_TRACES_SAMPLER_ARG is '{}'; it must be a number from 0 to 1", excerpt(argument, 64));
+  return 1;
+}
+
+Result<std::unique_ptr<OtlpExporter>> start_tracing(const Tracing& tracing, const std::string& program,
                                                     const std::string& version) {
-  OtlpOptions options = otlp_options(endpoint, program, version);
+  set_sample_rate(sample_rate(tracing.sample_rate));
+  set_slow_limit(std::chrono::duration<double>(tracing.slow_s));
+  OtlpOptions options = otlp_options(tracing.endpoint, program, version);
   if (options.url.empty()) return std::unique_ptr<OtlpExporter>();
   const std::string url = options.url;
   auto exporter = OtlpExporter::start(std::move(options));

@@ -52,8 +52,19 @@ class OtlpExporter final : public SpanSink {
   std::unique_ptr<Impl> impl_;
 };
 
-// Starts an exporter with otlp_options() and logs its URL. Returns null if no receiver is configured.
-Result<std::unique_ptr<OtlpExporter>> start_tracing(const std::string& endpoint, const std::string& program,
+// Returns `configured` (telemetry.sample_rate) if it is less than 1, else the rate of OTEL_TRACES_SAMPLER and
+// OTEL_TRACES_SAMPLER_ARG. Every sampler counts as parent-based.
+double sample_rate(double configured);
+
+// telemetry.* of the configuration.
+struct Tracing {
+  std::string endpoint;
+  double sample_rate = 1, slow_s = 0;
+};
+
+// Sets the process's sampling, starts an exporter with otlp_options() and logs its URL. Returns null if no receiver is
+// configured.
+Result<std::unique_ptr<OtlpExporter>> start_tracing(const Tracing& tracing, const std::string& program,
                                                     const std::string& version);
 
 }  // namespace ditfleet::telemetry

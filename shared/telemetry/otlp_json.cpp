@@ -12,54 +12,93 @@ namespace {
 
 constexpr int kStatusError = 2;
 
-std::string text_of(std::string text) {
-  if (!is_valid_utf8(text))
+// Requests are written as text: a tree of JSON values would cost ten times the instructions.
+void put(std::string& out, std::string_view text) {
+  const bool plain =
+      std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c != '"' && c != '\\' && c != '\x7f'; });
+  if (plain) {
+    out.append(1, '"').append(text).append(1, '"');
+    return;
+  }
+  std::string valid(text);
+  if (!is_valid_utf8(valid))
     std::replace_if(
-        text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }, '?');
-  return text;
+        valid.begin(), valid.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x80; }, '?');
+  out += json::serialize(json::value(valid));
 }
 
-json::object value_of(const AttributeValue& value) {
-  if (const auto* text = std::get_if<std::string>(&value)) return {{"stringValue", text_of(*text)}};
-  if (const auto* number = std::get_if<std::int64_t>(&value)) return {{"intValue", std::to_string(*number)}};
-  if (const auto* number = std::get_if<double>(&value)) return {{"doubleValue", *number}};
-  return {{"boolValue", std::get<bool>(value)}};
+// Puts a member after others: `,"name":"text"`.
+void put_member(std::string& out, std::string_view name, std::string_view text) {
+  out.append(",\"").append(name).append("\":");
+  put(out, text);
 }
 
-json::array attributes_of(const Attributes& attributes) {
-  json::array out;
-  for (const auto& [key, value] : attributes)
-    out.push_back(json::object{{"key", text_of(key)}, {"value", value_of(value)}});
-  return out;
+void put_value(std::string& out, const AttributeValue& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    put(out.append("{\"stringValue\":"), *text);
+  } else if (const auto* number = std::get_if<std::int64_t>(&value)) {
+    out.append("{\"intValue\":\"").append(std::to_string(*number)).append(1, '"');
+  } else if (const auto* real = std::get_if<double>(&value)) {
+    out.append("{\"doubleValue\":").append(json::serialize(json::value(*real)));
+  } else {
+    out.append("{\"boolValue\":").append(std::get<bool>(value) ? "true" : "false");
+  }
+  out += '}';
+}
+
+void put_attributes(std::string& out, const Attributes& attributes) {
+  out += "\"attributes\":[";
+  for (const auto& [key, value] : attributes) {
+    if (out.back() != '[') out += ',';
+    put(out.append("{\"key\":"), key);
+    put_value(out.append(",\"value\":"), value);
+    out += '}';
+  }
+  out += ']';
 }
 
 std::string nanoseconds(std::chrono::system_clock::time_point at) {
   return std::to_string(std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count());
 }
 
-json::object span_of(const Span& span) {
-  json::object out{{"traceId", span.trace_id},
-                   {"spanId", span.span_id},
-                   {"name", text_of(span.name)},
-                   {"kind", static_cast<int>(span.kind)},
-                   {"startTimeUnixNano", nanoseconds(span.start)},
-                   {"endTimeUnixNano", nanoseconds(std::max(span.start, span.end))},
-                   {"attributes", attributes_of(span.attributes)}};
-  if (!span.parent_id.empty()) out["parentSpanId"] = span.parent_id;
-  if (!span.error.empty()) out["status"] = json::object{{"code", kStatusError}, {"message", text_of(span.error)}};
-  return out;
+void put_span(std::string& out, const Span& span) {
+  put_attributes(out.append(1, '{'), span.attributes);
+  put_member(out, "traceId", span.trace_id);
+  put_member(out, "spanId", span.span_id);
+  put_member(out, "name", span.name);
+  out.append(",\"kind\":").append(std::to_string(static_cast<int>(span.kind)));
+  put_member(out, "startTimeUnixNano", nanoseconds(span.start));
+  put_member(out, "endTimeUnixNano", nanoseconds(std::max(span.start, span.end)));
+  if (!span.parent_id.empty()) put_member(out, "parentSpanId", span.parent_id);
+  if (!span.links.empty()) out += ",\"links\":[";
+  for (const auto& link : span.links) {
+    if (out.back() != '[') out += ',';
+    put(out.append("{\"traceId\":"), link.trace_id);
+    put_member(out, "spanId", link.span_id);
+    out += '}';
+  }
+  if (!span.links.empty()) out += ']';
+  if (!span.error.empty()) {
+    out.append(",\"status\":{\"code\":").append(std::to_string(kStatusError));
+    put_member(out, "message", span.error);
+    out += '}';
+  }
+  out += '}';
 }
 
 }  // namespace
 
 std::string otlp_json(std::span<const Span> spans, const Attributes& resource, const std::string& scope_version) {
-  json::array list;
-  for (const Span& span : spans) list.push_back(span_of(span));
-  const json::object scope_spans{{"scope", json::object{{"name", "ditfleet"}, {"version", scope_version}}},
-                                 {"spans", std::move(list)}};
-  const json::object resource_spans{{"resource", json::object{{"attributes", attributes_of(resource)}}},
-                                    {"scopeSpans", json::array{scope_spans}}};
-  return json::serialize(json::object{{"resourceSpans", json::array{resource_spans}}});
+  std::string out = "{\"resourceSpans\":[{\"resource\":{";
+  put_attributes(out, resource);
+  out += "},\"scopeSpans\":[{\"scope\":{\"name\":\"ditfleet\"";
+  put_member(out, "version", scope_version);
+  out += "},\"spans\":[";
+  for (const Span& span : spans) {
+    if (out.back() != '[') out += ',';
+    put_span(out, span);
+  }
+  return out += "]}]}]}";
 }
 
 std::size_t rejected_spans(std::string_view answer) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,10 +16,13 @@
 
 namespace ditfleet::telemetry {
 
+class SpanBuffer;
+
 struct SpanContext {
   std::string trace_id;  // 32 hexadecimal digits; empty: no trace, child spans are not recorded
   std::string span_id;   // 16 hexadecimal digits
   bool sampled = false;
+  std::shared_ptr<SpanBuffer> buffer = nullptr;  // of a trace that is not sampled: takes its spans, if not null
 
   bool valid() const { return !trace_id.empty(); }
   std::string traceparent() const;
@@ -38,6 +42,10 @@ struct Span {
   std::chrono::system_clock::time_point start, end;
   Attributes attributes;
   std::string error;  // empty: no error
+  struct Link {
+    std::string trace_id, span_id;
+  };
+  std::vector<Link> links;
 };
 
 class SpanSink {
@@ -51,6 +59,27 @@ class SpanSink {
 void set_span_sink(SpanSink* sink);
 bool spans_wanted();
 void record(Span span) noexcept;
+
+// Holds the spans of one attempt in a trace that is not sampled, until it is known whether they are of interest. Keeps
+// the first 255 spans and the last, which is the attempt's own. Thread-safe.
+class SpanBuffer {
+ public:
+  void take(Span span) noexcept;
+  void send() noexcept;  // records the spans it holds; those that follow are recorded at once
+
+ private:
+  std::mutex mutex_;
+  std::vector<Span> held_;
+  bool sent_ = false;
+};
+
+// The share of new traces that are sampled, from 0 to 1. All processes decide alike, by the trace id.
+void set_sample_rate(double rate);
+bool is_sampled(std::string_view trace_id);
+
+// How long a job takes that is always sent, or zero for none. With no limit set, no job is slow.
+void set_slow_limit(std::chrono::duration<double> limit);
+bool is_slow(std::chrono::duration<double> took);
 
 // Returns this thread's context, which is not valid() if none is set.
 const SpanContext& current_span();
@@ -72,7 +101,7 @@ class ContextScope {
 class SpanTimer {
  public:
   SpanTimer() = default;  // records nothing
-  // Starts a child of `parent`. Records nothing if the parent is not valid or not sampled.
+  // Starts a child of `parent`. Records nothing if the parent is not valid, or not sampled and without a buffer.
   SpanTimer(std::string name, const SpanContext& parent, SpanKind kind = SpanKind::kInternal);
   // Starts the span with the context `self`, if its id was already sent elsewhere. `parent_id` may be empty.
   static SpanTimer of(std::string name, const SpanContext& self, std::string parent_id, SpanKind kind);
@@ -92,6 +121,11 @@ class SpanTimer {
   void attribute(std::string key, AttributeValue value) {
     if (span_) span_->attributes.emplace_back(std::move(key), std::move(value));
   }
+  void link(std::string trace_id, std::string span_id) {
+    if (span_) span_->links.push_back({std::move(trace_id), std::move(span_id)});
+  }
+  // Gives the span another id, which its children do not have.
+  void rename();
   void began(std::chrono::system_clock::time_point at) {
     if (span_) span_->start = at;
   }
@@ -102,6 +136,8 @@ class SpanTimer {
   void end_at(std::chrono::system_clock::time_point at) noexcept;
 
  private:
+  void begin(std::string name, std::string parent_id, SpanKind kind, std::string id);  // an empty id: a new one
+
   std::optional<Span> span_;
   SpanContext context_;
 };

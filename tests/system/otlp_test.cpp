@@ -129,6 +129,53 @@ TEST(Otlp, WithoutAnExporterNothingIsRecorded) {
   EXPECT_FALSE(SpanContext::fresh().sampled);
 }
 
+TEST(Otlp, WithARateTheTraceIdDecides) {
+  const std::string low = "ffffffffffffffff0000000000000001", middle = "00000000000000000080000000000000",
+                    high = "0000000000000000ffffffffffffffff";
+  set_sample_rate(0.5);
+  EXPECT_TRUE(is_sampled(low));
+  EXPECT_FALSE(is_sampled(middle));
+  EXPECT_FALSE(is_sampled(high));
+  EXPECT_TRUE(SpanContext::parse(child_traceparent(kParent)).sampled) << "a caller's flag is kept";
+  int sampled = 0;
+  for (int i = 0; i < 1000; ++i) sampled += SpanContext::parse(child_traceparent("")).sampled;
+  EXPECT_NEAR(sampled, 500, 100);  // more than six standard deviations
+  set_sample_rate(0);
+  EXPECT_FALSE(is_sampled(low));
+  set_sample_rate(1);
+  EXPECT_TRUE(is_sampled(high));
+}
+
+TEST(Otlp, TheRateIsTheOptionElseTheVariables) {
+  EXPECT_EQ(sample_rate(1), 1);
+  const Variables ratio({{"OTEL_TRACES_SAMPLER", "parentbased_traceidratio"}, {"OTEL_TRACES_SAMPLER_ARG", "0.25"}});
+  EXPECT_EQ(sample_rate(1), 0.25);
+  EXPECT_EQ(sample_rate(0.5), 0.5) << "the option comes first";
+  ::setenv("OTEL_TRACES_SAMPLER_ARG", "nan", 1);
+  EXPECT_EQ(sample_rate(1), 1);
+  ::setenv("OTEL_TRACES_SAMPLER", "always_off", 1);
+  EXPECT_EQ(sample_rate(1), 0);
+}
+
+TEST(Otlp, ABufferHoldsTheSpansOfATraceThatIsNotSampled) {
+  OtlpReceiver receiver;
+  const auto exporter = exporter_to(receiver);
+  auto parent = SpanContext::parse("00-" + kTrace + "-" + kSpan + "-00");
+  parent.buffer = std::make_shared<SpanBuffer>();
+  SpanTimer unit("unit", parent);
+  unit.link(kTrace, kSpan);
+  for (int i = 0; i < 300; ++i) SpanTimer("child", unit.context()).end();
+  unit.end();
+  exporter->flush();
+  EXPECT_EQ(receiver.spans().size(), 0u);
+  parent.buffer->send();
+  SpanTimer("late", unit.context()).end();
+  exporter->flush();
+  ASSERT_EQ(receiver.spans().size(), 257u) << "256 were held";
+  EXPECT_EQ(receiver.spans()[255].at("name"), "unit") << "the last is always held";
+  EXPECT_EQ(receiver.spans()[255].at("links").at(0).at("spanId"), json::value(kSpan));
+}
+
 TEST(Otlp, ABatchIsOneRequest) {
   OtlpReceiver receiver;
   const auto exporter = exporter_to(receiver, {.batch_spans = 100, .delay = 10s});

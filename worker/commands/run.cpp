@@ -169,7 +169,9 @@ Result<int> serve(const RunFlags& flags) {
     metrics = std::move(*server);
     spdlog::info("metrics: {}", metrics->url());
   }
-  auto tracing = telemetry::start_tracing(settings->telemetry.otlp_endpoint, "ditfleet-worker", DITFLEET_VERSION);
+  const auto& wanted = settings->telemetry;
+  auto tracing = telemetry::start_tracing({wanted.otlp_endpoint, wanted.sample_rate, wanted.slow_s}, "ditfleet-worker",
+                                          DITFLEET_VERSION);
   if (!tracing) return tracing.error();
   asio::io_context io(1);
   auto parts = make_parts(*settings, io);

@@ -1,19 +1,15 @@
 #include "worker/units/unit.h"
 
 #include "shared/job/spec_json.h"
-#include "shared/telemetry/metrics.h"
 #include "worker/model_set.h"
 #include "worker/units/request.h"
 
 namespace ditfleet::worker {
 
-std::string Unit::label() const {
-  constexpr std::size_t kTraceAt = 3, kTraceLength = 32;  // "00-<trace>-<span>-<flags>"
-  std::string label = entry.ref.job + "/" + std::to_string(entry.ref.unit);
-  // Clients may send anything in this field.
-  if (telemetry::is_valid_traceparent(entry.traceparent))
-    label += " [trace " + entry.traceparent.substr(kTraceAt, kTraceLength) + "]";
-  return label;
+std::string Unit::label() const { return entry.ref.job + "/" + std::to_string(entry.ref.unit); }
+
+telemetry::SpanContext Unit::context() const {
+  return span.context().valid() ? span.context() : telemetry::SpanContext::parse(entry.traceparent);
 }
 
 Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSet& models, Clock::time_point now) {

@@ -2,6 +2,8 @@
 // device thread.
 #pragma once
 
+#include <spdlog/spdlog.h>
+
 #include <atomic>
 #include <map>
 #include <memory>
@@ -45,8 +47,16 @@ struct Unit {
 
   queue::Attempt attempt() const { return {entry.ref, entry.nonce}; }
   bool must_stop() const { return stop || Clock::now().time_since_epoch().count() >= lease_until; }
-  // For the log: "JOB/0", followed by the job's trace id if it has one.
-  std::string label() const;
+  std::string label() const;  // for the log: "JOB/0"
+  // The unit's span, else what the job's traceparent names.
+  telemetry::SpanContext context() const;
+  // Logs "unit JOB/0: …" with the ids of trace and span.
+  template <class... Values>
+  void log(spdlog::level::level_enum level, fmt::format_string<Values...> format, Values&&... values) const {
+    if (!spdlog::should_log(level)) return;
+    const telemetry::ContextScope scope(context());
+    spdlog::log(level, "unit {}: {}", label(), fmt::format(format, std::forward<Values>(values)...));
+  }
 };
 
 struct ModelSet;

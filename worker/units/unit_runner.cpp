@@ -119,7 +119,7 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
   if (!made) {
     auto unit = std::make_shared<Unit>();
     unit->entry = std::move(entry);
-    spdlog::warn("unit {}: rejected: {}", unit->label(), made.error().message);
+    unit->log(spdlog::level::warn, "rejected: {}", made.error().message);
     spawn("fail", unit, fail(unit, made.error()));
     return;
   }
@@ -132,9 +132,9 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
       return;
     case UnitTable::Admission::kAccepted: break;
   }
-  spdlog::info("unit {}: assigned, attempt {}, class {}, {} steps", unit->label(), unit->entry.attempt,
-               unit->entry.class_key, unit->request.fields.integer("num_inference_steps").value_or(0));
   begin_span(*unit);
+  unit->log(spdlog::level::info, "assigned, attempt {}, class {}, {} steps", unit->entry.attempt, unit->entry.class_key,
+            unit->request.fields.integer("num_inference_steps").value_or(0));
   units_.emplace(attempt.nonce, unit);
   // At once, while the device works on other units: the scheduler assigns ahead so that adapters load in time.
   if (needs_adapters) spawn("load the adapters of", unit, stage("load the adapters", unit, load_adapters(unit)));
@@ -154,8 +154,9 @@ void UnitRunner::perform(const Action& action) {
     case Action::Kind::kReportCanceled: spawn("report the cancel of", unit, report_canceled(unit)); break;
     case Action::Kind::kHandBack: spawn("hand back", unit, hand_back(unit, action.reason)); break;
     case Action::Kind::kForget:
+      unit->span.rename();  // as in hand_back()
       end_span(*unit, "taken_away");
-      spdlog::info("unit {}: revoked", unit->label());
+      unit->log(spdlog::level::info, "revoked");
       break;
   }
   unit->stop = true;
@@ -237,7 +238,7 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
       co_return;
     }
     if (const auto more = start_log_.admit())
-      spdlog::warn("unit {}: cannot start yet: {}{}", unit->label(), begun.error().message, *more);
+      unit->log(spdlog::level::warn, "cannot start yet: {}{}", begun.error().message, *more);
     co_await pause(kPause);
   }
   parts_.table.stopped(nonce);
@@ -269,7 +270,7 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
                      spawn("encode a preview of", unit, preview(unit, index, step, image));
                    });
       } else {
-        spdlog::warn("unit {}: no preview of step {}: {}", unit->label(), progress.step, image.error().message);
+        unit->log(spdlog::level::warn, "no preview of step {}: {}", progress.step, image.error().message);
       }
     }
     asio::post(parts_.executor, [this, unit, step = progress.step, total = progress.total] {
@@ -344,8 +345,7 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
   } else {
     sent = bytes.error();
   }
-  if (!sent)
-    spdlog::warn("unit {}: could not send the preview of step {}: {}", unit->label(), step, sent.error().message);
+  if (!sent) unit->log(spdlog::level::warn, "could not send the preview of step {}: {}", step, sent.error().message);
 }
 
 asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Media> image) {
@@ -374,7 +374,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   if (!manifest) {
     // The store was unavailable until the lease ran out. The unit has not failed, and another worker may have it now.
     if (is_transient(manifest.error()) && !parts_.table.may_complete(unit->entry.nonce, Clock::now())) {
-      spdlog::warn("unit {}: not stored before its lease expired: {}", unit->label(), manifest.error().message);
+      unit->log(spdlog::level::warn, "not stored before its lease expired: {}", manifest.error().message);
       co_await drop(unit);
     } else {
       co_await fail(unit, manifest.error());
@@ -402,7 +402,7 @@ asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::
       co_return manifest;
     }
     if (const auto more = store_log_.admit()) {
-      spdlog::warn("unit {}: cannot store the result yet: {}{}", unit->label(), manifest.error().message, *more);
+      unit->log(spdlog::level::warn, "cannot store the result yet: {}{}", manifest.error().message, *more);
     }
     co_await pause(kPause);
   }
@@ -421,7 +421,7 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
   completion.phases_us = unit->phases_us;
   completion.warnings = unit->prepared->warnings();
   if (!parts_.table.may_complete(nonce, Clock::now())) {
-    spdlog::warn("unit {}: the lease expired before the unit was complete; discarding the result", unit->label());
+    unit->log(spdlog::level::warn, "the lease expired before the unit was complete; discarding the result");
     co_await discard(unit, std::move(manifest));
     co_return;
   }
@@ -431,14 +431,13 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
     end_span(*unit, "succeeded");
     record_unit(unit->spec.model, unit->phases_us, unit->prepared->device_phases_us(), unit->model->memory().plan);
     if (!std::exchange(first_image_, true)) record_boot("first_image");
-    spdlog::info("unit {}: succeeded in {} ms, {} bytes", unit->label(), us_since(unit->received) / 1000,
-                 manifest.bytes);
+    unit->log(spdlog::level::info, "succeeded in {} ms, {} bytes", us_since(unit->received) / 1000, manifest.bytes);
   } else if (is_transient(completed.error())) {
     // The first call was sent within the lease and may have completed the unit. Only a refusal proves that it did not,
     // so the result stays.
-    spdlog::error("unit {}: could not report the completion: {}", unit->label(), completed.error().message);
+    unit->log(spdlog::level::err, "could not report the completion: {}", completed.error().message);
   } else {
-    spdlog::warn("unit {}: the queue rejected the completion: {}", unit->label(), completed.error().message);
+    unit->log(spdlog::level::warn, "the queue rejected the completion: {}", completed.error().message);
     co_await discard(unit, std::move(manifest));
     co_return;
   }
@@ -450,8 +449,8 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
 asio::awaitable<void> UnitRunner::discard(UnitPtr unit, results::Manifest manifest) {
   auto removed = co_await parts_.store.remove(manifest, Deadline::after(kCallTimeout));
   if (!removed)
-    spdlog::info("unit {}: could not remove the result, which stays until it expires: {}", unit->label(),
-                 removed.error().message);
+    unit->log(spdlog::level::info, "could not remove the result, which stays until it expires: {}",
+              removed.error().message);
   co_await drop(unit);
 }
 
@@ -478,8 +477,10 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
                      : reason == StopReason::kLapsed ? "its lease could not be renewed in time"
                      : reason == StopReason::kLost   ? "the attempt is stale"
                                                      : "this worker is full";
-  end_span(*unit, "handed_back");
-  spdlog::info("unit {}: handed back: {}", unit->label(), text);
+  const bool lapsed = reason == StopReason::kLapsed || reason == StopReason::kLost;
+  if (!lapsed) unit->span.rename();  // the next assignment has the number of this attempt
+  end_span(*unit, lapsed ? "stale" : "handed_back");
+  unit->log(spdlog::level::info, "handed back: {}", text);
   const auto attempt = unit->attempt();
   const auto call = [&] { return parts_.queue.hand_back({&attempt, 1}, Deadline::after(kCallTimeout)); };
   // The queue counts a lapse as a crash of this worker until the report arrives, however long Redis is unreachable.
@@ -487,14 +488,13 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
     int& count;
     ~Count() { --count; }
   } counted{++handing_back_};
-  const bool lapsed = reason == StopReason::kLapsed || reason == StopReason::kLost;
   const auto give_up = lapsed && handing_back_ <= kMostHandedBack ? Deadline::never() : Deadline::after(kReportLimit);
   (void)co_await report(call, give_up, kMaxPause);
 }
 
 asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
   end_span(*unit, "canceled");
-  spdlog::info("unit {}: canceled", unit->label());
+  unit->log(spdlog::level::info, "canceled");
   const auto attempt = unit->attempt();
   const auto call = [&] { return parts_.queue.canceled(attempt, Deadline::after(kCallTimeout)); };
   (void)co_await report(call);
@@ -504,7 +504,7 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   unit->span.failed(error.message);
   unit->span.attribute("error.type", std::string(code_name(error.code)));
   end_span(*unit, "failed");
-  spdlog::error("unit {}: failed: {}", unit->label(), error.message);
+  unit->log(spdlog::level::err, "failed: {}", error.message);
   const bool fault = error.code == Code::kDeviceFault;
   // Another worker may have the model, more memory or a working device. A wrong spec and a deleted adapter stay wrong.
   const bool other_worker = error.code == Code::kNotFound && !error.param.starts_with("loras");

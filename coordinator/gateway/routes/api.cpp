@@ -30,13 +30,15 @@ asio::awaitable<Response> guarded(CallPtr call, asio::awaitable<Response> work) 
 }
 
 // Records a span for requests that change something or that carry a trace, not for every poll.
-void trace(const Call& call, int status, std::chrono::duration<double> took) {
+void trace(const Call& call, telemetry::SpanContext context, int status, std::chrono::duration<double> took) {
+  if (!telemetry::spans_wanted() || call.match.route == nullptr) return;
   const auto caller_span = telemetry::SpanContext::parse(call.request.header("traceparent"));
   const bool reads = call.request.method == "GET" || call.request.method == "HEAD" || call.request.method == "OPTIONS";
-  if (!telemetry::spans_wanted() || (reads && !caller_span.valid()) || call.match.route == nullptr) return;
-  auto span = telemetry::SpanTimer::of(call.request.method + " " + std::string(call.match.pattern),
-                                       telemetry::SpanContext::parse(call.traceparent), caller_span.span_id,
-                                       telemetry::SpanKind::kServer);
+  if (reads && !caller_span.valid()) return;
+  context.sampled = context.sampled || status >= 500 || telemetry::is_slow(took);
+  if (!context.sampled) return;
+  auto span = telemetry::SpanTimer::of(call.request.method + " " + std::string(call.match.pattern), context,
+                                       caller_span.span_id, telemetry::SpanKind::kServer);
   span.began(std::chrono::system_clock::now() - std::chrono::duration_cast<std::chrono::system_clock::duration>(took));
   span.attribute("http.request.method", call.request.method);
   span.attribute("http.route", std::string(call.match.pattern));
@@ -203,12 +205,15 @@ void Api::finish(const Call& call, Response& response) const {
   const std::chrono::duration<double> took = Deadline::Clock::now() - call.began;
   const std::string_view route = call.match.pattern.empty() ? std::string_view("none") : call.match.pattern;
   count_request(route, call.request.method, response.status, took.count());
-  trace(call, response.status, took);
+  const auto context = telemetry::SpanContext::parse(call.traceparent);
+  trace(call, context, response.status, took);
   const bool probe = call.match.route != nullptr && call.match.route->access == Access::kOpenProbe;
   const auto level = probe                                                    ? spdlog::level::debug
                      : response.status >= 500                                 ? spdlog::level::warn
                      : call.request.method == "GET" || response.status == 404 ? spdlog::level::debug
                                                                               : spdlog::level::info;
+  if (!spdlog::should_log(level)) return;
+  const telemetry::ContextScope scope(context);
   spdlog::log(level, "{} {} {} {:.1f} ms tenant={} request={}", call.request.method, call.request.path(),
               response.status, took.count() * 1e3, call.caller.tenant, call.request_id);
 }

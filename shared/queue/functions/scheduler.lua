@@ -227,7 +227,7 @@ local function assign(keys, args)
       end
       mail_bytes = mail_bytes + #(job_specs[i] or '')
       append(mail, {'m', 'assign ' .. id .. ' ' .. unit .. ' ' .. nonce .. ' ' .. attempt,
-        'o', jobs[i] or '', 's', job_specs[i] or ''})
+        'o', jobs[i] or '', 's', job_specs[i] or '', 'r', data})
       if drop ~= '' then append(mail, {'d', drop}) end
       note(journal, id, member, 'assigned ' .. unit .. ' {"attempt":' .. attempt .. ',' .. string.sub(data, 2))
       record.state, record.nonce, record.owner, record.assigned = 'assigned', nonce, owner, at
