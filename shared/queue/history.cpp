@@ -25,14 +25,13 @@ asio::awaitable<Result<void>> Client::append_history(std::span<const HistoryJob>
   if (!now_ms) co_return now_ms.error();
   std::vector<redis::Command> commands;
   for (const HistoryJob& job : jobs) {
-    // Redis stores the names of fields once per node of the stream.
+    // The names are short because each node of the stream stores them, and a node has only a few entries.
     commands.push_back(redis::Command("XADD")
                        << key << "*"
-                       << "created" << job.created_ms << "tenant" << job.tenant << "class" << job.class_key << "steps"
-                       << job.steps << "units" << job.units << "adapter"
-                       << std::string_view(job.adapter).substr(0, kAdapterDigits) << "state"
-                       << job::state_name(job.state) << "attempts" << job.attempts << "total" << job.total_ms << "run"
-                       << job.run_ms << "worker" << job.worker);
+                       << "c" << job.created_ms << "t" << job.tenant << "k" << job.class_key << "s" << job.steps << "u"
+                       << job.units << "l" << std::string_view(job.adapter).substr(0, kAdapterDigits) << "e"
+                       << job::state_name(job.state) << "a" << job.attempts << "d" << job.total_ms << "r" << job.run_ms
+                       << "w" << job.worker);
   }
   commands.push_back(redis::Command("XTRIM") << key << "MINID"
                                              << "~" << std::max<std::int64_t>(0, *now_ms - impl->options_.history_ms));
@@ -60,17 +59,17 @@ asio::awaitable<Result<HistoryPage>> Client::history(const std::string& after, i
     if (entry.elements.size() != 2) continue;
     const Fields fields = fields_of(entry.elements[1]);
     const auto number = [&](std::string_view name) { return std::max<std::int64_t>(0, to_int(text_of(fields, name))); };
-    page.jobs.push_back({.created_ms = number("created"),
-                         .total_ms = number("total"),
-                         .run_ms = number("run"),
-                         .tenant = text_of(fields, "tenant"),
-                         .class_key = text_of(fields, "class"),
-                         .worker = text_of(fields, "worker"),
-                         .adapter = text_of(fields, "adapter"),
-                         .state = job::state_from_name(text_of(fields, "state")).value_or(job::State::kFailed),
-                         .steps = static_cast<int>(number("steps")),
-                         .units = static_cast<int>(number("units")),
-                         .attempts = static_cast<int>(number("attempts"))});
+    page.jobs.push_back({.created_ms = number("c"),
+                         .total_ms = number("d"),
+                         .run_ms = number("r"),
+                         .tenant = text_of(fields, "t"),
+                         .class_key = text_of(fields, "k"),
+                         .worker = text_of(fields, "w"),
+                         .adapter = text_of(fields, "l"),
+                         .state = job::state_from_name(text_of(fields, "e")).value_or(job::State::kFailed),
+                         .steps = static_cast<int>(number("s")),
+                         .units = static_cast<int>(number("u")),
+                         .attempts = static_cast<int>(number("a"))});
   }
   if (static_cast<int>(reply->elements.size()) == limit) page.next_cursor = reply->elements.back().elements.at(0).text;
   co_return page;
