@@ -59,6 +59,8 @@ void add_explain(CLI::App& app, Invocation& run);
 void add_cache(CLI::App& app, Invocation& run);
 void add_config(CLI::App& app, Invocation& run);
 void add_sim(CLI::App& app, Invocation& run);
+void add_history(CLI::App& app, Invocation& run);
+void add_capacity(CLI::App& app, Invocation& run);
 void add_version(CLI::App& app, Invocation& run);
 
 }  // namespace ditfleet::cli

@@ -87,6 +87,8 @@ int main(int argc, char** argv) {
   ditfleet::cli::add_cache(app, run);
   ditfleet::cli::add_config(app, run);
   ditfleet::cli::add_coordinator(app, run);
+  ditfleet::cli::add_history(app, run);
+  ditfleet::cli::add_capacity(app, run);
   ditfleet::cli::add_sim(app, run);
   ditfleet::cli::add_version(app, run);
 

@@ -56,6 +56,9 @@ class QueueJobService final : public JobService {
   asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() override {
     co_return translate(co_await queue_->use(deadline()));
   }
+  asio::awaitable<Result<queue::HistoryPage>> history(const std::string& after, int limit) override {
+    co_return translate(co_await queue_->history(after, limit, deadline()));
+  }
   asio::awaitable<Result<std::string>> result_piece(const results::Manifest& manifest, std::int64_t offset,
                                                     std::int64_t size) override {
     co_return translate_stored(co_await store_->get_piece(manifest, offset, size, deadline()));

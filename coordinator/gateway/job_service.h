@@ -34,6 +34,7 @@ class JobService {
   virtual asio::awaitable<Result<void>> set_desired(const queue::WorkerInfo& worker, queue::Desired desired) = 0;
   virtual asio::awaitable<Result<std::optional<queue::FleetForecast>>> forecast() = 0;
   virtual asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() = 0;
+  virtual asio::awaitable<Result<queue::HistoryPage>> history(const std::string& after, int limit) = 0;
   // results::Store::get_piece().
   virtual asio::awaitable<Result<std::string>> result_piece(const results::Manifest& manifest, std::int64_t offset,
                                                             std::int64_t size) = 0;

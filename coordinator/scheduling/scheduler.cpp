@@ -454,6 +454,12 @@ std::optional<std::pair<std::string, std::string>> Scheduler::class_of(const std
   return std::pair(classes_[job->cls].key, models_[job->model]);
 }
 
+std::string Scheduler::first_adapter_of(const std::string& id) const {
+  const Job* job = find_job(id);
+  if (!job || lanes_[job->lane].adapters.empty()) return {};
+  return fleet_.adapters().name(lanes_[job->lane].adapters.front());
+}
+
 QueueStats Scheduler::stats() const {
   QueueStats out;
   out.jobs = jobs_.size();

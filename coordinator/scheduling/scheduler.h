@@ -114,6 +114,7 @@ class Scheduler {
   const Tenants& tenants() const { return queue_.tenants(); }
   // The class and model of a job that has not ended; nothing of another job.
   std::optional<std::pair<std::string, std::string>> class_of(const std::string& job) const;
+  std::string first_adapter_of(const std::string& job) const;  // its digest; empty: none, or the job is unknown
   const Fleet& fleet() const { return fleet_; }
   QueueStats stats() const;
   // Models that the catalogue does not have count as "other". `unread`: jobs in the intake that on_intake() has not

@@ -25,6 +25,7 @@ struct Range {
 inline Range whole(double least, double most) { return {least, most, true}; }
 inline Range real(double least, double most) { return {least, most, false}; }
 
-inline const Range kSteps = whole(1, 200), kWorkers = whole(1, 100'000), kAtMs = whole(0, 1e13), kSloMs = whole(0, 1e9);
+inline const Range kSteps = whole(1, 200), kWorkers = whole(1, 100'000), kAtMs = whole(0, 1e13), kSloMs = whole(0, 1e9),
+                   kRunMs = whole(0, 1e9);
 
 }  // namespace ditfleet::simulation

@@ -69,9 +69,12 @@ class Simulation {
       scheduler_->adapters().set_size(scheduler_->adapters().intern(adapter), costs.adapter_bytes);
     for (const auto& job : trace.jobs) {
       const double spread = 1.0 + costs.run_spread * (2.0 * random_.unit() - 1.0);
-      run_us_.push_back(std::max<std::int64_t>(
-          1, std::llround(static_cast<double>(costs.run_us(job.width, job.height, job.steps, !job.adapter.empty())) *
-                          spread)));
+      const double run_us =
+          job.run_us > 0
+              ? static_cast<double>(job.run_us)
+              : static_cast<double>(costs.run_us(job.width, job.height, job.steps, !job.adapter.empty())) * spread;
+      run_us_.push_back(std::max<std::int64_t>(1, std::llround(run_us / options.speed)));
+      cold_us_.push_back(job.run_us > 0 ? 0 : std::llround(static_cast<double>(costs.cold_class_us) / options.speed));
     }
     took_us_ = run_us_;
     ended_us_.resize(trace.jobs.size());
@@ -224,7 +227,7 @@ class Simulation {
   void assign(std::size_t worker, queue::AssignRequest& unit, std::int64_t now) {
     const auto job = index_of(unit.ref);
     const auto& adapter = trace_.jobs[job].adapter;
-    took_us_[job] = run_us_[job] + (workers_[worker].is_cold(classes_.at(unit.ref.job)) ? costs_.cold_class_us : 0);
+    took_us_[job] = run_us_[job] + (workers_[worker].is_cold(classes_.at(unit.ref.job)) ? cold_us_[job] : 0);
     gap_.assigned(trace_.jobs[job].tenant, took_us_[job]);
     send(unit.ref, "assigned", now);
     const bool missed = workers_[worker].take({.ref = unit.ref,
@@ -232,6 +235,7 @@ class Simulation {
                                                .class_key = classes_.at(unit.ref.job),
                                                .adapter = adapter,
                                                .run_us = run_us_[job],
+                                               .cold_us = cold_us_[job],
                                                .drop_from_host = std::move(unit.drop_from_host),
                                                .drop_from_slots = std::move(unit.drop_from_slots)},
                                               now);
@@ -281,6 +285,7 @@ class Simulation {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::uint64_t numbers_ = 0, nonces_ = 0;
   std::vector<std::int64_t> run_us_, took_us_;  // took_us_ includes the cost of a cold class
+  std::vector<std::int64_t> cold_us_;           // that cost
   std::vector<std::int64_t> ended_us_;          // in the trace's time, as is last_end_us_
   std::vector<double> decisions_us_;            // per assigned unit
   std::vector<double> decisions_at_10000_us_;   // with about 10,000 queued units

@@ -19,6 +19,7 @@ struct SimulationOptions {
   int workers = 0;         // 0: the number in the trace
   double warm_up = 0.2;    // this share of the jobs, from the first, is excluded from figures
   std::uint64_t seed = 1;  // of the variation of runs
+  double speed = 1;        // of the workers: runs take their time divided by it
 };
 
 struct Figure {

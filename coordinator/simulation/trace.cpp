@@ -17,6 +17,7 @@ namespace ditfleet::simulation {
 namespace {
 
 constexpr std::string_view kHeader = "at_ms,tenant,width,height,steps,adapter,slo_ms";
+constexpr std::string_view kHeaderWithRun = "at_ms,tenant,width,height,steps,adapter,slo_ms,run_ms";
 // Common sizes of up to 1 megapixel, the most popular first.
 constexpr std::array<std::pair<int, int>, 12> kShapes = {{{1024, 1024},
                                                           {1216, 832},
@@ -43,11 +44,12 @@ struct Column {
   const char* name;
   Range range;
 };
-const std::array<Column, 5> kColumns = {{{0, "at_ms", kAtMs},
+const std::array<Column, 6> kColumns = {{{0, "at_ms", kAtMs},
                                          {2, "width", whole(16, 2048)},
                                          {3, "height", whole(16, 2048)},
                                          {4, "steps", kSteps},
-                                         {6, "slo_ms", kSloMs}}};
+                                         {6, "slo_ms", kSloMs},
+                                         {7, "run_ms", kRunMs}}};
 
 // Draws an index by Zipf's law.
 class Zipf {
@@ -67,6 +69,15 @@ class Zipf {
 
 }  // namespace
 
+Result<void> check_shape(int width, int height, int steps) {
+  for (const auto& [at, number] : {std::pair(1, width), {2, height}, {3, steps}}) {
+    const auto& column = kColumns[static_cast<std::size_t>(at)];
+    if (!column.range.has(number)) return column.range.error(column.name, fmt::format("'{}'", number));
+  }
+  if (width % 16 != 0 || height % 16 != 0) return invalid_argument("width and height must be multiples of 16");
+  return {};
+}
+
 Result<Trace> read_trace(const std::string& path) {
   auto text = read_file(path);
   if (!text) return text.error();
@@ -74,7 +85,7 @@ Result<Trace> read_trace(const std::string& path) {
   std::string_view rest = *text;
   if (rest.starts_with("\xef\xbb\xbf")) rest.remove_prefix(3);  // byte order mark
   int line_number = 0;
-  bool header = false;
+  std::size_t fields = 0;  // 0: no header yet
   while (!rest.empty()) {
     const auto end = std::min(rest.find('\n'), rest.size());
     std::string_view line = rest.substr(0, end);
@@ -97,22 +108,25 @@ Result<Trace> read_trace(const std::string& path) {
       }
       continue;
     }
-    if (!header) {
-      if (line != kHeader) return wrong("the header line must be " + std::string(kHeader));
-      header = true;
+    if (fields == 0) {
+      fields = line == kHeader ? 7 : line == kHeaderWithRun ? 8 : 0;
+      if (fields == 0) return wrong(fmt::format("the header line must be {} or {}", kHeader, kHeaderWithRun));
       continue;
     }
     const auto field = split(line, ',');
-    if (field.size() != 7) return wrong("a job has the fields " + std::string(kHeader));
-    std::array<std::int64_t, 5> n{};
+    if (field.size() != fields)
+      return wrong(fmt::format("a job has the fields {}", fields == 7 ? kHeader : kHeaderWithRun));
+    std::array<std::int64_t, 6> n{};
     for (std::size_t i = 0; i < kColumns.size(); ++i) {
       const auto& column = kColumns[i];
+      if (column.at >= fields) continue;
       const auto number = number_of<std::int64_t>(field[column.at]);
       if (!number || !column.range.has(static_cast<double>(*number)))
         return wrong(column.range.error(column.name, "'" + std::string(field[column.at]) + "'").message);
       n[i] = *number;
     }
-    if (n[1] % 16 != 0 || n[2] % 16 != 0) return wrong("width and height must be multiples of 16");
+    if (auto fits = check_shape(static_cast<int>(n[1]), static_cast<int>(n[2]), static_cast<int>(n[3])); !fits)
+      return wrong(fits.error().message);
     if (field[1].empty() || !is_name(field[1]))
       return wrong(fmt::format("the tenant must be 1 to {} bytes of UTF-8", kMaxNameBytes));
     if (!is_name(field[5]))
@@ -126,6 +140,7 @@ Result<Trace> read_trace(const std::string& path) {
                           .steps = static_cast<int>(n[3]),
                           .adapter = std::string(field[5]),
                           .slo_us = n[4] * 1000,
+                          .run_us = n[5] * 1000,
                           .line = line_number});
   }
   if (trace.jobs.empty())
@@ -134,10 +149,13 @@ Result<Trace> read_trace(const std::string& path) {
 }
 
 Result<void> write_trace(const Trace& trace, const std::string& path) {
-  std::string text = "# " + trace.about + "\n" + std::string(kHeader) + "\n";
+  const bool with_run =
+      std::any_of(trace.jobs.begin(), trace.jobs.end(), [](const TraceJob& job) { return job.run_us > 0; });
+  std::string text = fmt::format("# {}\n{}\n", trace.about, with_run ? kHeaderWithRun : kHeader);
   for (const auto& job : trace.jobs) {
-    text += fmt::format("{},{},{},{},{},{},{}\n", job.at_us / 1000, job.tenant, job.width, job.height, job.steps,
+    text += fmt::format("{},{},{},{},{},{},{}", job.at_us / 1000, job.tenant, job.width, job.height, job.steps,
                         job.adapter, job.slo_us / 1000);
+    text += with_run ? fmt::format(",{}\n", job.run_us / 1000) : "\n";
   }
   return write_output_file(path, text);
 }

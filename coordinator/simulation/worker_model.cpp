@@ -99,7 +99,7 @@ std::optional<WorkerModel::Started> WorkerModel::start(std::int64_t now_us) {
   if (!out.slot_miss && !unit.adapter.empty() && unit.adapter != last_adapter_)
     out.started_us += costs_->adapter_resident_us;
   out.cold_class = warm_.insert(unit.class_key).second;
-  out.ends_us = out.started_us + unit.run_us + (out.cold_class ? costs_->cold_class_us : 0);
+  out.ends_us = out.started_us + unit.run_us + (out.cold_class ? unit.cold_us : 0);
   busy_us_ += out.ends_us - now_us;
   running_ = true;
   return out;

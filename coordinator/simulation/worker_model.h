@@ -20,6 +20,7 @@ struct ModelUnit {
   queue::UnitRef ref;
   std::string nonce, class_key, adapter;  // adapter may be empty
   std::int64_t run_us = 0;                // warm, adapter in a slot
+  std::int64_t cold_us = 0;               // added if the class is cold
   std::int64_t taken_us = 0;
   std::vector<std::string> drop_from_host, drop_from_slots;
 };

@@ -120,6 +120,14 @@ const Option kOptions[] = {
      .range = {1, 100'000'000}},
     {DITFLEET_OPTION(queue.max_age_ms), .description = "A job that is open for longer expires. 0: never.",
      .range = {0, kManyMs}},
+    {DITFLEET_OPTION(queue.history_days),
+     .description = "How long the history keeps an ended job, in days. `ditfleet capacity` and `ditfleet history "
+                    "export` read it. 0: no history.",
+     .range = {0, 3650}},
+    {DITFLEET_OPTION(queue.history_jobs),
+     .description = "Maximum number of jobs in the history; the oldest are removed. Raising it costs memory in Redis, "
+                    "about 240 bytes per job. 0: no history.",
+     .range = {0, 100'000'000}},
 
     {DITFLEET_OPTION(quotas.queued_units),
      .description = "Maximum number of units in a tenant's open jobs. 0: only queue.max_queued limits them. This and "

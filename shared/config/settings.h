@@ -86,6 +86,7 @@ struct Settings {
     std::int64_t retry_backoff_ms = 500, retry_backoff_max_ms = 30'000;
     std::int64_t retention_ms = 3'600'000, idempotency_ms = 86'400'000;
     std::int64_t max_queued = 100'000, max_age_ms = 604'800'000;
+    std::int64_t history_days = 30, history_jobs = 1'000'000;
   } queue;
   Quotas quotas;
   struct {

@@ -15,7 +15,9 @@ QueueOptions queue_options(const config::Settings& settings) {
           .max_crashes = q.max_crashes,
           .max_lapses = q.max_lapses,
           .retry_backoff_ms = q.retry_backoff_ms,
-          .retry_backoff_max_ms = q.retry_backoff_max_ms};
+          .retry_backoff_max_ms = q.retry_backoff_max_ms,
+          .history_ms = q.history_days * 86'400'000,
+          .history_jobs = q.history_jobs};
 }
 
 std::string Quota::packed() const {

@@ -51,6 +51,7 @@ struct QueueOptions {
   int max_lapses = 5;                   // workers per unit that are lost
   std::int64_t retry_backoff_ms = 500;  // before the first retry; doubles with each retry, with jitter
   std::int64_t retry_backoff_max_ms = 30'000;
+  std::int64_t history_ms = 0, history_jobs = 0;  // age and number of the jobs in the history; either 0: no history
   std::function<Quota(const std::string& tenant)> quota = {};  // unset: none
 };
 
@@ -99,6 +100,10 @@ class Client {
   // Of tenants with open jobs.
   asio::awaitable<Result<std::map<std::string, TenantUse>>> use(Deadline deadline);
 
+  // Returns ended jobs in the order in which they were recorded, from the first after the cursor or the time in
+  // milliseconds `after`. kInvalidArgument: it is neither.
+  asio::awaitable<Result<HistoryPage>> history(const std::string& after, int limit, Deadline deadline);
+
   // --- administrators --------------------------------------------------------------------------
   // Replaces the worker's desired state, which lasts for a week after the worker's last heartbeat. A worker that has
   // received a unit before reads it at once, any other with its next heartbeat.
@@ -134,6 +139,9 @@ class Client {
                                                     const std::map<std::string, std::optional<std::int64_t>>& times,
                                                     Deadline deadline);
   asio::awaitable<Result<std::map<std::string, std::int64_t>>> virtual_times(Deadline deadline);
+  // Appends ended jobs to the history and removes those that are too old or too many. May be repeated after an error,
+  // but then records jobs twice.
+  asio::awaitable<Result<void>> append_history(std::span<const HistoryJob> jobs, Deadline deadline);
   // Replaces the forecast, which expires after 5 s.
   asio::awaitable<Result<void>> publish(const FleetForecast& forecast, Deadline deadline);
 

@@ -8,7 +8,7 @@
 namespace ditfleet::queue {
 namespace {
 
-constexpr std::size_t kMaxUnits = 1024, kMostPhases = 32;
+constexpr std::size_t kMaxUnits = 1024, kMostPhases = 32, kMostWorkers = 100'000;
 
 std::string text_in(const Event& event, const char* name) {
   const auto it = event.fields.find(name);
@@ -137,6 +137,12 @@ JobSummaries::Ended JobSummaries::apply(const Event& event) {
   } else if (job::is_terminal(*state)) {
     ended.unit = of_unit(*job, event.unit);
     ended.unit->ended_ms = event.at_ms;
+    if (unit.started_ms > 0) {
+      if (last_ends_ms_.size() >= kMostWorkers) last_ends_ms_.clear();
+      std::int64_t& last_end_ms = last_ends_ms_[unit.worker];
+      ended.unit->run_ms = event.at_ms - std::max(unit.started_ms, last_end_ms);
+      last_end_ms = event.at_ms;
+    }
     ended.unit->error = text_in(event, "message");
     ended.unit->phases_us = parse_phases(text_in(event, "phases_us"));
     while (ended.unit->phases_us.size() > kMostPhases) ended.unit->phases_us.erase(ended.unit->phases_us.begin());
@@ -151,6 +157,10 @@ JobSummaries::Ended JobSummaries::apply(const Event& event) {
   return ended;
 }
 
+void JobSummaries::set_adapter(std::string_view job, std::string digest) {
+  if (const auto it = open_.find(job); it != open_.end()) it->second.summary.adapter = std::move(digest);
+}
+
 void JobSummaries::restore(const std::vector<UnitView>& units) {
   open_.clear();
   for (const UnitView& view : units) {
@@ -163,6 +173,7 @@ void JobSummaries::restore(const std::vector<UnitView>& units) {
     whole.model = view.model;
     whole.steps = view.steps;
     whole.adapters = static_cast<int>(view.adapters.size());
+    if (!view.adapters.empty()) whole.adapter = view.adapters.front();
     whole.cost_us = view.cost_us;
     whole.ready_ms = view.ready_ms;
     whole.state = job::State::kReady;

@@ -26,7 +26,11 @@ struct JobSummary {
   int attempts = 0;                        // assignments; of a job the largest number of one of its units
   std::int64_t cost_us = 0;                // predicted, per unit
   std::int64_t created_ms = 0, ready_ms = 0, first_assigned_ms = 0, assigned_ms = 0, started_ms = 0, ended_ms = 0;
+  // From `started` to the end of the unit, or of the job's unit that ended last; without the time in which the worker
+  // still ran the unit before. 0: it did not start, or events are missing.
+  std::int64_t run_ms = 0;
   std::map<std::string, std::int64_t> phases_us;  // reported by the worker
+  std::string adapter;                            // digest of its first adapter; only after restore() or set_adapter()
 };
 
 struct Span {
@@ -63,6 +67,8 @@ class JobSummaries {
 
   // Returns the summary of a unit or a job that ends with this event, if it is tracked.
   Ended apply(const Event& event);
+  // The events have only the number of adapters. Does nothing for a job that is not tracked.
+  void set_adapter(std::string_view job, std::string digest);
   // Replaces the open jobs with those that Client::open_units() returned, after events were missed. Their assignments
   // are unknown.
   void restore(const std::vector<UnitView>& units);
@@ -75,6 +81,7 @@ class JobSummaries {
 
   std::size_t most_jobs_;
   std::map<std::string, Job, std::less<>> open_;
+  std::map<std::string, std::int64_t> last_ends_ms_;  // of a unit, by worker
 };
 
 }  // namespace ditfleet::queue

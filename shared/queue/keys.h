@@ -23,6 +23,7 @@ class Keys {
   std::string lease() const { return prefix_ + "lease"; }        // zset: assigned and running units by lease end
   std::string deadline() const { return prefix_ + "deadline"; }  // zset: jobs by their deadline
   std::string dead() const { return prefix_ + "dead"; }          // stream: dead letters
+  std::string history() const { return prefix_ + "history"; }    // stream: ended jobs, for statistics
   std::string use() const { return prefix_ + "use"; }            // hash: tenant → what its open jobs take (base.lua)
   std::string leader() const { return prefix_ + "leader"; }      // string: "<epoch> <coordinator>"
   std::string epoch() const { return prefix_ + "epoch"; }        // string: the latest epoch

@@ -183,6 +183,21 @@ struct JobPage {
   std::string next_cursor;      // empty: the last page
 };
 
+// An ended job in the history, which serves statistics: a change of the leader may omit or repeat some jobs.
+struct HistoryJob {
+  std::int64_t created_ms = 0, total_ms = 0;  // total_ms: from its creation to its end
+  std::int64_t run_ms = 0;                    // of the unit that ended last; 0: unknown
+  std::string tenant, class_key, worker;
+  std::string adapter;  // first 12 digits of the digest of its first adapter
+  job::State state = job::State::kSucceeded;
+  int steps = 0, units = 1, attempts = 0;
+};
+
+struct HistoryPage {
+  std::vector<HistoryJob> jobs;  // oldest first
+  std::string next_cursor;       // empty: the last page
+};
+
 // The parts of a list that stored records and events separate by commas.
 inline std::vector<std::string> split_list(std::string_view packed) {
   const auto parts = split(packed, ',');

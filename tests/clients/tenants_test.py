@@ -51,7 +51,7 @@ class Keys(unittest.TestCase):
         acme_key, acme_id = made.json()["key"], made.json()["id"]
         acme = self.client(acme_key)
         self.assertEqual(acme.submit(**SMALL) in acme.get("/v1/jobs").body.decode(), True)
-        for method, path in (("GET", "/v1/keys"), ("POST", "/v1/keys"), ("DELETE", "/v1/keys/" + acme_id), ("GET", "/v1/tenants")):
+        for method, path in (("GET", "/v1/keys"), ("POST", "/v1/keys"), ("DELETE", "/v1/keys/" + acme_id), ("GET", "/v1/tenants"), ("GET", "/v1/history")):
             refused = acme.request(method, path, {"tenant": "x"} if method == "POST" else None)
             self.assertEqual(refused.status, 403, (method, path))
             self.assertIn("administrator's key", refused.error["message"])

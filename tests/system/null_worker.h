@@ -6,6 +6,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -34,6 +35,7 @@ class NullWorker {
     bool fails = false;  // fails what it starts, at once and so that it may be retried
     std::string poison;  // the job that kills it before it starts; empty: none
     std::map<std::string, queue::ModelMemory> memory = {};
+    std::function<std::chrono::milliseconds(const queue::UnitRef&)> run_of = {};  // in place of `run`
   };
 
   NullWorker(asio::io_context& io, const redis::Endpoint& endpoint, Options options)
@@ -150,7 +152,8 @@ class NullWorker {
             running_.reset();
             continue;
           }
-          if (options_.run > 0ms) co_await pause(options_.run);
+          if (const auto run = options_.run_of ? options_.run_of(attempt.ref) : options_.run; run > 0ms)
+            co_await pause(run);
           queue::Completion completion{.attempt = attempt, .manifest = "{\"nonce\":\"" + attempt.nonce + "\"}"};
           done = co_await client_->complete(completion, Deadline::after(2s));
           while (!done && done.error().code != Code::kConflict) {

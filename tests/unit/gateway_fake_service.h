@@ -200,6 +200,10 @@ class FakeService final : public JobService {
     co_return infos;
   }
   std::map<std::string, queue::Desired> desired;  // by worker
+  asio::awaitable<Result<queue::HistoryPage>> history(const std::string&, int) override {
+    if (down) co_return *down;
+    co_return queue::HistoryPage{};
+  }
   std::optional<queue::FleetForecast> fleet_forecast;
   asio::awaitable<Result<void>> set_desired(const queue::WorkerInfo& worker, queue::Desired state) override {
     desired[worker.name] = state;

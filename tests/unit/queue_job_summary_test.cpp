@@ -76,6 +76,38 @@ TEST(JobSummary, AJobThatWasTriedTwice) {
   EXPECT_TRUE(jobs.open().empty());
 }
 
+TEST(JobSummary, ARunBeginsWhenTheWorkerHasEndedTheUnitBefore) {
+  JobSummaries jobs;
+  const std::string assigned = R"( assigned 0 {"attempt":1,"worker":"w1","reason":"warm"})";
+  const auto ended = apply(jobs, {{1000, std::string("a ") + kReady},
+                                  {1001, std::string("b ") + kReady},
+                                  {1002, std::string("c ") + kReady},
+                                  {1010, "a" + assigned},
+                                  {1011, "b" + assigned},
+                                  {1100, "a started 0 {}"},
+                                  {1200, "b started 0 {}"},  // prepared while `a` runs
+                                  {1500, R"(a succeeded 0 {"job":"succeeded"})"},
+                                  {1900, R"(b succeeded 0 {"job":"succeeded"})"},
+                                  {2000, R"(c canceled 0 {"job":"canceled"})"}});
+  ASSERT_EQ(ended.size(), 6u);
+  EXPECT_EQ(ended[1].run_ms, 400);
+  EXPECT_EQ(ended[3].run_ms, 400);
+  EXPECT_EQ(ended[5].run_ms, 0);
+}
+
+TEST(JobSummary, AnAdapterIsSetOrRestored) {
+  JobSummaries jobs;
+  jobs.set_adapter("a", "0123");  // not tracked
+  UnitView view{.ref = {"b", 0}};
+  view.adapters = {"4567", "89"};
+  jobs.restore({view});
+  const auto ended = apply(jobs, {{1000, std::string("a ") + kReady}, {1001, R"(b succeeded 0 {"job":"succeeded"})"}});
+  ASSERT_EQ(ended.size(), 2u);
+  EXPECT_EQ(ended[1].adapter, "4567");
+  jobs.set_adapter("a", "0123");
+  EXPECT_EQ(jobs.open().at("a").summary.adapter, "0123");
+}
+
 TEST(JobSummary, AJobEndsWithItsLastUnit) {
   JobSummaries jobs;
   std::string ready = kReady;

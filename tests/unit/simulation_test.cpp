@@ -26,7 +26,8 @@ TEST(WorkerModel, LoadsSwapsAndEvictsAsTheCostTableSays) {
                      .nonce = std::to_string(i),
                      .class_key = "c",
                      .adapter = adapter,
-                     .run_us = 1'000'000};
+                     .run_us = 1'000'000,
+                     .cold_us = 65'200};
   };
   EXPECT_TRUE(worker.is_cold("c"));
   EXPECT_TRUE(worker.take(unit(1, "a"), 0));

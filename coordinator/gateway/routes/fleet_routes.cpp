@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kMaxEvents = 10'000;  // of a job that its timeline shows; the oldest ones
 constexpr int kDefaultSlow = 20, kMaxSlow = 200;
+constexpr int kMaxHistory = 1000;  // jobs per page
 
 json::array spans_value(const std::vector<queue::Span>& spans) {
   json::array out;
@@ -225,9 +226,44 @@ asio::awaitable<Result<Response>> get_fleet(const ApiContext& context, CallPtr c
       .with("Cache-Control", "no-store");
 }
 
+asio::awaitable<Result<Response>> list_history(const ApiContext& context, CallPtr call) {
+  int limit = kMaxHistory;
+  std::string after = "0";
+  for (const auto& [name, value] : call->request.query) {
+    if (name == "after") {
+      after = value;
+    } else if (name == "limit") {
+      const auto asked = parse_limit(value, kMaxHistory);
+      if (!asked) co_return asked.error();
+      limit = *asked;
+    } else {
+      co_return invalid_argument("unknown parameter '" + name + "'; supported are after and limit", name);
+    }
+  }
+  auto page = co_await context.service.history(after, limit);
+  if (!page) co_return page.error();
+  json::array jobs;
+  for (const auto& job : page->jobs) {
+    jobs.push_back(json::object{{"created_ms", job.created_ms},
+                                {"tenant", job.tenant},
+                                {"class", job.class_key},
+                                {"steps", job.steps},
+                                {"units", job.units},
+                                {"adapter", text_or_null(job.adapter)},
+                                {"state", job::state_name(job.state)},
+                                {"attempts", job.attempts},
+                                {"total_ms", job.total_ms},
+                                {"run_ms", job.run_ms > 0 ? json::value(job.run_ms) : json::value(nullptr)},
+                                {"worker", text_or_null(job.worker)}});
+  }
+  co_return json_response(200, {{"object", "list"}, {"jobs", std::move(jobs)}, {"next_cursor", page->next_cursor}})
+      .with("Cache-Control", "no-store");
+}
+
 }  // namespace
 
 void add_fleet_routes(Router& router) {
+  router.add({"GET", "/v1/history", list_history, Access::kAdministrator});
   router.add({"GET", "/v1/jobs/slow", list_slow});
   router.add({"GET", "/v1/jobs/{id}/timeline", get_timeline});
   router.add({"GET", "/v1/fleet", get_fleet});

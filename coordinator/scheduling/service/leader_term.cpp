@@ -21,6 +21,9 @@ constexpr std::int64_t kForecastPeriodUs = 1'000'000;
 constexpr std::int64_t kAuditPeriodUs = 30'000'000;
 constexpr std::size_t kMostAdmitting = 1024;
 constexpr int kIntakeBatch = 256;
+constexpr std::size_t kMostSummaries = 200'000;  // open jobs that the history follows
+constexpr std::size_t kHistoryBatch = 500;       // jobs per call
+constexpr std::size_t kMostUnstored = 10'000;    // ended jobs that wait for Redis
 constexpr std::int64_t kAuditSpacingUs = 200'000, kMostAuditSpacingUs = 10'000'000;  // doubles with each failure
 
 SchedulerOptions scheduler_options(const SchedulerServiceOptions& options, SchedulerMetrics* metrics) {
@@ -34,6 +37,8 @@ SchedulerOptions scheduler_options(const SchedulerServiceOptions& options, Sched
   }
   return out;
 }
+
+bool keeps_history(const queue::QueueOptions& options) { return options.history_ms > 0 && options.history_jobs > 0; }
 
 bool may_name_adapters(const queue::IntakeEntry& entry) { return entry.spec.find("\"loras\"") != std::string::npos; }
 
@@ -53,7 +58,8 @@ LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
       epoch_(epoch),
       scheduler_(std::make_unique<Scheduler>(scheduler_options(*context_.options, context_.metrics))),
       tasks_(context_.executor),
-      wake_(context_.executor) {}
+      wake_(context_.executor),
+      summaries_(kMostSummaries) {}
 
 void LeaderTerm::spawn(const char* name, asio::awaitable<void> task, Vital vital) {
   const auto keep = [](std::shared_ptr<LeaderTerm>, asio::awaitable<void> t) -> asio::awaitable<void> {
@@ -106,6 +112,7 @@ asio::awaitable<void> LeaderTerm::run() {
   spawn("scheduler.registry", poll_registry(), Vital::kForever);
   spawn("scheduler.reap", reap(), Vital::kForever);
   spawn("scheduler.virtual_times", keep_virtual_times(), Vital::kForever);
+  if (keeps_history(context_.client->options())) spawn("scheduler.history", keep_history(), Vital::kForever);
   for (;;) {
     kicked_ = false;
     notice_reconnect();
@@ -145,6 +152,7 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
   scheduler_->rebuild(*open, *times, *workers, context_.client->options().lease_ms, now_us());
   log_fleet();
   for (const auto& view : *open) context_.metrics->track(view.ref.job, view.created_ms);
+  if (keeps_history(context_.client->options())) summaries_.restore(*open);
   stored_times_ = std::move(times).value();
   rewind_ = true;
   // An event may be older than what was read of its unit: an audit resolves that.
@@ -163,11 +171,12 @@ asio::awaitable<void> LeaderTerm::follow_feed() {
       continue;
     }
     if (batch->gap) {
-      audit_wanted_ = true;
+      audit_wanted_ = missed_events_ = true;
       context_.metrics->on_gap();
     }
     const auto now = now_us();
     for (const auto& event : batch->events) {
+      if (keeps_history(context_.client->options())) note_for_history(event);
       context_.metrics->on_event(event, [&] { return scheduler_->class_of(event.job); });
       scheduler_->on_event(event, now);
       if (const auto lost = line_of_lost(event)) log_line(*lost);
@@ -290,6 +299,44 @@ asio::awaitable<void> LeaderTerm::store_virtual_times(Deadline deadline) {
   if (!failed(stored, "storing the virtual times")) stored_times_ = times;
 }
 
+void LeaderTerm::note_for_history(const queue::Event& event) {
+  const auto ended = summaries_.apply(event);
+  // The scheduler knows the job from its intake entry on.
+  if (event.type == "ready" && event.fields.contains("class"))
+    summaries_.set_adapter(event.job, scheduler_->first_adapter_of(event.job));
+  if (!ended.job || history_.size() >= kMostUnstored) return;
+  const queue::JobSummary& job = *ended.job;
+  history_.push_back({.created_ms = job.created_ms,
+                      .total_ms = job.ended_ms - job.created_ms,
+                      .run_ms = job.run_ms,
+                      .tenant = job.tenant,
+                      .class_key = job.class_key,
+                      .worker = job.worker,
+                      .adapter = job.adapter,
+                      .state = job.state,
+                      .steps = job.steps,
+                      .units = job.units,
+                      .attempts = job.attempts});
+}
+
+asio::awaitable<void> LeaderTerm::keep_history() {
+  for (;;) {
+    co_await pause(1000ms);
+    if (context_.connection->connected()) co_await store_history(Deadline::after(kCall));
+  }
+}
+
+asio::awaitable<void> LeaderTerm::store_history(Deadline deadline) {
+  const auto jobs = std::exchange(history_, {});
+  for (std::size_t begin = 0; begin < jobs.size(); begin += kHistoryBatch) {
+    const auto batch = std::span(jobs).subspan(begin, std::min(kHistoryBatch, jobs.size() - begin));
+    const auto stored = co_await context_.client->append_history(batch, deadline);
+    // Statistics are not worth an audit, or recording a job twice.
+    if (!stored)
+      spdlog::debug("scheduler: {} jobs are missing in the history: {}", batch.size(), stored.error().message);
+  }
+}
+
 asio::awaitable<void> LeaderTerm::audit() {
   audit_wanted_ = false;
   const auto asked = now_us();
@@ -300,6 +347,7 @@ asio::awaitable<void> LeaderTerm::audit() {
   audit_spacing_us_ = open ? kAuditSpacingUs : std::min(2 * audit_spacing_us_, kMostAuditSpacingUs);
   if (failed(open, "reading the open units")) co_return;
   scheduler_->audit(*open, asked, now_us());
+  if (std::exchange(missed_events_, false) && keeps_history(context_.client->options())) summaries_.restore(*open);
   context_.metrics->audited();
   kick();
 }

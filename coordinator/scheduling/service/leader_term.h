@@ -17,6 +17,7 @@
 #include "shared/core/log_throttle.h"
 #include "shared/core/task_group.h"
 #include "shared/queue/client.h"
+#include "shared/queue/job_summary.h"
 #include "shared/redis/connection.h"
 
 namespace ditfleet::scheduling {
@@ -39,6 +40,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   void start();
   void stop();  // cancels its coroutines
   asio::awaitable<void> store_virtual_times(Deadline deadline);
+  asio::awaitable<void> store_history(Deadline deadline);
 
   std::int64_t epoch() const { return epoch_; }
   bool rebuilt() const { return rebuilt_; }
@@ -52,6 +54,8 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   asio::awaitable<void> poll_registry();
   asio::awaitable<void> reap();
   asio::awaitable<void> keep_virtual_times();
+  asio::awaitable<void> keep_history();
+  void note_for_history(const queue::Event& event);
   asio::awaitable<void> audit();
   asio::awaitable<void> admit(std::vector<queue::Admission> admissions);
   asio::awaitable<void> reject(std::vector<queue::Rejection> rejections);
@@ -98,6 +102,9 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   std::int64_t adapters_version_ = -1;  // that the scheduler has
   std::set<std::string> pinned_;
   std::map<std::string, std::int64_t> stored_times_;
+  queue::JobSummaries summaries_;           // unused without a history
+  std::vector<queue::HistoryJob> history_;  // ended, not yet stored
+  bool missed_events_ = false;              // the next audit restores the summaries
 };
 
 }  // namespace ditfleet::scheduling

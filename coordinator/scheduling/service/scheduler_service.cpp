@@ -58,7 +58,10 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
       term->stop();
       metrics_.leading(false, 0);
       if (connection_->connected()) {
-        if (term->rebuilt()) co_await term->store_virtual_times(deadline);
+        if (term->rebuilt()) {
+          co_await term->store_virtual_times(deadline);
+          co_await term->store_history(deadline);
+        }
         const auto resigned = co_await client_->resign(options_.coordinator, epoch, deadline);
         if (resigned) spdlog::info("scheduler: resigned the leadership");
       }
