@@ -252,7 +252,7 @@ TEST_F(SchedulerServiceTest, names_of_adapters_mean_what_they_mean_at_admission)
   })) << jobs.size();
   EXPECT_EQ(jobs[2].state, job::State::kCanceled);
   EXPECT_EQ(jobs[2].adapter, std::string(12, 'f'));
-  EXPECT_EQ(jobs[2].class_key, "tiny/256x256x1/none/512/auto");
+  EXPECT_EQ(jobs[2].class_key, "tiny/256x256x1/embedded/512/auto");
   EXPECT_EQ(jobs[2].run_ms, 0);
 }
 
