@@ -183,7 +183,8 @@ struct JobPage {
   std::string next_cursor;      // empty: the last page
 };
 
-// An ended job in the history, which serves statistics: a change of the leader may omit or repeat some jobs.
+// An ended job in the history, which serves statistics: a change of the leader may omit or repeat some jobs, and
+// jobs that waited in the intake before it led count from their admission.
 struct HistoryJob {
   std::int64_t created_ms = 0, total_ms = 0;  // total_ms: from its creation to its end
   std::int64_t run_ms = 0;                    // of the unit that ended last; 0: unknown

@@ -389,7 +389,7 @@ class Config(WithFolder):
     def test_capacity_names_wrong_flags_and_missed_objectives(self):
         trace = self.folder / "trace.csv"
         trace.write_text("at_ms,tenant,width,height,steps,adapter,slo_ms,run_ms\n"
-                         + "".join(f"{i * 1000},t,512,512,4,,0,1900\n" for i in range(100)))
+                         + "".join(f"{i * 1000},t,512,512,4,,0,1500\n" for i in range(100)))
         old = ROOT / "tests/sim/steps4.csv"
         capacity = ["capacity", "--trace", trace, "--slo"]
         for argv, told in ((["capacity", "--trace", trace], "--slo is required"),
@@ -397,7 +397,7 @@ class Config(WithFolder):
                            ([*capacity, "p95=2s", "--kind", "h200"], "write NAME=SPEED"),
                            ([*capacity, "p95=2s", "--kind", "h200=0"], "write NAME=SPEED"),
                            ([*capacity, "p95=2s", "--max-workers", "0"], "--max-workers"),
-                           ([*capacity, "p95=2s", "--from", "-7d"], "--from excludes --trace"),
+                           ([*capacity, "p95=2s", "--from", "-7d"], "--trace excludes --from"),
                            (["capacity", "--trace", old, "--slo", "p95=2s"], "have no run_ms; give --costs FILE"),
                            (["capacity", "--slo", "p95=2s", "--from", "-7x"], "write an age such as -24h or -7d"),
                            (["history", "export", "--from", "yesterday"], "write an age such as -24h or -7d"),
@@ -407,9 +407,10 @@ class Config(WithFolder):
         found = json.loads(self.cli(*capacity, "p95=2s", "--kind", "same=1", "--kind", "fast=2", "--json", code=0).stdout)
         self.assertEqual([kind["fleet"]["workers"] for kind in found["kinds"]], [2, 1])
         self.assertIn("counts, from the first", self.cli(*capacity, "p95=2s", code=0).stdout)
-        missed = self.cli(*capacity, "p95=1s", "--max-workers", "7", code=1)
+        missed = self.cli(*capacity, "p95=1s", "--max-workers", "7", "--json", code=1)
         self.assertIn("no fleet of up to 7 workers meets the objective", missed.stderr)
-        self.assertRegex(missed.stdout, r"observed +7 +missed +1.90 s")
+        fleet = json.loads(missed.stdout)["kinds"][0]["fleet"]
+        self.assertEqual((fleet["workers"], fleet["meets"], fleet["p50_s"]), (7, False, 1.5))
 
     def test_a_misspelt_key_is_a_usage_error_everywhere(self):
         file = self.write("worker:\n  cuont: 2\n")

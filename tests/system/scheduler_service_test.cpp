@@ -228,6 +228,7 @@ TEST_F(SchedulerServiceTest, names_of_adapters_mean_what_they_mean_at_admission)
   const auto deleted = naming("ink"), replaced = naming("oil");
   ASSERT_TRUE(wait(registry.remove("default", "ink", soon())).ok());
   put("oil", 'c');
+  options_.history_ms = options_.history_jobs = 1'000'000;
   auto& c = coordinate();
   ASSERT_TRUE(
       until([&] { return c.service->leading() && ended(deleted) && state_of(replaced) == job::State::kReady; }));
@@ -241,7 +242,18 @@ TEST_F(SchedulerServiceTest, names_of_adapters_mean_what_they_mean_at_admission)
     const auto id = naming("ink");
     ASSERT_TRUE(until([&] { return state_of(id) != job::State::kQueued; }));
     EXPECT_NE(job(id).spec.find(std::string(64, digit)), std::string::npos) << job(id).spec;
+    EXPECT_TRUE(wait(client_->cancel(id, "", soon())).ok());
   }
+  // The history has the jobs that ended, with their adapters; not the rejected one, which waited before the leader was.
+  std::vector<queue::HistoryJob> jobs;
+  ASSERT_TRUE(until([&] {
+    jobs = wait(client_->history("0", 100, soon()))->jobs;
+    return jobs.size() == 3;
+  })) << jobs.size();
+  EXPECT_EQ(jobs[2].state, job::State::kCanceled);
+  EXPECT_EQ(jobs[2].adapter, std::string(12, 'f'));
+  EXPECT_EQ(jobs[2].class_key, "tiny/256x256x1/embedded/512/auto");
+  EXPECT_EQ(jobs[2].run_ms, 0);
 }
 
 class SchedulerMemoryTest : public SchedulerServiceTest {
