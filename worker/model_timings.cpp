@@ -16,11 +16,19 @@ namespace {
 
 double seconds(std::chrono::microseconds time) { return static_cast<double>(time.count()) * 1e-6; }
 
+const telemetry::Histograms& phases() {
+  static const telemetry::Histograms series("ditfleet_phase_seconds");
+  return series;
+}
+
 }  // namespace
 
 void record_load(const pipeline::ModelInfo& info) {
   static const telemetry::Gauges series("ditfleet_model_load_seconds");
   for (const auto& [part, time] : info.load_times) series({info.name, part}).Set(seconds(time));
+  // A rate needs a first sample of 0: a slow worker may run few units.
+  for (const char* phase : {"adapter", "text", "wait", "denoise", "vae", "encode", "store"})
+    phases()({info.name, phase});
 }
 
 void record_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts) {
@@ -46,10 +54,9 @@ void record_memory(const std::string& model, const pipeline::MemoryReport& repor
 
 void record_unit(const std::string& model, const std::map<std::string, std::int64_t>& phases_us,
                  const std::map<std::string, std::int64_t>& device_phases_us, const std::string& plan) {
-  static const telemetry::Histograms host("ditfleet_phase_seconds");
   static const telemetry::Histograms device("ditfleet_device_phase_seconds");
   static const telemetry::Counters plans("ditfleet_memory_plans_total");
-  for (const auto& [phase, us] : phases_us) host({model, phase}).Observe(static_cast<double>(us) * 1e-6);
+  for (const auto& [phase, us] : phases_us) phases()({model, phase}).Observe(static_cast<double>(us) * 1e-6);
   for (const auto& [phase, us] : device_phases_us) device({model, phase}).Observe(static_cast<double>(us) * 1e-6);
   plans({model, plan.empty() ? "resident" : plan}).Increment();
 }
