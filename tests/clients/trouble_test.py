@@ -81,16 +81,19 @@ class Trouble(unittest.TestCase):
                   "the workers are ready", 60)
             until(lambda: len(servers.query("up == 1")) == 1 + len(names), "Prometheus scrapes all", 30)
             stack.enter_context(Slowed(workers["slow-gpu"]))
-            draw = random.Random(7)
-            ids = []
-            for i in range(JOBS):
-                size = dict(SIZE)
-                if draw.random() < 0.2:  # sizes for which the last worker compiles again
-                    size["width"], size["height"] = draw.choice(OTHER_SIZES)
-                ids.append(client.submit(seed=i, **size))
-            for id in ids:
-                self.assertEqual(client.wait(id)["state"], "succeeded")
+            self.load(client)
             self.check(servers, client, of)
+
+    def load(self, client):
+        draw = random.Random(7)
+        ids = []
+        for i in range(JOBS):
+            size = dict(SIZE)
+            if draw.random() < 0.2:  # sizes for which the last worker compiles again
+                size["width"], size["height"] = draw.choice(OTHER_SIZES)
+            ids.append(client.submit(seed=i, **size))
+        for id in ids:
+            self.assertEqual(client.wait(id)["state"], "succeeded")
 
     def check(self, servers, client, of):
         def firing():
@@ -99,9 +102,14 @@ class Trouble(unittest.TestCase):
         wanted = {("DiTFleetPhaseSlow", f"127.0.0.1:{of['slow-disk']}", "store"),
                   ("DiTFleetPhaseSlow", f"127.0.0.1:{of['slow-gpu']}", "denoise"),
                   ("DiTFleetRecompile", f"127.0.0.1:{of['compiles']}", None)}
-        try:
-            until(lambda: wanted <= firing(), "the alerts fire", 30)
-        except AssertionError:
+        # The scheduler avoids slow workers, so that a short load may give them too few units to judge.
+        for _ in range(3):
+            with contextlib.suppress(AssertionError):
+                until(lambda: wanted <= firing(), "the alerts fire", 12)
+            if wanted <= firing():
+                break
+            self.load(client)
+        else:
             counts = [(s["metric"]["instance"], [v for _, v in s["values"]][:40]) for s in servers.query("ditfleet_recompiles_total[3m]")]
             self.fail(f"missing: {wanted - firing()}; firing: {firing()}; recompiles: {counts}")
         print("firing:", *sorted(map(str, firing())), sep="\n  ")
