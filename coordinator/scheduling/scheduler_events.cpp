@@ -15,11 +15,6 @@ constexpr std::size_t kMostAhead = 128, kMostAheadBytes = 1 << 20;
 // A relative error of a prediction from which on the charges for other held units are corrected too.
 constexpr double kRechargeFrom = 0.1;
 
-std::string field(const queue::Event& event, const char* name) {
-  const auto it = event.fields.find(name);
-  return it == event.fields.end() ? std::string() : it->second;
-}
-
 }  // namespace
 
 void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us) {
@@ -84,16 +79,16 @@ void Scheduler::on_event(const queue::Event& event, std::int64_t now_us) {
 void Scheduler::on_unit_event(Job& job, const queue::Event& event, int index, std::int64_t now_us) {
   auto& unit = job.units[index];
   if (unit.where == Unit::Where::kEnded) return;
-  const auto nonce = field(event, "nonce");
+  const auto nonce = event.field("nonce");
   if (event.type == "ready") {
-    const auto reason = field(event, "reason");
+    const auto reason = event.field("reason");
     // Until the registry reports that the worker drains, it would get the same unit again.
     if (unit.where == Unit::Where::kHeld && reason == "handed back")
       fleet_.handed_back(unit.worker, event.at_ms * 1000);
     if (unit.where == Unit::Where::kHeld && reason == "retry") fleet_.failed(unit.worker, now_us);
     const bool admitted = reason.empty();
     if (!admitted) {
-      set_past(job, index, std::atoi(field(event, "lapses").c_str()), queue::split_list(field(event, "failed_on")),
+      set_past(job, index, std::atoi(event.field("lapses").c_str()), queue::split_list(event.field("failed_on")),
                now_us);
     }
     if (admitted) {              // it may have been assigned ahead of that

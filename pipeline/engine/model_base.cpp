@@ -9,11 +9,13 @@
 namespace ditfleet::pipeline {
 
 template <class Run>
-auto ModelBase::stage(const char* name, Run run) -> Result<decltype(run(std::declval<StageScope&>()))> {
+auto ModelBase::stage(const char* name, Run run, std::int64_t* lap_us)
+    -> Result<decltype(run(std::declval<StageScope&>()))> {
   try {
     StageScope scope(placement_.device);
     auto out = run(scope);
     scope.finish();
+    if (lap_us) *lap_us = scope.lap_us();
     return out;
   } catch (...) {
     const Error error = error_in_flight(name);
@@ -24,12 +26,8 @@ auto ModelBase::stage(const char* name, Run run) -> Result<decltype(run(std::dec
 
 Result<std::unique_ptr<Generation>> ModelBase::encode(const GenerationRequest& request) {
   std::int64_t took_us = 0;
-  auto generation = stage("encode", [&](StageScope& scope) {
-    auto made = run_encode(request);
-    scope.finish();
-    took_us = scope.lap_us();
-    return made;
-  });
+  auto generation = stage(
+      "encode", [&](StageScope&) { return run_encode(request); }, &took_us);
   if (generation) (*generation)->device_phases_us_["text"] = took_us;
   return generation;
 }
@@ -55,12 +53,8 @@ Result<void> ModelBase::denoise(Generation& generation, const StepCallback& on_s
 }
 
 Result<Media> ModelBase::decode(Generation& generation) {
-  return stage("decode", [&](StageScope& scope) {
-    Media media = run_decode(generation);
-    scope.finish();
-    generation.device_phases_us_["vae"] = scope.lap_us();
-    return media;
-  });
+  return stage(
+      "decode", [&](StageScope&) { return run_decode(generation); }, &generation.device_phases_us_["vae"]);
 }
 
 Result<void> ModelBase::prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) {

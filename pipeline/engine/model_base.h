@@ -46,8 +46,10 @@ class ModelBase : public Model {
   AdapterStore& adapter_store() { return adapters_; }
 
  private:
+  // `lap_us`: set to StageScope::lap_us() at the end, unless it is null.
   template <class Run>
-  auto stage(const char* name, Run run) -> Result<decltype(run(std::declval<StageScope&>()))>;
+  auto stage(const char* name, Run run, std::int64_t* lap_us = nullptr)
+      -> Result<decltype(run(std::declval<StageScope&>()))>;
   void clear_if_asked();
 
   const ModelInfo info_;

@@ -122,7 +122,8 @@ void ModelMemory::leave() {
 void ModelMemory::apply(const MemoryPlan& plan) {
   plan_.reset();
   const Parts& parts = source_.parts;
-  if (plan.keep_blocks < parts.blocks->kept_bytes()) parts.blocks->keep(plan.keep_blocks);
+  const bool fewer = plan.keep_blocks < parts.blocks->kept_bytes();
+  if (fewer) parts.blocks->keep(plan.keep_blocks);
   std::vector<PartSequence*> coming;
   const auto leave_or_come = [&](PartSequence* sequence, bool stays) {
     if (stays)
@@ -133,7 +134,7 @@ void ModelMemory::apply(const MemoryPlan& plan) {
   for (PartSequence* text : parts.text) leave_or_come(text, plan.keep_text);
   leave_or_come(parts.modulation, plan.keep_modulation);
   if (plan.keep_blocks < parts.blocks->bytes()) release_cached_memory(device_->device_);
-  parts.blocks->keep(plan.keep_blocks);
+  if (!fewer) parts.blocks->keep(plan.keep_blocks);
   for (PartSequence* sequence : coming) sequence->keep(sequence->bytes(), /*wait=*/false);
   plan_ = plan;
 }

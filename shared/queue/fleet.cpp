@@ -13,12 +13,6 @@ constexpr std::int64_t kDesiredS = 7 * 86'400;
 constexpr std::int64_t kMost = std::int64_t{1} << 50;  // so that numbers can be added and multiplied
 constexpr std::string_view kDraining = "draining", kStopped = "stopped ";  // the latter with a run id
 
-std::int64_t number_in(const json::object& object, std::string_view name) {
-  std::int64_t out = 0;
-  read_field(object, name, out);
-  return std::clamp<std::int64_t>(out, 0, kMost);
-}
-
 }  // namespace
 
 std::string forecast_json(const FleetForecast& forecast) {
@@ -37,13 +31,14 @@ Result<FleetForecast> parse_forecast(std::string_view json_text) {
   const auto* ends = object ? object->if_contains("ends_ms") : nullptr;
   if (!models || !models->is_object() || !ends || !ends->is_object())
     return data_corrupt("[queue] the forecast must be a JSON object with the objects models and ends_ms");
-  FleetForecast out{.ready_workers = number_in(*object, "ready_workers")};
+  FleetForecast out{.ready_workers = number_in(*object, "ready_workers", kMost)};
   for (const auto& [name, one] : models->get_object()) {
     if (const auto* model = one.if_object())
-      out.models[name] = {number_in(*model, "backlog_us"), number_in(*model, "units"),
-                          number_in(*model, "ready_workers")};
+      out.models[name] = {number_in(*model, "backlog_us", kMost), number_in(*model, "units", kMost),
+                          number_in(*model, "ready_workers", kMost)};
   }
-  for (const auto& [owner, unused] : ends->get_object()) out.ends_ms[owner] = number_in(ends->get_object(), owner);
+  for (const auto& [owner, unused] : ends->get_object())
+    out.ends_ms[owner] = number_in(ends->get_object(), owner, kMost);
   return out;
 }
 

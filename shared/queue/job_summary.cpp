@@ -10,12 +10,7 @@ namespace {
 
 constexpr std::size_t kMaxUnits = 1024, kMostPhases = 32, kMostWorkers = 100'000;
 
-std::string text_in(const Event& event, const char* name) {
-  const auto it = event.fields.find(name);
-  return it == event.fields.end() ? std::string() : it->second;
-}
-
-std::int64_t number_in(const Event& event, const char* name) { return to_int(text_in(event, name)); }
+std::int64_t number_in(const Event& event, const char* name) { return to_int(event.field(name)); }
 
 JobSummary of_unit(const JobSummaries::Job& job, int index) {
   JobSummary out = job.summary;
@@ -100,9 +95,9 @@ JobSummaries::Ended JobSummaries::apply(const Event& event) {
                                                       : nullptr;
   if (job == nullptr) return ended;
   JobSummary& whole = job->summary;
-  if (const auto tenant = text_in(event, "tenant"); !tenant.empty()) whole.tenant = tenant;
+  if (const auto tenant = event.field("tenant"); !tenant.empty()) whole.tenant = tenant;
   if (admits) {
-    whole.class_key = text_in(event, "class");
+    whole.class_key = event.field("class");
     whole.model = model_of_class(whole.class_key);
     whole.units = static_cast<int>(std::clamp<std::int64_t>(number_in(event, "units"), 1, kMaxUnits));
     whole.steps = static_cast<int>(number_in(event, "steps"));
@@ -114,7 +109,7 @@ JobSummaries::Ended JobSummaries::apply(const Event& event) {
   }
   if (event.unit < 0) {
     if (!state || !job::is_terminal(*state)) return ended;
-    if (whole.error.empty()) whole.error = text_in(event, "message");
+    if (whole.error.empty()) whole.error = event.field("message");
     whole.state = *state;
     whole.ended_ms = event.at_ms;
     ended.job = std::move(whole);
@@ -127,7 +122,7 @@ JobSummaries::Ended JobSummaries::apply(const Event& event) {
   if (started) {
     unit.started_ms = event.at_ms;
   } else if (*state == job::State::kAssigned) {
-    unit.worker = text_in(event, "worker");
+    unit.worker = event.field("worker");
     unit.attempts += 1;
     unit.assigned_ms = event.at_ms;
     unit.started_ms = 0;
@@ -143,8 +138,8 @@ JobSummaries::Ended JobSummaries::apply(const Event& event) {
       ended.unit->run_ms = event.at_ms - std::max(unit.started_ms, last_end_ms);
       last_end_ms = event.at_ms;
     }
-    ended.unit->error = text_in(event, "message");
-    ended.unit->phases_us = parse_phases(text_in(event, "phases_us"));
+    ended.unit->error = event.field("message");
+    ended.unit->phases_us = parse_phases(event.field("phases_us"));
     while (ended.unit->phases_us.size() > kMostPhases) ended.unit->phases_us.erase(ended.unit->phases_us.begin());
     const int attempts = std::max(whole.attempts, unit.attempts);
     JobSummary last = *ended.unit;

@@ -19,6 +19,12 @@ std::string value_text(const json::value& value) {
 
 }  // namespace
 
+std::int64_t number_in(const json::object& record, std::string_view name, std::int64_t most) {
+  std::int64_t out = 0;
+  read_field(record, name, out);
+  return std::clamp<std::int64_t>(out, 0, most);
+}
+
 std::map<std::string, std::int64_t> parse_phases(std::string_view text) {
   std::map<std::string, std::int64_t> phases;
   const auto value = text.empty() ? Result<json::value>(json::value()) : parse_json(text);

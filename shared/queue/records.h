@@ -29,6 +29,8 @@ struct PackedUnit {
 PackedUnit parse_packed_unit(std::string_view field);  // views into `field`
 
 inline std::int64_t to_int(std::string_view text) { return leading_integer(text); }
+// A number of a record that another version may have written, in 0 … most. 0 if there is none.
+std::int64_t number_in(const json::object& record, std::string_view name, std::int64_t most);
 // The reply of TIME in microseconds.
 Result<std::int64_t> parse_time_us(const redis::Reply& reply);
 

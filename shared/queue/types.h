@@ -148,6 +148,12 @@ struct Event {
   int unit = -1;     // -1: the event concerns the job
   std::int64_t at_ms = 0;
   std::map<std::string, std::string> fields;  // step, total, worker, nonce, attempt, code, message, preview key …
+
+  // Empty if there is no such field.
+  std::string field(const char* name) const {
+    const auto it = fields.find(name);
+    return it == fields.end() ? std::string() : it->second;
+  }
 };
 
 struct UnitRecord {

@@ -11,12 +11,6 @@ constexpr std::size_t kMostModels = 64, kMostPlans = 8, kLongestPlan = 16;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 50, kMostPixels = std::int64_t{1} << 50;
 constexpr std::int64_t kLongestLoadUs = 3'600'000'000;
 
-std::int64_t number_in(const json::object& object, std::string_view name, std::int64_t most) {
-  std::int64_t out = 0;
-  read_field(object, name, out);
-  return std::clamp<std::int64_t>(out, 0, most);
-}
-
 bool is_plan(std::string_view name) {
   return !name.empty() && name.size() <= kLongestPlan &&
          std::all_of(name.begin(), name.end(), [](char c) { return (c >= 'a' && c <= 'z') || c == '_'; });

@@ -1,34 +1,18 @@
 """Runs a coordinator under callgrind for tracing.sh, with and without an OTLP receiver, and prints its instructions per
 job: from the submission over HTTP to the end that a worker reports."""
-import http.server
 import re
 import socket
 import statistics
 import subprocess
 import tempfile
-import threading
 from pathlib import Path
 
 from api import Client
-from fleet import BIN, DITFLEET, clean_environment, start, tiny_model, until
+from fleet import BIN, DITFLEET, SpanSink, clean_environment, start, tiny_model, until
 
 FEW, MANY, ROUNDS = 200, 1200, 5
 JOB = {"prompt": "x", "width": 32, "height": 16, "num_inference_steps": 3, "seed": 1}
 PARENT = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
-
-
-class Sink(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *_):
-        pass
 
 
 def answers(url):
@@ -70,12 +54,11 @@ def instructions(jobs, endpoint):
                 one.wait()
 
 
-sink = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sink)
-threading.Thread(target=sink.serve_forever, daemon=True).start()
-endpoints = ["", f"http://127.0.0.1:{sink.server_port}"]
-few = [instructions(FEW, endpoint) for endpoint in endpoints]
-# In turn: how many jobs the scheduler takes at a time depends on the machine's load.
-many = [[instructions(MANY, endpoint) for endpoint in endpoints] for _ in range(ROUNDS)]
+with SpanSink() as sink:
+    endpoints = ["", sink]
+    few = [instructions(FEW, endpoint) for endpoint in endpoints]
+    # In turn: how many jobs the scheduler takes at a time depends on the machine's load.
+    many = [[instructions(MANY, endpoint) for endpoint in endpoints] for _ in range(ROUNDS)]
 off, on = ((statistics.median(runs) - base) / (MANY - FEW) for runs, base in zip(zip(*many), few))
 print("instructions_per_job_untraced", round(off), "instructions")
 print("instructions_per_job_traced", round(on), "instructions")

@@ -2,6 +2,7 @@
 folder. Every wait is for an event and has a deadline."""
 import contextlib
 import ctypes
+import http.server
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -182,6 +184,32 @@ class Fleet:
             self.process.kill()  # its children end with it
             self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class SpanSink:
+    """`with SpanSink() as url:` receives spans and discards them."""
+
+    def __enter__(self):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
 
 
 class Shared:

@@ -20,7 +20,7 @@ import yaml
 
 from adapters import BYTES, DOWN, UP, safetensors
 from api import Client
-from fleet import Fleet, ROOT, cli, need, run, start, tiny_model, until
+from fleet import Fleet, ROOT, SpanSink, cli, need, run, start, tiny_model, until
 
 need(shutil.which("prometheus") and shutil.which("promtool"), "prometheus is not installed (tests/packages.txt)")
 need(shutil.which("prometheus-alertmanager"), "prometheus-alertmanager is not installed (tests/packages.txt)")
@@ -180,30 +180,6 @@ class Servers:
         self.receiver.server_close()
 
 
-class Sink:
-    """Receives spans and discards them."""
-
-    def __enter__(self):
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.send_response(200)
-                self.send_header("Content-Length", "2")
-                self.end_headers()
-                self.wfile.write(b"{}")
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{self.server.server_port}"
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
-
-
 class UnderLoad(unittest.TestCase):
     def load(self, client):
         jobs = []
@@ -223,7 +199,7 @@ class UnderLoad(unittest.TestCase):
         config = json.dumps({"models": {"tiny": {"path": str(tiny_model()), "objective_s": 60}}})
         sets = [f"worker.metrics_listen=127.0.0.1:{first}", "quotas.queued_units=15", "memory.limit=2"]
         gateway = f"127.0.0.1:{free_ports(1)[0]}"
-        with tempfile.TemporaryDirectory() as folder, Sink() as sink, contextlib.ExitStack() as stack:
+        with tempfile.TemporaryDirectory() as folder, SpanSink() as sink, contextlib.ExitStack() as stack:
             # Before the fleet, so that it sees the programs that workers compile when they start.
             servers = Servers(folder, [gateway, f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"])
             stack.callback(servers.stop)

@@ -38,21 +38,18 @@ struct Attempt {
 std::map<int, std::vector<Attempt>> attempts_in(const std::vector<queue::Event>& events) {
   std::map<int, std::vector<Attempt>> out;
   for (const auto& event : events) {
-    const auto text = [&](const char* name) {
-      const auto it = event.fields.find(name);
-      return it == event.fields.end() ? std::string() : it->second;
-    };
     auto& attempts = out[event.unit];
     if (event.type == "assigned") {
-      attempts.push_back({.worker = text("worker"), .reason = text("reason"), .back = {}, .assigned_ms = event.at_ms});
+      attempts.push_back(
+          {.worker = event.field("worker"), .reason = event.field("reason"), .back = {}, .assigned_ms = event.at_ms});
     } else if (attempts.empty() || attempts.back().ended_ms > 0) {
       continue;
     } else if (event.type == "started") {
       attempts.back().started_ms = event.at_ms;
     } else if (event.type == "ready") {
       attempts.back().ended_ms = event.at_ms;
-      const std::string message = text("message");
-      attempts.back().back = text("reason") + (message.empty() ? "" : ": " + message);
+      const std::string message = event.field("message");
+      attempts.back().back = event.field("reason") + (message.empty() ? "" : ": " + message);
     } else if (const auto state = job::state_from_name(event.type); state && job::is_terminal(*state)) {
       attempts.back().ended_ms = event.at_ms;
     }

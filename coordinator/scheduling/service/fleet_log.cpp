@@ -48,22 +48,17 @@ std::string line_of(const Wording& wording, const Change& change) {
   return text;
 }
 
-std::string field(const queue::Event& event, const char* name) {
-  const auto it = event.fields.find(name);
-  return it == event.fields.end() ? std::string() : it->second;
-}
-
 }  // namespace
 
 std::optional<FleetLine> line_of_lost(const queue::Event& event) {
   const std::string unit = "unit " + event.job + "/" + std::to_string(event.unit);
-  if (event.type == "ready" && field(event, "reason") == "lease lapsed") {
-    const auto owner = field(event, "owner");
+  if (event.type == "ready" && event.field("reason") == "lease lapsed") {
+    const auto owner = event.field("owner");
     return FleetLine{true, unit + ": the lease of worker '" + std::string(queue::worker_name(owner)) +
                                "' expired; the unit is ready again"};
   }
-  if (event.type == "failed" && field(event, "reason") == "workers lost")
-    return FleetLine{true, unit + " failed: " + field(event, "message")};
+  if (event.type == "failed" && event.field("reason") == "workers lost")
+    return FleetLine{true, unit + " failed: " + event.field("message")};
   return std::nullopt;
 }
 

@@ -1,3 +1,4 @@
+// One file for a whole term: its tasks share the scheduler and what they have read of Redis.
 #include "coordinator/scheduling/service/leader_term.h"
 
 #include <spdlog/spdlog.h>
@@ -38,8 +39,6 @@ SchedulerOptions scheduler_options(const SchedulerServiceOptions& options, Sched
   return out;
 }
 
-bool keeps_history(const queue::QueueOptions& options) { return options.history_ms > 0 && options.history_jobs > 0; }
-
 bool may_name_adapters(const queue::IntakeEntry& entry) { return entry.spec.find("\"loras\"") != std::string::npos; }
 
 void log_line(const FleetLine& line) {
@@ -59,6 +58,7 @@ LeaderTerm::LeaderTerm(Context context, std::int64_t epoch)
       scheduler_(std::make_unique<Scheduler>(scheduler_options(*context_.options, context_.metrics))),
       tasks_(context_.executor),
       wake_(context_.executor),
+      keeps_history_(context_.client->options().history_ms > 0 && context_.client->options().history_jobs > 0),
       summaries_(kMostSummaries) {}
 
 void LeaderTerm::spawn(const char* name, asio::awaitable<void> task, Vital vital) {
@@ -112,7 +112,7 @@ asio::awaitable<void> LeaderTerm::run() {
   spawn("scheduler.registry", poll_registry(), Vital::kForever);
   spawn("scheduler.reap", reap(), Vital::kForever);
   spawn("scheduler.virtual_times", keep_virtual_times(), Vital::kForever);
-  if (keeps_history(context_.client->options())) spawn("scheduler.history", keep_history(), Vital::kForever);
+  if (keeps_history_) spawn("scheduler.history", keep_history(), Vital::kForever);
   for (;;) {
     kicked_ = false;
     notice_reconnect();
@@ -152,7 +152,7 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
   scheduler_->rebuild(*open, *times, *workers, context_.client->options().lease_ms, now_us());
   log_fleet();
   for (const auto& view : *open) context_.metrics->track(view.ref.job, view.created_ms);
-  if (keeps_history(context_.client->options())) summaries_.restore(*open);
+  if (keeps_history_) summaries_.restore(*open);
   stored_times_ = std::move(times).value();
   rewind_ = true;
   // An event may be older than what was read of its unit: an audit resolves that.
@@ -176,7 +176,7 @@ asio::awaitable<void> LeaderTerm::follow_feed() {
     }
     const auto now = now_us();
     for (const auto& event : batch->events) {
-      if (keeps_history(context_.client->options())) note_for_history(event);
+      if (keeps_history_) note_for_history(event);
       context_.metrics->on_event(event, [&] { return scheduler_->class_of(event.job); });
       scheduler_->on_event(event, now);
       if (const auto lost = line_of_lost(event)) log_line(*lost);
@@ -347,7 +347,7 @@ asio::awaitable<void> LeaderTerm::audit() {
   audit_spacing_us_ = open ? kAuditSpacingUs : std::min(2 * audit_spacing_us_, kMostAuditSpacingUs);
   if (failed(open, "reading the open units")) co_return;
   scheduler_->audit(*open, asked, now_us());
-  if (std::exchange(missed_events_, false) && keeps_history(context_.client->options())) summaries_.restore(*open);
+  if (std::exchange(missed_events_, false) && keeps_history_) summaries_.restore(*open);
   context_.metrics->audited();
   kick();
 }

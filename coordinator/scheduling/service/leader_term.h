@@ -102,6 +102,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   std::int64_t adapters_version_ = -1;  // that the scheduler has
   std::set<std::string> pinned_;
   std::map<std::string, std::int64_t> stored_times_;
+  const bool keeps_history_;
   queue::JobSummaries summaries_;           // unused without a history
   std::vector<queue::HistoryJob> history_;  // ended, not yet stored
   bool missed_events_ = false;              // the next audit restores the summaries

@@ -101,9 +101,8 @@ void SchedulerMetrics::job_ended(const queue::Event& event) {
 }
 
 void SchedulerMetrics::count_return(const queue::Event& event) {
-  const auto field = event.fields.find("reason");
-  if (field == event.fields.end() || field->second == "retry is due") return;  // counted when it failed
-  std::string reason = field->second;
+  std::string reason = event.field("reason");
+  if (reason.empty() || reason == "retry is due") return;  // admitted; counted when it failed
   std::replace(reason.begin(), reason.end(), ' ', '_');
   metrics_.returned({reason}).Increment();
 }
