@@ -25,8 +25,15 @@ AdapterStore::AdapterStore(LoraBase base, Placement placement, Limits limits)
       slot_elements_(most_packed_elements(names_.base(), limits.max_rank)),
       slots_(static_cast<std::size_t>(limits.slots)) {}
 
-std::int64_t AdapterStore::slot_bytes() const {
-  return slot_elements_ * static_cast<std::int64_t>(c10::elementSize(placement_.dtype)) * limits_.slots;
+std::int64_t AdapterStore::bytes_of(std::int64_t slots) const {
+  return slot_elements_ * static_cast<std::int64_t>(c10::elementSize(placement_.dtype)) * slots;
+}
+
+std::int64_t AdapterStore::slot_bytes() const { return bytes_of(limits_.slots); }
+
+std::int64_t AdapterStore::unallocated_slot_bytes() const {
+  std::lock_guard lock(mutex_);
+  return bytes_of(std::count_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.memory.defined(); }));
 }
 
 // Computed before the file is read, so that a file that changes meanwhile is read again next time.
@@ -123,11 +130,13 @@ std::shared_ptr<const Adapter> AdapterStore::into_slot(const Kept& kept, const A
   Slot* slot = choose_slot(drops);
   if (!slot) return nullptr;
   const auto options = at::TensorOptions(placement_.dtype).device(placement_.device);
-  if (!slot->memory.defined()) slot->memory = at::empty({slot_elements_}, options);
+  at::Tensor memory = slot->memory;
+  if (!memory.defined()) memory = at::empty({slot_elements_}, options);
   const auto begun = std::chrono::steady_clock::now();
-  auto adapter = copy(kept, slot->memory);
+  auto adapter = copy(kept, memory);
   const std::int64_t took = microseconds_since(begun);
   std::lock_guard lock(mutex_);
+  slot->memory = std::move(memory);
   swap_us_ = took;
   slot->name = kept.name;
   slot->adapter = adapter;

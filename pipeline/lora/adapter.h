@@ -53,6 +53,7 @@ class AdapterStore {
   // Evicts the adapter and overwrites its slot. The calling thread must be in a StageScope.
   void forget(const std::string& id);
   std::int64_t slot_bytes() const;  // of all slots, whether or not they have been used
+  std::int64_t unallocated_slot_bytes() const;
   AdapterHoldings holdings() const;
 
  private:
@@ -73,6 +74,7 @@ class AdapterStore {
     std::uint64_t used = 0;                  // time of the last use, by clock_
   };
   static Name name_of(const LoraRequest& request);
+  std::int64_t bytes_of(std::int64_t slots) const;
   std::shared_ptr<const Adapter> find_in_slot(const Name& name);
   Kept in_host(const LoraRequest& request, const Name& name, const AdapterDrops& drops);
   bool reserve(std::int64_t bytes, const std::vector<std::string>& drop_first);  // under mutex_

@@ -139,6 +139,24 @@ void ModelMemory::apply(const MemoryPlan& plan) {
   plan_ = plan;
 }
 
+void ModelMemory::add_excess(const RequestSize& size, MemoryNeeds& needs) const {
+  const auto excess = excess_.find(size);
+  if (excess == excess_.end()) return;
+  needs.denoise += excess->second;
+  needs.decode += excess->second;
+}
+
+void ModelMemory::check(const RequestSize& size) const {
+  if (!device_->limited() || device_->options_.offload == "none") return;
+  MemoryNeeds needs = source_.needs(size);
+  const std::lock_guard lock(device_->mutex_);
+  add_excess(size, needs);
+  needs = device_->beside_others(this, needs);
+  const std::int64_t available = device_->available();
+  const PlanChoice choice = choose(size, needs, available);
+  if (!choice.plan) fail(Code::kOutOfMemory, budget_text(needs, choice, available));
+}
+
 void ModelMemory::place(const RequestSize& size) {
   if (!device_->limited()) return;
   if (device_->options_.offload == "none") return reset_memory_peak(device_->device_);
@@ -147,10 +165,7 @@ void ModelMemory::place(const RequestSize& size) {
   const auto now = Clock::now();
   uses_ = use_rate(now) + 1;
   used_ = now;
-  if (const auto excess = excess_.find(size); excess != excess_.end()) {
-    own.denoise += excess->second;
-    own.decode += excess->second;
-  }
+  add_excess(size, own);
   needs_ = own;
   std::vector<ModelMemory*> others;
   std::copy_if(device_->models_.begin(), device_->models_.end(), std::back_inserter(others),
@@ -269,7 +284,10 @@ void ModelMemory::observe(const RequestSize& size) {
   const MemoryNeeds needs = source_.needs(size);
   const std::lock_guard lock(device_->mutex_);
   std::int64_t weights = device_->beside_others(this, needs).fixed;
-  for (const ModelMemory* model : device_->models_) weights += model->kept();
+  for (const ModelMemory* model : device_->models_) {
+    weights += model->kept();
+    if (model->source_.unallocated) weights -= model->source_.unallocated();
+  }
   const std::int64_t ahead = plan_ && plan_->keep_blocks < needs.blocks.bytes ? needs.blocks.ahead : 0,
                      predicted = std::max(needs.denoise + ahead, needs.decode),
                      observed = memory_use(device_->device_).peak - weights,

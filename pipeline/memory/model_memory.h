@@ -59,6 +59,7 @@ class ModelMemory {
   struct Source {
     Parts parts;
     std::function<MemoryNeeds(const RequestSize&)> needs;  // thread-safe; may be slow for a new size
+    std::function<std::int64_t()> unallocated;  // bytes of needs.fixed that are not allocated yet; thread-safe
     // Two sizes with their width × height × frames. Between and beyond them, the bytes grow in proportion to it.
     std::pair<RequestSize, std::int64_t> small, large;
   };
@@ -67,6 +68,9 @@ class ModelMemory {
   ModelMemory(const ModelMemory&) = delete;
   ModelMemory& operator=(const ModelMemory&) = delete;
 
+  // Throws Failure (kOutOfMemory) as place() would, if no plan fits. For use before any work is done for the request,
+  // on any thread.
+  void check(const RequestSize& size) const;
   // Brings weights to the device for the steps of a request, as the fastest plan that fits says. If they are too many,
   // those of other models leave, the least used first. Throws Failure (kOutOfMemory): no plan fits; the message
   // contains the bytes. Call it on the thread that denoises. Other stages of any model may run meanwhile.
@@ -105,6 +109,7 @@ class ModelMemory {
     Clock::time_point until;
   };
   std::int64_t kept() const;
+  void add_excess(const RequestSize& size, MemoryNeeds& needs) const;
   double use_rate(Clock::time_point now) const;
   void leave();
   void apply(const MemoryPlan& plan);

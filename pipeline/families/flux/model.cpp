@@ -36,7 +36,8 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
   return text;
 }
 
-ModelMemory::Source memory_source(const FluxFolder& folder, std::shared_ptr<FluxNeeds> needs) {
+ModelMemory::Source memory_source(const FluxFolder& folder, const AdapterStore& adapters,
+                                  std::shared_ptr<FluxNeeds> needs) {
   const FluxParts& flux = folder.transformer.parts();
   ModelMemory::Source source{
       .parts = {{&folder.clip.parts(), &folder.t5.parts()}, flux.modulation.get(), flux.blocks.get()}};
@@ -44,6 +45,7 @@ ModelMemory::Source memory_source(const FluxFolder& folder, std::shared_ptr<Flux
   source.small = needs->square(512);
   source.large = needs->square(1024);
   source.needs = [needs = std::move(needs)](const RequestSize& size) { return needs->of(size); };
+  source.unallocated = [&] { return adapters.unallocated_slot_bytes(); };
   return source;
 }
 
@@ -56,7 +58,7 @@ FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Pro
       folder_(std::move(folder)),
       prompts_(std::move(prompts)),
       embeddings_(kCachedPrompts),
-      memory_(std::move(memory), this->info().name, memory_source(folder_, std::move(needs))) {}
+      memory_(std::move(memory), this->info().name, memory_source(folder_, adapter_store(), std::move(needs))) {}
 
 RequestSize FluxModel::size_of(const FluxRequest& request) const {
   return FluxNeeds::size(request, folder_.size_multiple());
@@ -113,6 +115,7 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
   const FluxRequest& request = p->request;
   p->rows = request.height / folder_.size_multiple();
   p->columns = request.width / folder_.size_multiple();
+  memory_.check(size_of(request));
   // Runs in the background while the prompt is encoded.
   folder_.transformer.prewarm(request.max_sequence_length, p->rows * p->columns);
   p->noise = draw_noise(request.seed, folder_.transformer.config().in_channels / 4, 2 * p->rows, 2 * p->columns,
