@@ -41,10 +41,9 @@ std::string unit_text(const json::value& unit) {
   out += table(rows);
   if (const auto us = integer(unit, "actual_us"); us > 0)
     out += fmt::format("  ran {}, predicted {}\n", short_duration(us), short_duration(integer(unit, "predicted_us")));
-  if (const json::value& blame = field(unit, "blame"); blame.is_object()) {
-    out += fmt::format("  {} took {} longer than the median of its class\n", text(blame, "phase"),
-                       short_duration(integer(blame, "over_us")));
-  }
+  for (const json::value& over : items(unit, "over"))
+    out += fmt::format("  {} took {} longer than the median of its class\n", text(over, "phase"),
+                       short_duration(integer(over, "over_us")));
   return out;
 }
 

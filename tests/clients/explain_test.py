@@ -13,7 +13,7 @@ ID = "01M834K0X018NZSFETSNC9514T"
 def unit(state, **fields):
     return {"unit": 0, "state": state, "attempt": 1, "worker": "w1", "step": 0, "total_steps": 0, "assigned_ms": 0, "started_ms": 0, "ended_ms": 0,
             "phases_us": {}, "waits_for": None, "error": None, "result": None, "attempts": [], "spans": [], "predicted_us": 700000, "actual_us": None,
-            "blame": None, **fields}
+            "blame": None, "over": [], **fields}
 
 
 def attempt(worker, reason, assigned_ms, ended_ms=0, back=None):
@@ -60,7 +60,8 @@ class Pretended(unittest.TestCase):
             attempts=[attempt("w1", "warm", 2000, 7000, "lease lapsed"), attempt("w3", "cold", 7500, 8000, "retry: out of memory"),
                       attempt("w2", "warm", 9000, 9500)],
             spans=spans(admission=10_000, queue=990_000, tried_before=7_000_000, denoise=490_000),
-            blame={"phase": "tried before", "us": 7_000_000, "median_us": 0, "over_us": 7_000_000}))
+            over=[{"phase": "tried before", "us": 7_000_000, "median_us": 0, "over_us": 7_000_000},
+                  {"phase": "denoise", "us": 490_000, "median_us": 200_000, "over_us": 290_000}]))
         self.serve(record)
         lines = [line.strip() for line in self.cli("explain", ID).splitlines()]
         at = lines.index("assigned to w1: warm")
@@ -68,7 +69,8 @@ class Pretended(unittest.TestCase):
                                             "returned to the queue after 500.0 ms: retry: out of memory", "assigned to w2: warm"])
         self.assertIn("tried before  7.00 s    " + "#" * 40, lines)
         self.assertIn("ran 490.0 ms, predicted 700.0 ms", lines)
-        self.assertIn("tried before took 7.00 s longer than the median of its class", lines)
+        self.assertEqual(lines[-2:], ["tried before took 7.00 s longer than the median of its class",
+                                      "denoise took 290.0 ms longer than the median of its class"])
         self.assertEqual(json.loads(self.cli("explain", ID, "--json")), record)
 
     def test_a_job_that_was_canceled(self):

@@ -14,6 +14,7 @@ from demo_test import LIBTORCH
 from fleet import ROOT, clean_environment, cli, need, run, tiny_model, until
 from image import describe
 
+need(shutil.which("prometheus"), "prometheus is not installed (tests/packages.txt)")
 TREE = Path(LIBTORCH).parent  # has torch/ and nvidia/
 need(TREE.name.startswith("libtorch-"), f"{LIBTORCH} was not installed by deploy/setup.sh")
 DEBS = ROOT / "build" / "packages"
@@ -24,6 +25,22 @@ if "DITFLEET_TEST_ENTERED" not in os.environ:
     assert built.returncode == 0, built.stdout + built.stderr
 BARE = bare_root(sorted(DEBS.glob("*.deb")), "redis-server", "openssl")
 enter()
+COLLECTOR = """
+import http.server, itertools, os
+os.makedirs("/root/spans")
+numbers = itertools.count()
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with open("/root/spans/.partial", "wb") as file:
+            file.write(body)
+        os.rename("/root/spans/.partial", f"/root/spans/{next(numbers)}.json")
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+http.server.HTTPServer(("127.0.0.1", 4318), Handler).serve_forever()
+"""
 MODEL = {tiny_model(): "/srv/models/tiny"}
 WORKER = "ditfleet-worker@cpu"
 SMALL = {"width": 32, "height": 32, "num_inference_steps": 1}
@@ -44,23 +61,25 @@ def ready_workers(host, key=""):
 class OneHost(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.host = Host("one", BARE, {DEBS: "/root/debs", TREE: "/srv/libtorch", **MODEL})
+        cls.host = Host("one", BARE, {DEBS: "/root/debs", TREE: "/srv/libtorch", Path(shutil.which("prometheus")).parent: "/opt/bin", **MODEL})
         cls.addClassCleanup(cls.host.close)
 
 
     def test_the_life_of_an_installation(self):
         host = self.host
-        install, _, cpu, use = blocks("One host")
+        install, _, cpu, use, watch = blocks("One host")
         self.assertIn("sudo ditfleet-worker-setup  ", install)
         install = install.replace("ditfleet-worker-setup  ", f"ditfleet-worker-setup --flavour slim --from {self.pack()}  ")
         install = install.replace("./ditfleet", "./debs/ditfleet")
-        edit = "models: {tiny: {path: /srv/models/tiny}}\ntenants: {acme: {queued_units: 1}, busy: {weight: 2}}\n"
+        edit = "models: {tiny: {path: /srv/models/tiny}}\ntenants: {acme: {queued_units: 1}, busy: {weight: 2}}\ntelemetry: {otlp_endpoint: 'http://127.0.0.1:4318'}\n"
         host.shell(f"sudoedit() {{ sed -i '/^models/d' $1; cat >>$1 <<END\n{edit}END\n}}\n" + install, seconds=100)
         modes = host.run("stat", "-c", "%U %G %a", "/etc/ditfleet/ditfleet.yaml", "/var/lib/ditfleet").stdout
         self.assertEqual(modes, "root ditfleet 640\nditfleet ditfleet 750\n")
         self.check_setup()
         self.check_units()
 
+        host.write("/root/collector.py", COLLECTOR)
+        host.shell("ln -s /opt/bin/prometheus /usr/bin; systemd-run --unit=collector python3 /root/collector.py")
         host.shell(cpu)
         until(lambda: ready_workers(host) == 1, "the worker is ready", 30)
         self.assertIn('a red circle" -o image.png', use)
@@ -69,6 +88,7 @@ class OneHost(unittest.TestCase):
         self.assertEqual(describe((host.upper / "root/image.png").read_bytes()), ("png", 32, 32))
         root, acme, busy = re.search(r"^keys (\S+) (\S+) (\S+)$", keys, re.MULTILINE).groups()
 
+        self.watch(watch, root, acme)
         host.run("systemctl", "stop", WORKER)
         self.assertIn("draining", host.journal(WORKER))
         self.assertEqual(host.run("systemctl", "show", "-P", "Result", WORKER).stdout.strip(), "success")
@@ -101,6 +121,37 @@ class OneHost(unittest.TestCase):
         left = host.run("find", "/etc", "/usr", "/var", "/lib", "-xdev", "-name", "*ditfleet*").stdout
         self.assertEqual(left, "")
         self.assertEqual(host.run("systemctl", "is-system-running").stdout.strip(), "running")
+
+    def watch(self, commands, root, acme):
+        """Reads the trace of a job, the slow jobs, a number of a dashboard, and drains the worker."""
+        slow, prometheus, drain = commands.splitlines()
+        job = json.loads(self.host.run("ditfleet", "jobs", "list", "--json", "--key", acme).stdout)["jobs"][0]["id"]
+        self.assertIn(job, self.host.shell(f"export DITFLEET_KEY={root}\n" + slow).stdout)
+        trace = json.loads(self.host.run("ditfleet", "jobs", "show", job, "--json", "--key", root).stdout)["traceparent"].split("-")[1]
+
+        def spans():
+            bodies = [json.loads(file.read_bytes()) for file in (self.host.upper / "root/spans").glob("*.json")]
+            return {span["name"] for body in bodies for resource in body["resourceSpans"] for scope in resource["scopeSpans"]
+                    for span in scope["spans"] if span["traceId"] == trace}
+
+        parts = {"POST /v1/jobs", "queue_wait", "route", "unit", "text_encode", "first_step", "vae_decode", "image_encode", "result_store"}
+        until(lambda: parts <= spans(), "the job's trace has arrived", 20)
+
+        self.host.shell(f"systemd-run --unit=prometheus {prometheus} --storage.tsdb.path=/tmp/tsdb --web.listen-address=127.0.0.1:9090")
+        dashboard = json.loads(self.host.run("cat", "/usr/share/ditfleet/observability/dashboards/fleet.json").stdout)
+        query = next(panel for panel in dashboard["panels"] if panel["title"] == "Workers")["targets"][0]["expr"]
+        ask = "import sys, urllib.parse, urllib.request as r\nprint(r.urlopen('http://127.0.0.1:9090/api/v1/query?query=' + urllib.parse.quote(sys.argv[1])).read().decode())"
+
+        def ready():
+            answer = json.loads(self.host.run("python3", "-c", ask, query, check=False).stdout or "{}")
+            return [r["value"][1] for r in answer.get("data", {}).get("result", []) if r["metric"]["state"] == "ready"]
+
+        until(lambda: ready() == ["1"], "Prometheus counts the worker", 30)
+        self.host.run("systemctl", "stop", "prometheus")
+
+        name = json.loads(self.host.run("ditfleet", "workers", "--json", "--key", root).stdout)["workers"][0]["name"]
+        self.host.shell(f"export DITFLEET_KEY={root}\n{drain.replace('NAME', name)}; ditfleet workers | grep draining; ditfleet workers resume {name}")
+        until(lambda: ready_workers(self.host, root) == 1, "the worker is ready again", 20)
 
     def pack(self):
         """Makes a tarball of LibTorch as ditfleet-worker-setup installs it, without what only a GPU or a build needs."""

@@ -196,21 +196,28 @@ std::vector<queue::JobSummary> FleetHistory::slow(std::string_view tenant, std::
   return out;
 }
 
-std::optional<FleetHistory::Blame> FleetHistory::blame(std::string_view class_key,
-                                                       const std::vector<queue::Span>& spans, std::int64_t now_ms) {
+std::vector<FleetHistory::Blame> FleetHistory::blame(std::string_view class_key, const std::vector<queue::Span>& spans,
+                                                     std::int64_t now_ms) {
   const auto found = classes_.find(class_key);
-  if (found == classes_.end()) return std::nullopt;
+  if (found == classes_.end()) return {};
   const ClassTimes& times = times_of(found->first, found->second, now_ms);
-  if (times.units < kLeastSamples) return std::nullopt;
-  std::optional<Blame> worst;
+  if (times.units < kLeastSamples) return {};
+  std::vector<Blame> out;
+  std::int64_t whole = 0;
   for (const auto& span : spans) {
+    whole += span.us;
     const auto at = phase_index(span.name);
     if (at >= kTotal) continue;
     const std::int64_t median = times.phases[at] ? (*times.phases[at])[0] : 0;
-    if (span.us > median && (!worst || span.us - median > worst->us - worst->median_us))
-      worst = Blame{span.name, span.us, median};
+    if (span.us > median) out.push_back({span.name, span.us, median});
   }
-  return worst;
+  const auto over = [](const Blame& b) { return b.us - b.median_us; };
+  std::sort(out.begin(), out.end(), [&](const Blame& a, const Blame& b) { return over(a) > over(b); });
+  if (out.empty()) return out;
+  out.erase(std::remove_if(out.begin() + 1, out.end(),
+                           [&](const Blame& b) { return over(b) < b.median_us / 2 || over(b) < whole / 100; }),
+            out.end());
+  return out;
 }
 
 }  // namespace ditfleet::gateway

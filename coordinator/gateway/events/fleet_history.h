@@ -47,7 +47,7 @@ class FleetHistory {
     std::int64_t from_ms = 0, to_ms = 0;  // to_ms 0: it runs
     std::string_view end;                 // "succeeded", … "returned" to the queue, "unknown"; empty: it runs
   };
-  // The span that exceeds the median of the class most.
+  // A span that exceeds the median of its class.
   struct Blame {
     std::string phase;
     std::int64_t us = 0, median_us = 0;
@@ -66,8 +66,9 @@ class FleetHistory {
   // The slowest jobs, slowest first. An empty tenant or class matches any.
   std::vector<queue::JobSummary> slow(std::string_view tenant, std::string_view class_key, std::size_t limit,
                                       std::int64_t now_ms) const;
-  // Nothing without enough units of the class or if no span exceeds its median. `spans`: of spans_of().
-  std::optional<Blame> blame(std::string_view class_key, const std::vector<queue::Span>& spans, std::int64_t now_ms);
+  // The span that exceeds its median most, then those that exceed theirs by half and by 1 % of all spans. Empty without
+  // enough units of the class. `spans`: of spans_of().
+  std::vector<Blame> blame(std::string_view class_key, const std::vector<queue::Span>& spans, std::int64_t now_ms);
   bool complete() const { return !jobs_.full(); }  // else queue_now() lacks jobs
 
  private:

@@ -21,12 +21,13 @@ json::array spans_value(const std::vector<queue::Span>& spans) {
   return out;
 }
 
-json::value blame_value(const std::optional<FleetHistory::Blame>& blame) {
-  if (!blame) return nullptr;
-  return json::object{{"phase", blame->phase},
-                      {"us", blame->us},
-                      {"median_us", blame->median_us},
-                      {"over_us", blame->us - blame->median_us}};
+// The fields `blame`, which is null or the first of the fields `over`.
+void add_blame(json::object& out, const std::vector<FleetHistory::Blame>& blame) {
+  json::array over;
+  for (const auto& [phase, us, median_us] : blame)
+    over.push_back(json::object{{"phase", phase}, {"us", us}, {"median_us", median_us}, {"over_us", us - median_us}});
+  out["blame"] = over.empty() ? json::value(nullptr) : over.front();
+  out["over"] = std::move(over);
 }
 
 struct Attempt {
@@ -99,7 +100,7 @@ asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPt
     unit["predicted_us"] = record->cost_us;
     unit["actual_us"] = from.started_ms > 0 && from.ended_ms > 0 ? json::value((from.ended_ms - from.started_ms) * 1000)
                                                                  : json::value(nullptr);
-    unit["blame"] = blame_value(context.hub->history().blame(record->class_key, spans, now_ms));
+    add_blame(unit, context.hub->history().blame(record->class_key, spans, now_ms));
   }
   body["now_ms"] = now_ms;
   co_return json_response(200, body).with("Cache-Control", "no-store");
@@ -124,22 +125,23 @@ asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr c
   json::array jobs;
   for (const auto& job : history.slow(call->caller.view(), class_key, static_cast<std::size_t>(limit), now_ms)) {
     const auto spans = queue::spans_of(job, now_ms);
-    jobs.push_back(json::object{{"id", job.id},
-                                {"state", job::state_name(job.state)},
-                                {"tenant", job.tenant},
-                                {"model", job.model},
-                                {"class", job.class_key},
-                                {"worker", job.worker},
-                                {"units", job.units},
-                                {"attempts", job.attempts},
-                                {"steps", job.steps},
-                                {"adapters", job.adapters},
-                                {"error", text_or_null(job.error)},
-                                {"created_ms", job.created_ms},
-                                {"ended_ms", job.ended_ms},
-                                {"total_us", (job.ended_ms - job.created_ms) * 1000},
-                                {"spans", spans_value(spans)},
-                                {"blame", blame_value(history.blame(job.class_key, spans, now_ms))}});
+    json::object row{{"id", job.id},
+                     {"state", job::state_name(job.state)},
+                     {"tenant", job.tenant},
+                     {"model", job.model},
+                     {"class", job.class_key},
+                     {"worker", job.worker},
+                     {"units", job.units},
+                     {"attempts", job.attempts},
+                     {"steps", job.steps},
+                     {"adapters", job.adapters},
+                     {"error", text_or_null(job.error)},
+                     {"created_ms", job.created_ms},
+                     {"ended_ms", job.ended_ms},
+                     {"total_us", (job.ended_ms - job.created_ms) * 1000},
+                     {"spans", spans_value(spans)}};
+    add_blame(row, history.blame(job.class_key, spans, now_ms));
+    jobs.push_back(std::move(row));
   }
   co_return json_response(200, {{"object", "list"}, {"jobs", std::move(jobs)}}).with("Cache-Control", "no-store");
 }
