@@ -38,9 +38,11 @@ std::array<std::set<std::string>, 3> residents(const queue::WorkerInfo& info) {
           std::set(info.host_adapters.begin(), info.host_adapters.end()), std::move(absent)};
 }
 
+// In the heartbeat and in metrics.
 void report_memory(const ModelSet& models, queue::WorkerInfo& info) {
   for (const auto& [name, model] : models.models) {
     const pipeline::MemoryReport report = model->memory();
+    record_memory(name, report);
     queue::ModelMemory memory{.available_bytes = report.available_bytes,
                               .bytes = report.bytes,
                               .resident = report.resident,
@@ -274,7 +276,6 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   info.units = reported_units_ = table_.refs();
   adapters_.describe(models_, info);
   report_memory(models_, info);
-  for (const auto& [name, model] : models_.models) record_memory(name, model->memory());
   static const telemetry::Counters compiles("ditfleet_region_compiles_total"), lookups("ditfleet_lora_loads_total");
   info.compiles = std::llround(compiles.total());
   for (const char* tier : {"host", "disk", "source"}) info.adapter_swaps += std::llround(lookups({tier, "ok"}).Value());

@@ -115,6 +115,9 @@ class Manifests(unittest.TestCase):
         self.assertEqual((spec["minReplicaCount"], trigger["type"]), (0, "metrics-api"))
         self.assertEqual(trigger["metadata"]["valueLocation"], "backlog_gpu_seconds")
         self.assertEqual(trigger["metadata"]["url"], "http://coordinator.ditfleet.svc:8780/v1/scaling")
+        api = json.loads((ROOT / "coordinator/gateway/openapi.json").read_text())
+        self.assertIn("get", api["paths"]["/v1/scaling"])
+        self.assertIn(trigger["metadata"]["valueLocation"], json.dumps(api["paths"]["/v1/scaling"]))
         self.assertIn("coordinator", overlay.of("Service"))
         self.assertGreater(float(trigger["metadata"]["targetValue"]), 0)
         token, = overlay.of("TriggerAuthentication")[trigger["authenticationRef"]["name"]]["spec"]["secretTargetRef"]

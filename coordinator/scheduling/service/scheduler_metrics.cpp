@@ -148,8 +148,9 @@ void SchedulerMetrics::stats(const QueueStats& stats, const Tenants& tenants) {
   waiting_.clear();
   for (const auto& [name, tenant] : waiting) {
     waiting_.insert(name);
-    metrics_.tenant_waiting({name}).Set(static_cast<double>(tenant.units));
-    metrics_.tenant_lag({name}).Set(static_cast<double>(most - tenant.virtual_time) / 1e6);
+    metrics_.tenant_waiting({name}).Increment(static_cast<double>(tenant.units));  // "other" is the sum of several
+    auto& lag = metrics_.tenant_lag({name});
+    lag.Set(std::max(lag.Value(), static_cast<double>(most - tenant.virtual_time) / 1e6));
   }
 }
 
