@@ -33,6 +33,11 @@ void put_member(std::string& out, std::string_view name, std::string_view text) 
   put(out, text);
 }
 
+// The same for text that needs no escapes, such as ids.
+void put_plain(std::string& out, std::string_view name, std::string_view text) {
+  out.append(",\"").append(name).append("\":\"").append(text).append(1, '"');
+}
+
 void put_value(std::string& out, const AttributeValue& value) {
   if (const auto* text = std::get_if<std::string>(&value)) {
     put(out.append("{\"stringValue\":"), *text);
@@ -63,18 +68,18 @@ std::string nanoseconds(std::chrono::system_clock::time_point at) {
 
 void put_span(std::string& out, const Span& span) {
   put_attributes(out.append(1, '{'), span.attributes);
-  put_member(out, "traceId", span.trace_id);
-  put_member(out, "spanId", span.span_id);
+  put_plain(out, "traceId", span.trace_id);
+  put_plain(out, "spanId", span.span_id);
   put_member(out, "name", span.name);
   out.append(",\"kind\":").append(std::to_string(static_cast<int>(span.kind)));
-  put_member(out, "startTimeUnixNano", nanoseconds(span.start));
-  put_member(out, "endTimeUnixNano", nanoseconds(std::max(span.start, span.end)));
-  if (!span.parent_id.empty()) put_member(out, "parentSpanId", span.parent_id);
+  put_plain(out, "startTimeUnixNano", nanoseconds(span.start));
+  put_plain(out, "endTimeUnixNano", nanoseconds(std::max(span.start, span.end)));
+  if (!span.parent_id.empty()) put_plain(out, "parentSpanId", span.parent_id);
   if (!span.links.empty()) out += ",\"links\":[";
   for (const auto& link : span.links) {
     if (out.back() != '[') out += ',';
     put(out.append("{\"traceId\":"), link.trace_id);
-    put_member(out, "spanId", link.span_id);
+    put_plain(out, "spanId", link.span_id);
     out += '}';
   }
   if (!span.links.empty()) out += ']';

@@ -2,6 +2,7 @@
 command lines with the real programs. No cluster and no container runtime is needed."""
 import base64
 import hashlib
+import json
 import re
 import shutil
 import socket
@@ -117,7 +118,7 @@ class Manifests(unittest.TestCase):
         self.assertEqual(trigger["metadata"]["url"], "http://coordinator.ditfleet.svc:8780/v1/scaling")
         api = json.loads((ROOT / "coordinator/gateway/openapi.json").read_text())
         self.assertIn("get", api["paths"]["/v1/scaling"])
-        self.assertIn(trigger["metadata"]["valueLocation"], json.dumps(api["paths"]["/v1/scaling"]))
+        self.assertIn(trigger["metadata"]["valueLocation"], api["components"]["schemas"]["Scaling"]["properties"])
         self.assertIn("coordinator", overlay.of("Service"))
         self.assertGreater(float(trigger["metadata"]["targetValue"]), 0)
         token, = overlay.of("TriggerAuthentication")[trigger["authenticationRef"]["name"]]["spec"]["secretTargetRef"]
