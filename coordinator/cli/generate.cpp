@@ -162,8 +162,9 @@ void add_generate(CLI::App& app, Invocation& run) {
       ->type_name("NAME[:SCALE]")
       ->allow_extra_args(false);
   command
-      ->add_option("-o,--out", flags->out,
-                   "Image file to write: .png, .jpg or .webp; with several images NAME-1.png …; default: the job's id")
+      ->add_option(
+          "-o,--out", flags->out,
+          "Image file to write: .png, .jpg, .webp or .mp4; with several images NAME-1.png …; default: the job's id")
       ->type_name("FILE");
   command->callback(
       [flags, &run] { run = [flags] { return run_on("generate", flags->target, [&] { return generate(*flags); }); }; });

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,8 +19,33 @@ struct Media {
   std::vector<std::uint8_t> rgb;
 };
 
-// Encodes media as a file. `quality`: 0 to 100, for JPEG and WebP; PNG ignores it. Several frames need WebP.
-// Errors: kInvalidArgument (bad sizes, a quality out of range, several frames as PNG or JPEG). Thread-safe.
+// Encodes media as a file. `quality`: 0 to 100; PNG ignores it. Several frames need MP4 or WebP.
+// Errors: kInvalidArgument (bad sizes, a quality out of range, several frames as PNG or JPEG), those of Mp4Writer.
+// Thread-safe.
 Result<std::string> encode_media(const Media& media, job::OutputFormat format, int quality);
+
+// Encodes a video as MP4 (H.264, 4:2:0, bt709) while its frames are still being decoded. The index precedes the frames,
+// so that players start before they have the whole file. The same frames give the same bytes. Not thread-safe; two
+// writers are independent.
+class Mp4Writer {
+ public:
+  // `frame_rate`: frames per second; 16 if it is 0. `quality`: 0 to 100.
+  // Errors: kInvalidArgument (an odd side, a side or rate out of range), kUnavailable (no H.264 encoder).
+  static Result<Mp4Writer> open(int width, int height, double frame_rate, int quality);
+  Mp4Writer(Mp4Writer&&) noexcept;
+  Mp4Writer& operator=(Mp4Writer&&) noexcept;
+  ~Mp4Writer();
+
+  // Encodes the next frame: width · height · 3 bytes as in Media. Returns before the encoder's threads are done with
+  // it, but `rgb` is free. kInvalidArgument: wrong number of bytes.
+  Result<void> add(std::span<const std::uint8_t> rgb);
+  // Returns the file. Call it once, after the last frame. kInvalidArgument: no frame was added.
+  Result<std::string> finish();
+
+ private:
+  struct Impl;
+  explicit Mp4Writer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace ditfleet::pipeline

@@ -2,6 +2,19 @@
 #include "pipeline/media/encoders.h"
 
 namespace ditfleet::pipeline {
+namespace {
+
+Result<std::string> encode_mp4(const Media& video, int quality) {
+  auto writer = Mp4Writer::open(video.width, video.height, video.frame_rate, quality);
+  if (!writer) return writer.error();
+  const std::size_t frame_bytes = video.rgb.size() / static_cast<std::size_t>(video.frames);
+  for (std::size_t at = 0; at < video.rgb.size(); at += frame_bytes) {
+    if (auto added = writer->add({video.rgb.data() + at, frame_bytes}); !added) return added.error();
+  }
+  return writer->finish();
+}
+
+}  // namespace
 
 Result<std::string> encode_media(const Media& media, job::OutputFormat format, int quality) {
   constexpr int kLargestSide = 1 << 16, kMostFrames = 1 << 12;  // keeps every product below within 64 bits
@@ -24,12 +37,13 @@ Result<std::string> encode_media(const Media& media, job::OutputFormat format, i
     return invalid_argument("[media] the quality is " + std::to_string(quality) + "; it must be from 0 to 100",
                             "output_compression");
   }
-  if (media.frames > 1 && format != job::OutputFormat::kWebp) {
+  if (media.frames > 1 && !job::row_of(format).holds_videos) {
     return invalid_argument("[media] " + std::string(job::row_of(format).name) + " has one frame, but the video has " +
-                                std::to_string(media.frames) + "; use webp",
+                                std::to_string(media.frames) + "; use mp4 or webp",
                             "output_format");
   }
   switch (format) {
+    case job::OutputFormat::kMp4: return encode_mp4(media, quality);
     case job::OutputFormat::kPng: return media::encode_png(media);
     case job::OutputFormat::kJpeg: return media::encode_jpeg(media, quality);
     case job::OutputFormat::kWebp:

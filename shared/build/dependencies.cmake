@@ -12,6 +12,7 @@ pkg_check_modules(sodium REQUIRED IMPORTED_TARGET libsodium)
 pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd)
 pkg_check_modules(icu REQUIRED IMPORTED_TARGET icu-uc icu-i18n)
 pkg_check_modules(webp REQUIRED IMPORTED_TARGET libwebp libwebpmux libwebpdemux)
+pkg_check_modules(ffmpeg REQUIRED IMPORTED_TARGET libavformat libavcodec libswscale libavutil)
 find_package(PNG REQUIRED)
 find_package(JPEG REQUIRED)
 

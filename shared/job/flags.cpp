@@ -34,7 +34,7 @@ Result<json::object> body_of(const FieldFlags& texts, const std::string& out_fla
   }
   if (std::filesystem::path(out).extension().empty()) return body;
   const auto format = format_from_path(out);
-  if (!format) return invalid_argument(out_flag + " is '" + out + "'; it must end in .png, .jpg or .webp");
+  if (!format) return invalid_argument(out_flag + " is '" + out + "'; it must end in .png, .jpg, .webp or .mp4");
   body["output_format"] = row_of(*format).name;
   return body;
 }

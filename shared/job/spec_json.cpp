@@ -145,7 +145,7 @@ void read_format(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
   const auto name = reader.text(row.name, kMaxNameBytes);
   if (!name) return;
   spec.output_format = format_from_name(*name);
-  if (!spec.output_format) reader.fail(row.name, "is '" + *name + "'; it must be png, jpeg or webp");
+  if (!spec.output_format) reader.fail(row.name, "is '" + *name + "'; it must be png, jpeg, webp or mp4");
 }
 
 void read_field(ObjectReader& reader, Field field, JobSpec& spec) {

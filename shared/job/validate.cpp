@@ -55,11 +55,16 @@ std::optional<Error> check_last_seed(const JobSpec& spec) {
                           "seed");
 }
 
-std::optional<Error> check_format(const JobSpec& spec) {
-  if (spec.output_format == OutputFormat::kWebp || spec.fields.integer("num_frames").value_or(1) == 1)
-    return std::nullopt;
-  return invalid_argument("output_format is " + std::string(row_of(*spec.output_format).name) +
-                              ", which supports only one frame; use webp or set num_frames to 1",
+std::optional<Error> check_format(const JobSpec& spec, const ModelEntry& entry) {
+  const FormatRow& format = row_of(*spec.output_format);
+  if (entry.media != MediaKind::kVideo && !format.holds_images) {
+    return invalid_argument("output_format is " + std::string(format.name) + ", but model '" + entry.name +
+                                "' generates images; use png, jpeg or webp",
+                            "output_format");
+  }
+  if (format.holds_videos || spec.fields.integer("num_frames").value_or(1) == 1) return std::nullopt;
+  return invalid_argument("output_format is " + std::string(format.name) +
+                              ", which supports only one frame; use mp4 or webp, or set num_frames to 1",
                           "output_format");
 }
 
@@ -99,11 +104,11 @@ Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const Ad
   if (!spec.n) spec.n = 1;
   if (!spec.seed) spec.seed = random_seed();
   if (!spec.output_format)
-    spec.output_format = entry.media == MediaKind::kVideo ? OutputFormat::kWebp : OutputFormat::kPng;
+    spec.output_format = entry.media == MediaKind::kVideo ? OutputFormat::kMp4 : OutputFormat::kPng;
   if (!spec.output_compression) spec.output_compression = 100;
   if (auto error = complete_fields(spec.fields, entry)) return *error;
   if (auto error = check_last_seed(spec)) return *error;
-  if (auto error = check_format(spec)) return *error;
+  if (auto error = check_format(spec, entry)) return *error;
   if (auto error = pin_adapters(spec, entry, resolve)) return *error;
   return spec;
 }

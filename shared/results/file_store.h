@@ -1,5 +1,5 @@
 // Results as files in a folder that all hosts share:
-//   results/<hh>/<job>.<unit>.<nonce>.<png|jpg|webp|bin>     <hh> is the first byte of SHA-256(job) in hexadecimal
+//   results/<hh>/<job>.<unit>.<nonce>.<png|jpg|webp|mp4|bin>     <hh> is the first byte of SHA-256(job) in hexadecimal
 //   previews/<hh>/<job>.<unit>.<nonce>.<index>
 // Files are written atomically (temporary file, fsync, rename, fsync of the folder). Every process deletes files that
 // are older than their retention. Several processes may do so concurrently.

@@ -94,7 +94,7 @@ FIELDS = [
     ("priority too high", {"priority": 101}, ["-100 to 100"]),
     ("deadline gone", {"deadline_ms": 0}, ["1 to"]),
     ("deadline in years", {"deadline_ms": 10**13}, ["604800000"]),
-    ("format unknown", {"output_format": "bmp"}, ["png, jpeg or webp"]),
+    ("format unknown", {"output_format": "bmp"}, ["png, jpeg, webp or mp4"]),
     ("compression above 100", {"output_compression": 101}, ["0 to 100"]),
     ("too many previews", {"partial_images": 4}, ["0 to 3"]),
     ("loras no list", {"loras": {"name": "a"}}, ["array"]),

@@ -160,7 +160,7 @@ TEST_F(WorkerCommands, AnOverLongPromptIsDrawnWithAWarning) {
 TEST_F(WorkerCommands, WhatCannotBeWrittenIsKnownBeforeItIsDrawn) {
   expect_refused(generate({"--out", dir_ + "/none/x.png"}), {"--out", "none' does not exist"});
   expect_refused(generate({"--out", dir_}), {"--out", "folder"});
-  expect_refused(generate({"--out", dir_ + "/x.gif"}), {"--out", "x.gif", ".png, .jpg or .webp"});
+  expect_refused(generate({"--out", dir_ + "/x.gif"}), {"--out", "x.gif", ".png, .jpg, .webp or .mp4"});
   expect_refused(generate({"--dump", dir_ + "/none/x"}), {"--dump", "none' does not exist"});
   expect_refused(generate({"--out", "/proc/x.png"}), {"/proc"}, 1);
 }

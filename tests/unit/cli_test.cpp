@@ -76,7 +76,7 @@ TEST(Generate, BodySaysWhatWasTypedAndNothingElse) {
 TEST(Generate, RefusesWhatCannotBeWritten) {
   GenerateFlags flags;
   flags.out = "x.gif";
-  EXPECT_THAT(job_body(flags).error().message, HasSubstr(".png, .jpg or .webp"));
+  EXPECT_THAT(job_body(flags).error().message, HasSubstr(".png, .jpg, .webp or .mp4"));
   flags.out = "x.png";
   for (const char* lora : {"pixel:much", "pixel:nan", "pixel:inf", "pixel:1e3", "pixel:"}) {
     flags.loras = {lora};
@@ -92,7 +92,7 @@ TEST(Generate, RefusesWhatCannotBeWritten) {
 TEST(Generate, ThePicturesFormatIsThatOfItsNameHoweverItIsSpelled) {
   GenerateFlags flags;
   for (const auto& [out, format] :
-       {std::pair{"x.PNG", "png"}, {"x.Jpg", "jpeg"}, {"x.JPEG", "jpeg"}, {"x.webP", "webp"}}) {
+       {std::pair{"x.PNG", "png"}, {"x.Jpg", "jpeg"}, {"x.JPEG", "jpeg"}, {"x.webP", "webp"}, {"x.mp4", "mp4"}}) {
     flags.out = out;
     const auto body = job_body(flags);
     ASSERT_TRUE(body.ok()) << body.error().message;

@@ -115,7 +115,7 @@ TEST_F(ModelFolder, IsReadByTheFamilyThatServesItsClass) {
   EXPECT_EQ(entry->defaults.real("frame_rate"), 12.0);
   EXPECT_FALSE(entry->applies("guidance_scale"));
   const job::Catalogue catalogue{{{"m", *entry}}, "m"};
-  EXPECT_EQ(job::complete_spec({.prompt = "a"}, catalogue)->output_format, job::OutputFormat::kWebp);
+  EXPECT_EQ(job::complete_spec({.prompt = "a"}, catalogue)->output_format, job::OutputFormat::kMp4);
   EXPECT_EQ(job::complete_spec({.output_format = job::OutputFormat::kPng}, catalogue).error().param, "output_format");
   write("ditfleet.json", R"({"num_inference_steps":8})");
   EXPECT_THAT(refusal().message, HasSubstr("unknown field 'num_inference_steps'"));

@@ -196,7 +196,7 @@ TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
       {R"({"prompt":"x","max_sequence_length":513})", "max_sequence_length", "from 1 to 512"},
       {R"({"prompt":"x","priority":101})", "priority", "-100 to 100"},
       {R"({"prompt":"x","deadline_ms":0})", "deadline_ms", "from 1"},
-      {R"({"prompt":"x","output_format":"gif"})", "output_format", "png, jpeg or webp"},
+      {R"({"prompt":"x","output_format":"gif"})", "output_format", "png, jpeg, webp or mp4"},
       {R"({"prompt":"x","partial_images":4})", "partial_images", "from 0 to 3"},
       {R"({"prompt":"x","loras":{}})", "loras", "an array"},
       {R"({"prompt":"x","loras":[5]})", "loras[0]", "name"},

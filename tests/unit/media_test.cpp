@@ -8,8 +8,11 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 #include "pipeline/engine.h"
+#include "shared/core/ids.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -147,6 +150,129 @@ TEST(Media, AVideoBecomesAnAnimatedWebp) {
   }
   for (const auto format : {job::OutputFormat::kPng, job::OutputFormat::kJpeg})
     EXPECT_EQ(encode_media(video, format, 100).error().param, "output_format");
+}
+
+// What a program prints.
+std::string output_of(const std::string& command) {
+  std::string text;
+  FILE* pipe = ::popen(command.c_str(), "r");
+  char bytes[4096];
+  while (const std::size_t n = std::fread(bytes, 1, sizeof bytes, pipe)) text.append(bytes, n);
+  EXPECT_EQ(::pclose(pipe), 0) << command;
+  return text;
+}
+
+constexpr std::uint8_t kColours[][3] = {{255, 0, 0},     {0, 255, 0},    {0, 0, 255},  {255, 255, 0},
+                                        {0, 255, 255},   {255, 0, 255},  {0, 0, 0},    {255, 255, 255},
+                                        {128, 128, 128}, {200, 100, 50}, {30, 60, 90}, {250, 190, 160}};
+
+// Squares of 16 pixels, each of one colour; every frame begins with the next colour.
+Media colours(int frames, double frame_rate) {
+  Media video{64, 48, frames, frame_rate, {}};
+  for (int frame = 0; frame < frames; ++frame) {
+    for (int y = 0; y < video.height; ++y) {
+      for (int x = 0; x < video.width; ++x) {
+        const auto& colour = kColours[(static_cast<std::size_t>(y / 16 * 4 + x / 16 + frame)) % std::size(kColours)];
+        video.rgb.insert(video.rgb.end(), std::begin(colour), std::end(colour));
+      }
+    }
+  }
+  return video;
+}
+
+struct Mp4 : testing::Test {
+  void SetUp() override {
+    if (std::system("ffprobe -version >/dev/null 2>&1 && ffmpeg -version >/dev/null 2>&1") != 0)
+      GTEST_SKIP() << "ffmpeg is not installed (tests/packages.txt)";
+  }
+  void TearDown() override { std::filesystem::remove(path); }
+  // What ffprobe reports of the file, a line for each entry.
+  std::string probe(const std::string& bytes, const std::string& entries) {
+    std::ofstream(path, std::ios::binary) << bytes;
+    return output_of("ffprobe -v error -count_frames -of default=nk=1:nw=1 -show_entries " + entries + " " + path);
+  }
+  const std::string path = std::filesystem::temp_directory_path() / ("ditfleet-media-" + new_nonce() + ".mp4");
+};
+
+TEST_F(Mp4, HasTheFramesTheRateAndTheTagsThatPlayersNeed) {
+  const auto bytes = encode_media(colours(9, 16), job::OutputFormat::kMp4, 100);
+  ASSERT_TRUE(bytes) << bytes.error().message;
+  EXPECT_EQ(probe(*bytes,
+                  "stream=codec_name,width,height,pix_fmt,color_range,color_space,color_transfer,color_primaries,"
+                  "chroma_location,avg_frame_rate,nb_read_frames:format=start_time,duration"),
+            "h264\n64\n48\nyuv420p\ntv\nbt709\nbt709\nbt709\nleft\n16/1\n9\n0.000000\n0.563000\n");
+  EXPECT_LT(bytes->find("moov"), bytes->find("mdat"));
+  for (const auto& [rate, text] : {std::pair{30000.0 / 1001, "30000/1001\n"},
+                                   {23.976, "2997/125\n"},
+                                   {12.5, "25/2\n"},
+                                   {1.0, "1/1\n"},
+                                   {240.0, "240/1\n"},
+                                   {0.0, "16/1\n"}}) {
+    const auto other = encode_media(colours(3, rate), job::OutputFormat::kMp4, 50);
+    ASSERT_TRUE(other) << other.error().message;
+    EXPECT_EQ(probe(*other, "stream=r_frame_rate"), text);
+  }
+  const auto one = encode_media(colours(1, 8), job::OutputFormat::kMp4, 50);
+  ASSERT_TRUE(one) << one.error().message;
+  EXPECT_EQ(probe(*one, "stream=duration,nb_read_frames"), "0.125000\n1\n");
+}
+
+// The matrix of bt601 would shift saturated colours by up to 50.
+TEST_F(Mp4, KeepsColours) {
+  const Media video = colours(5, 16);
+  const auto bytes = encode_media(video, job::OutputFormat::kMp4, 100);
+  ASSERT_TRUE(bytes) << bytes.error().message;
+  std::ofstream(path, std::ios::binary) << *bytes;
+  const std::string rgb = output_of("ffmpeg -v error -i " + path +
+                                    " -vf scale=in_color_matrix=bt709:in_range=tv:out_range=pc:flags=accurate_rnd"
+                                    " -pix_fmt rgb24 -f rawvideo -");
+  ASSERT_EQ(rgb.size(), video.rgb.size());
+  for (int row = 8; row < video.height * video.frames; row += 16) {
+    for (int x = 8; x < video.width; x += 16) {
+      for (int channel = 0; channel < 3; ++channel) {
+        const auto at = static_cast<std::size_t>((row * video.width + x) * 3 + channel);
+        EXPECT_NEAR(static_cast<std::uint8_t>(rgb[at]), video.rgb[at], 6) << "row " << row << ", column " << x;
+      }
+    }
+  }
+}
+
+TEST_F(Mp4, IsTheSameForTheSameFramesAndSmallerAtALowerQuality) {
+  const Media video = colours(40, 24);
+  const auto bytes = encode_media(video, job::OutputFormat::kMp4, 80);
+  ASSERT_TRUE(bytes) << bytes.error().message;
+  auto writer = Mp4Writer::open(video.width, video.height, video.frame_rate, 80);
+  ASSERT_TRUE(writer) << writer.error().message;
+  const std::size_t frame_bytes = video.rgb.size() / 40;
+  for (std::size_t frame = 0; frame < 40; ++frame) {
+    std::vector<std::uint8_t> reused(video.rgb.data() + frame * frame_bytes,
+                                     video.rgb.data() + (frame + 1) * frame_bytes);
+    ASSERT_TRUE(writer->add(reused));
+    std::fill(reused.begin(), reused.end(), std::uint8_t{7});
+  }
+  EXPECT_TRUE(*writer->finish() == *bytes);
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(*encode_media(video, job::OutputFormat::kMp4, 80) == *bytes) << i;
+  EXPECT_LT(encode_media(video, job::OutputFormat::kMp4, 10)->size(), bytes->size());
+}
+
+TEST(Mp4Writer, RefusesWhatPlayersCannotShow) {
+  const auto refused = [](int width, int height, double rate, const std::string& part) {
+    const auto writer = Mp4Writer::open(width, height, rate, 80);
+    ASSERT_FALSE(writer.ok());
+    EXPECT_EQ(writer.error().code, Code::kInvalidArgument);
+    EXPECT_NE(writer.error().message.find(part), std::string::npos) << writer.error().message;
+  };
+  refused(33, 32, 16, "33x32");
+  refused(32, 31, 16, "even");
+  refused(0, 32, 16, "from 2 to 16384");
+  refused(16386, 32, 16, "from 2 to 16384");
+  refused(32, 32, -1, "frames per second");
+  refused(32, 32, std::nan(""), "frames per second");
+  refused(32, 32, 1e-9, "0.1 to 1000");
+  auto writer = Mp4Writer::open(32, 32, 16, 80);
+  ASSERT_TRUE(writer) << writer.error().message;
+  EXPECT_NE(writer->add(std::vector<std::uint8_t>(5)).error().message.find("needs 3072"), std::string::npos);
+  EXPECT_EQ(writer->finish().error().code, Code::kInvalidArgument);
 }
 
 }  // namespace ditfleet::pipeline

@@ -128,7 +128,7 @@ void add_generate(CLI::App& app, Invocation& invoked) {
   add_model_flags(command, flags.model);
   command
       .add_option("--out", flags.out,
-                  "Image file to write: .png, .jpg or .webp; with -n above 1, NAME-1.png, NAME-2.png …")
+                  "Image file to write: .png, .jpg, .webp or .mp4; with -n above 1, NAME-1.png, NAME-2.png …")
       ->required()
       ->type_name("FILE");
   job::add_field_flags(command, flags.fields, false);

@@ -39,7 +39,7 @@ std::map<std::string, std::string> preview_fields(const Unit& unit, const std::s
           {"index", std::to_string(index)},
           {"step", std::to_string(step)},
           {"total", std::to_string(unit.request.fields.integer("num_inference_steps").value_or(0))},
-          {"media_type", job::media_type_of(*unit.spec.output_format)},
+          {"media_type", job::media_type_of(job::preview_format(*unit.spec.output_format))},
           {"width", std::to_string(image.width)},
           {"height", std::to_string(image.height)}};
 }
@@ -329,7 +329,7 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
     ~Guard() { --unit.previews_pending; }
   } guard{*unit};
   const std::function<Result<std::string>()> work = [this, image, unit] {
-    return parts_.encode_image(*image, *unit->spec.output_format, *unit->spec.output_compression);
+    return parts_.encode_image(*image, job::preview_format(*unit->spec.output_format), *unit->spec.output_compression);
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
   Result<void> sent;
