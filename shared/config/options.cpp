@@ -41,7 +41,8 @@ const Option kOptions[] = {
      .description =
          "Maximum number of open connections. When full, the oldest half-sent request is closed, else the longest-idle "
          "connection; without one the new connection gets 503, except for /healthz, /readyz and /metrics. At most "
-         "three quarters may be event streams or waiting image requests. Up to twice as many file descriptors are "
+         "three quarters may be event streams, waiting image requests and downloads of large results. Up to twice as "
+         "many file descriptors are "
          "needed.",
      .range = {1, 1'000'000}},
     {DITFLEET_OPTION(gateway.max_connections_per_peer),
@@ -143,7 +144,8 @@ const Option kOptions[] = {
                     "registered by path do not count.",
      .range = {0, kManyBytes}},
     {DITFLEET_OPTION(quotas.streams),
-     .description = "Maximum number of a tenant's event streams and waiting image requests on one gateway. With keys, "
+     .description = "Maximum number of a tenant's event streams, waiting image requests and downloads of large results "
+                    "on one gateway. With keys, "
                     "never more than half of all that gateway.max_connections permits.",
      .range = {1, 1'000'000}},
 
@@ -251,6 +253,11 @@ const Option kOptions[] = {
      .form = Form::kPath},
     {DITFLEET_OPTION(results.preview_ms),
      .description = "How long previews are kept. Raising it costs memory in Redis.", .range = {1000, kManyMs}},
+    {DITFLEET_OPTION(results.redis_max_bytes),
+     .description =
+         "Largest result that is stored in Redis; a unit with a larger one fails. Redis needs this memory for "
+         "each result. Large videos need results.backend: file.",
+     .range = {1 << 10, std::int64_t{4} << 30}},
 
     {DITFLEET_OPTION(loras.folders),
      .description = "Folders whose files may be registered as LoRA adapters by path, separated by ':'. Workers need "

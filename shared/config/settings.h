@@ -113,7 +113,7 @@ struct Settings {
   } worker;
   struct {
     std::string backend = "redis", dir;
-    std::int64_t preview_ms = 600'000;
+    std::int64_t preview_ms = 600'000, redis_max_bytes = 32 << 20;
   } results;
   struct {
     std::string folders;  // separated by ':'

@@ -30,6 +30,7 @@ RedisStore::RedisStore(const StoreOptions& options, std::shared_ptr<redis::Conne
       preview_prefix_("df:{" + std::to_string(options.shard) + "}:preview:"),
       retention_ms_(options.retention_ms),
       preview_ms_(options.preview_ms),
+      max_bytes_(options.redis_max_bytes),
       connection_(std::move(connection)) {}
 
 asio::awaitable<Result<void>> RedisStore::write(std::string key, std::string_view bytes, std::int64_t expiry_ms,
@@ -59,6 +60,13 @@ asio::awaitable<Result<std::optional<std::string>>> RedisStore::read_chunk(const
 asio::awaitable<Result<Manifest>> RedisStore::put(const ResultKey& result, std::string bytes, std::string media_type,
                                                   Deadline deadline) {
   if (auto named = check_names(result); !named) co_return named.error();
+  if (static_cast<std::int64_t>(bytes.size()) > max_bytes_) {
+    co_return Error{Code::kPayloadTooLarge,
+                    "the result has " + std::to_string(bytes.size()) + " bytes, but results.redis_max_bytes is " +
+                        std::to_string(max_bytes_) +
+                        "; store results as files (results.backend: file, with results.dir) or raise the limit",
+                    {}};
+  }
   Manifest manifest = describe(result, bytes, std::move(media_type));
   manifest.backend = "redis";
   manifest.key = blob_prefix_ + key_part(result);

@@ -36,7 +36,7 @@ class RedisStore final : public Store {
                                                                  Deadline deadline);
 
   std::string blob_prefix_, preview_prefix_;  // "df:{0}:blob:", "df:{0}:preview:"
-  std::int64_t retention_ms_, preview_ms_;
+  std::int64_t retention_ms_, preview_ms_, max_bytes_;
   std::shared_ptr<redis::Connection> connection_;
 };
 

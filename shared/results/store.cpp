@@ -10,7 +10,8 @@ StoreOptions store_options(const config::Settings& settings) {
   return {.backend = settings.results.backend,
           .dir = settings.results.dir,
           .retention_ms = settings.queue.retention_ms,
-          .preview_ms = settings.results.preview_ms};
+          .preview_ms = settings.results.preview_ms,
+          .redis_max_bytes = settings.results.redis_max_bytes};
 }
 
 Result<std::shared_ptr<Store>> open_store(const StoreOptions& options, std::shared_ptr<redis::Connection> connection) {

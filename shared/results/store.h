@@ -51,7 +51,7 @@ class Store {
  public:
   virtual ~Store() = default;
   // Stores an image. Sets the manifest's backend, key, media_type, bytes, sha256 and nonce. kInvalidArgument: the job
-  // or the nonce is not a valid id.
+  // or the nonce is not a valid id. kPayloadTooLarge: larger than StoreOptions::redis_max_bytes.
   virtual asio::awaitable<Result<Manifest>> put(const ResultKey& result, std::string bytes, std::string media_type,
                                                 Deadline deadline) = 0;
   // Reads an image and verifies its size and SHA-256. kNotFound: expired or removed. kDataCorrupt: verification failed.
@@ -78,6 +78,7 @@ struct StoreOptions {
   int shard = 0;
   std::int64_t retention_ms = 3'600'000;
   std::int64_t preview_ms = 600'000;
+  std::int64_t redis_max_bytes = 32 << 20;  // of one result in the Redis backend
 };
 
 // The options of section `results`, and the retention of section `queue`.

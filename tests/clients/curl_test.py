@@ -1,7 +1,10 @@
 """The job routes and the event stream through curl."""
 import base64
+import hashlib
 import json
+import tempfile
 import unittest
+from pathlib import Path
 
 from fleet import Shared, need, run
 from image import describe
@@ -36,6 +39,22 @@ def parse(stream):
 
 
 class Curl(unittest.TestCase):
+    def test_a_large_image_is_streamed(self):
+        _, job = post("/v1/jobs", {**SMALL, "size": "768x768", "num_inference_steps": 1})
+        curl(f"/v1/jobs/{job['id']}/events", "-N")
+        _, text = curl(f"/v1/jobs/{job['id']}")
+        result = json.loads(text)["unit_records"][0]["result"]
+        self.assertGreater(result["bytes"], 1 << 20)
+        with tempfile.TemporaryDirectory() as folder:
+            head, body, rest = (Path(folder) / name for name in ("head", "body", "rest"))
+            path = f"/v1/jobs/{job['id']}/results/0"
+            self.assertEqual(curl(path, "-I", "-o", head)[0], 200)
+            self.assertIn(f"content-length: {result['bytes']}", head.read_text().lower())
+            self.assertEqual(curl(path, "-o", body)[0], 200)
+            self.assertEqual(hashlib.sha256(body.read_bytes()).hexdigest(), result["sha256"])
+            self.assertEqual(curl(path, "-o", rest, "-r", "100-")[0], 206)
+            self.assertEqual(rest.read_bytes(), body.read_bytes()[100:])
+
     def test_a_job_from_submission_to_its_image(self):
         status, job = post("/v1/jobs", SMALL)
         self.assertEqual(status, 202)

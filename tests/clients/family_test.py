@@ -1,13 +1,17 @@
 """A model family that only tests have (tests/test_family), from an HTTP request to the stored video: five frames, two
 networks that switch halfway and a guidance scale for each."""
+import hashlib
 import json
+import shutil
 import struct
 import tempfile
 import unittest
 from pathlib import Path
 
+import browser
 from api import Client
-from fleet import Shared
+from browser import Browser
+from fleet import Fleet, Shared, run
 from image import describe
 from video_model import write_video_model
 
@@ -15,7 +19,8 @@ from video_model import write_video_model
 folder = tempfile.TemporaryDirectory(prefix="ditfleet-family-")
 MODEL = Path(folder.name) / "video"
 write_video_model(MODEL)
-shared = Shared(workers=1, models={"video": MODEL})
+shared = Shared(workers=1, models={"video": MODEL},
+                sets=["results.backend=file", f"results.dir={folder.name}/results"])
 
 
 def setUpModule():
@@ -49,8 +54,69 @@ class TestFamily(unittest.TestCase):
         self.assertEqual(job["state"], "succeeded", job)
         response = self.client.get(job["unit_records"][0]["result"]["url"])
         self.assertEqual(response.status, 200, response)
-        self.assertEqual(response.headers["Content-Type"], "image/webp")
+        kind = "image/webp" if fields.get("output_format") == "webp" else "video/mp4"
+        self.assertEqual((response.headers["Content-Type"], response.headers["Accept-Ranges"]), (kind, "bytes"))
         return response.body
+
+    @unittest.skipUnless(shutil.which("ffprobe"), "ffmpeg is not installed (tests/packages.txt)")
+    def test_the_video_is_an_mp4_file(self):
+        file = Path(folder.name) / "video.mp4"
+        file.write_bytes(self.video(num_frames=9, frame_rate=12.5, width=64, height=48))
+        probed = run("ffprobe", "-v", "error", "-count_frames", "-of", "json", "-show_streams", file)
+        stream = json.loads(probed.stdout)["streams"][0]
+        self.assertEqual([stream[k] for k in ("codec_name", "pix_fmt", "width", "height", "color_space", "color_range",
+                                              "avg_frame_rate", "nb_read_frames", "duration")],
+                         ["h264", "yuv420p", 64, 48, "bt709", "tv", "25/2", "9", "0.720000"])
+
+    @unittest.skipUnless(shutil.which("curl"), "curl is not installed")
+    def test_curl_reads_a_video_in_parts(self):
+        job = self.client.wait(self.client.submit(seed=7, width=256, height=256, num_frames=9))
+        result = job["unit_records"][0]["result"]
+        files = [Path(folder.name) / name for name in ("whole", "first", "rest", "headers")]
+
+        def curl(*arguments):
+            done = run("curl", "-sS", "-D", files[3], "-w", "%{http_code}", *arguments, result["url"])
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return int(done.stdout[-3:]), files[3].read_text().lower()
+
+        self.assertEqual(curl("-o", files[0])[0], 200)
+        whole = files[0].read_bytes()
+        self.assertEqual((len(whole), hashlib.sha256(whole).hexdigest()), (result["bytes"], result["sha256"]))
+        status, headers = curl("-o", files[1], "-r", "0-999")
+        self.assertEqual(status, 206)
+        self.assertIn(f"content-range: bytes 0-999/{len(whole)}", headers)
+        status, headers = curl("-o", files[2], "-r", "1000-", "-H", f'If-Range: "{result["sha256"]}"')
+        self.assertEqual(status, 206)
+        self.assertEqual(files[1].read_bytes() + files[2].read_bytes(), whole)
+        files[1].write_bytes(whole[:1000])
+        self.assertEqual(curl("-o", files[1], "-C", "-")[0], 206)
+        self.assertEqual(files[1].read_bytes(), whole)
+        status, headers = curl("-o", "/dev/null", "-r", f"{len(whole)}-")
+        self.assertEqual(status, 416)
+        self.assertIn(f"content-range: bytes */{len(whole)}", headers)
+        status, headers = curl("-I")
+        self.assertEqual(status, 200)
+        self.assertIn(f"content-length: {len(whole)}", headers)
+
+    @unittest.skipUnless(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
+    def test_the_console_plays_the_video(self):
+        id = self.client.submit(seed=7, num_frames=9, frame_rate=3, width=64, height=48)
+        self.client.wait(id)
+        with Browser() as page:
+            page.open(shared.fleet.url + "/")
+            card = f"document.querySelector('article[data-id=\"{id}\"] .image video')"
+            page.until(f"{card}?.readyState > 0")
+            self.assertEqual(page.js(f"[{card}.duration, {card}.videoWidth, {card}.videoHeight]"), [3, 64, 48])
+            page.js(f"{card}.parentElement.click()")
+            video = "document.querySelector('#viewer video')"
+            self.assertTrue(page.until(f"{video}?.readyState > 0 && {video}.controls"))
+            page.js(f"{video}.play()")
+            page.until(f"{video}.currentTime > 0.1")
+            page.js("document.querySelector('#viewer [data-close]').click()")
+            page.until(f"{video} === null")
+            page.open(shared.fleet.url + "/jobs/" + id)
+            page.until("document.querySelector('#images video')?.duration === 3")
+            self.assertEqual(page.errors, [])
 
     def test_the_model_is_listed_with_its_fields(self):
         models = self.client.get("/v1/models").json()["data"]
@@ -58,14 +124,32 @@ class TestFamily(unittest.TestCase):
         self.assertIn("test-video", json.dumps(models))
 
     def test_a_job_stores_five_frames(self):
-        data = self.video()
+        data = self.video(output_format="webp")
         self.assertEqual(describe(data), ("webp", 32, 32))
         self.assertEqual(frames(data), [125] * 5)
-        self.assertEqual(data, self.video())
-        self.assertNotEqual(data, self.video(seed=8))
+        for kind in ("webp", "mp4"):
+            data = self.video(output_format=kind)
+            self.assertEqual(data, self.video(output_format=kind))
+            self.assertNotEqual(data, self.video(output_format=kind, seed=8))
+
+    def test_previews_of_a_video_are_images(self):
+        id = self.client.submit(seed=7, partial_images=2)
+        self.client.wait(id)
+        previews = [e.data for e in self.client.events(id) if e.type == "preview"]
+        self.assertTrue(previews)
+        for preview in previews:
+            self.assertEqual(preview["media_type"], "image/webp")
+            self.assertEqual(describe(self.client.get(preview["url"]).body), ("webp", 32, 32))
+
+    def test_a_video_too_large_for_redis_fails_with_advice(self):
+        with Fleet(models={"video": MODEL}, sets=["results.redis_max_bytes=1024"]) as fleet:
+            client = Client(fleet.url)
+            job = client.wait(client.submit(seed=7, width=256, height=256))
+            self.assertEqual((job["state"], job["unit_records"][0]["error"]["code"]), ("failed", "payload_too_large"), job)
+            self.assertIn("results.backend: file", job["unit_records"][0]["error"]["message"])
 
     def test_the_request_decides_frames_and_their_rate(self):
-        data = self.video(num_frames=3, frame_rate=10, width=64, height=16)
+        data = self.video(num_frames=3, frame_rate=10, width=64, height=16, output_format="webp")
         self.assertEqual((describe(data), frames(data)), (("webp", 64, 16), [100] * 3))
 
     def test_each_network_uses_its_own_guidance_scale(self):

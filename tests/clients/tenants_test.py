@@ -141,7 +141,7 @@ class Quotas(unittest.TestCase):
                 connection, response = wait_for_image(stream)
                 body = json.loads(response.read())
                 self.assertEqual(response.status, 429)
-                self.assertIn("tenant 'tiny' has 1 open event streams and waiting image requests; quotas.streams is 1", body["error"]["message"])
+                self.assertIn("tenant 'tiny' has 1 open event streams, waiting image requests and downloads of large results; quotas.streams is 1", body["error"]["message"])
                 connection.close()
             self.assertEqual(self.tiny.get(f"/v1/jobs/{job}/events").status, 429)
             with self.a.events(self.a.submit(**SMALL)):

@@ -50,6 +50,15 @@ TEST_F(ResultsRedis, GivesBackWhatWasPutInChunks) {
   }
 }
 
+TEST_F(ResultsRedis, RefusesWhatBelongsIntoFiles) {
+  store_ = *results::open_store({.redis_max_bytes = 1000}, connection_);
+  EXPECT_TRUE(wait(store_->put(result_, std::string(1000, 'x'), "video/mp4", soon())).ok());
+  const auto refused = wait(store_->put(result_, std::string(1001, 'x'), "video/mp4", soon()));
+  EXPECT_EQ(refused.error().code, Code::kPayloadTooLarge);
+  EXPECT_NE(refused.error().message.find("1001 bytes, but results.redis_max_bytes is 1000"), std::string::npos);
+  EXPECT_NE(refused.error().message.find("results.backend: file"), std::string::npos);
+}
+
 TEST_F(ResultsRedis, EveryChunkExpiresAfterTheRetention) {
   store_ = open(5'000);
   stored(std::string(results::kChunkBytes + 1, 'x'));

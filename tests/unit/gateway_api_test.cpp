@@ -213,6 +213,83 @@ TEST_F(GatewayApi, ListsAndPages) {
   }
 }
 
+TEST_F(GatewayApi, AResultIsReadByRanges) {
+  const std::string id(body_of(send("POST", "/v1/jobs", R"({"prompt":"a"})")).at("id").as_string());
+  const std::string result = "/v1/jobs/" + id + "/results/0";
+  service.admit(id);
+  service.succeed(id, 0, "0123456789");
+  const std::string etag = "\"" + sha256_hex("0123456789") + "\"";
+  const auto get = [&](const std::string& range, NameValues more = {}) {
+    more.emplace_back("Range", range);
+    return send("GET", result, {}, std::move(more));
+  };
+  EXPECT_EQ(header(send("GET", result), "Accept-Ranges"), "bytes");
+  for (const auto& [range, body, content_range] : {std::tuple{"bytes=2-4", "234", "bytes 2-4/10"},
+                                                   {"bytes=7-", "789", "bytes 7-9/10"},
+                                                   {"bytes=-3", "789", "bytes 7-9/10"},
+                                                   {"bytes=-30", "0123456789", "bytes 0-9/10"},
+                                                   {"bytes=0-99", "0123456789", "bytes 0-9/10"},
+                                                   {"Bytes=9-9", "9", "bytes 9-9/10"}}) {
+    const Response got = get(range);
+    EXPECT_EQ(got.status, 206) << range;
+    EXPECT_EQ(got.body, body) << range;
+    EXPECT_EQ(header(got, "Content-Range"), content_range) << range;
+    EXPECT_EQ(header(got, "ETag"), etag);
+  }
+  for (const char* range : {"bytes=10-", "bytes=10-12", "bytes=-0"}) {
+    const Response got = get(range);
+    EXPECT_EQ(got.status, 416) << range;
+    EXPECT_EQ(header(got, "Content-Range"), "bytes */10") << range;
+    EXPECT_THAT(got.body, HasSubstr("has 10 bytes")) << range;
+  }
+  for (const char* range : {"bytes=4-2", "bytes=1-2,4-5", "bytes=x-2", "bytes=-", "bytes=", "bytes=1", "lines=1-2",
+                            "bytes=--3", "bytes=+1-2"}) {
+    const Response got = get(range);
+    EXPECT_EQ(got.status, 200) << range;
+    EXPECT_EQ(got.body, "0123456789") << range;
+    EXPECT_EQ(header(got, "Content-Range"), "") << range;
+  }
+  EXPECT_EQ(get("bytes=2-4", {{"If-Range", etag}}).status, 206);
+  EXPECT_EQ(get("bytes=2-4", {{"If-Range", "\"other\""}}).status, 200);
+  EXPECT_EQ(get("bytes=2-4", {{"If-Range", "Wed, 21 Oct 2015 07:28:00 GMT"}}).status, 200);
+  EXPECT_EQ(get("bytes=2-4", {{"If-None-Match", etag}}).status, 304);
+  const Response head = send("HEAD", result, {}, {{"Range", "bytes=2-4"}});
+  EXPECT_EQ(head.status, 200);
+  EXPECT_EQ(head.stream_bytes, 10u);
+  EXPECT_FALSE(head.stream);
+  service.blobs.clear();
+  EXPECT_EQ(get("bytes=2-4").status, 410);
+  EXPECT_EQ(send("HEAD", result).status, 410);
+}
+
+// Whole and in part, and cut off before its end if it is damaged.
+TEST_F(GatewayApi, ALargeResultIsStreamed) {
+  const std::string id(body_of(send("POST", "/v1/jobs", R"({"prompt":"a"})")).at("id").as_string());
+  const std::string result = "/v1/jobs/" + id + "/results/0";
+  std::string bytes((2 << 20) + 5, 'x');
+  for (std::size_t i = 0; i < bytes.size(); i += 1000) bytes[i] = static_cast<char>(i / 1000);
+  service.admit(id);
+  service.succeed(id, 0, bytes);
+  Response whole = send("GET", result);
+  EXPECT_EQ(whole.status, 200);
+  EXPECT_EQ(whole.stream_bytes, bytes.size());
+  EXPECT_TRUE(drain(whole));
+  EXPECT_TRUE(sink.text == bytes);
+  EXPECT_GT(sink.writes, 20);
+  sink.text.clear();
+  Response part = send("GET", result, {}, {{"Range", "bytes=100000-"}});
+  EXPECT_EQ(part.status, 206);
+  EXPECT_TRUE(drain(part));
+  EXPECT_TRUE(sink.text == bytes.substr(100000));
+  EXPECT_EQ(send("GET", result, {}, {{"Range", "bytes=-1048576"}}).body, bytes.substr(bytes.size() - (1 << 20)));
+  sink.text.clear();
+  service.blobs.begin()->second.back() = 'y';
+  Response damaged = send("GET", result);
+  EXPECT_TRUE(drain(damaged));
+  EXPECT_TRUE(sink.aborted);
+  EXPECT_LT(sink.text.size(), bytes.size());
+}
+
 TEST_F(GatewayApi, ResultsComeWhenTheyAreThere) {
   const std::string id(body_of(send("POST", "/v1/jobs", R"({"prompt":"a","n":2})")).at("id").as_string());
   const std::string result = "/v1/jobs/" + id + "/results/0";
@@ -501,7 +578,9 @@ TEST_F(GatewayApi, StreamsAndWaitingRequestsOfATenantHaveAQuota) {
   for (const char* more : {"", R"(,"stream":true)"}) {
     const Response refused = generate("ka", more);
     EXPECT_EQ(refused.status, 429);
-    EXPECT_THAT(refused.body, HasSubstr("tenant 'a' has 6 open event streams and waiting image requests"));
+    EXPECT_THAT(
+        refused.body,
+        HasSubstr("tenant 'a' has 6 open event streams, waiting image requests and downloads of large results"));
     EXPECT_FALSE(header(refused, "Retry-After").empty());
   }
   EXPECT_EQ(service.submissions.size(), submitted) << "a refused request submits nothing";

@@ -1,6 +1,7 @@
 #include "coordinator/gateway/http/http.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "shared/core/bytes.h"
 #include "shared/core/text.h"
@@ -128,6 +129,21 @@ bool names_etag(std::string_view field, std::string_view etag, bool strongly) {
     if (one == etag || one == "*") return true;
   }
   return false;
+}
+
+std::optional<ByteRange> parse_range(std::string_view field, std::int64_t size) {
+  if (!same_name(field.substr(0, 6), "bytes=")) return std::nullopt;
+  field.remove_prefix(6);
+  const auto dash = field.find('-');
+  if (dash == field.npos) return std::nullopt;
+  const std::string_view from = field.substr(0, dash), to = field.substr(dash + 1);
+  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+  const auto first = number_of<std::int64_t>(from, 0, kMost), last = number_of<std::int64_t>(to, 0, kMost);
+  if ((!first && !from.empty()) || (!last && !to.empty()) || (!first && !last)) return std::nullopt;
+  if (!first) return ByteRange{size - std::min(*last, size), std::min(*last, size)};
+  if (last && *last < *first) return std::nullopt;
+  if (*first >= size) return ByteRange{*first, 0};
+  return ByteRange{*first, std::min(last.value_or(kMost), size - 1) - *first + 1};
 }
 
 std::string media_type_of(std::string_view content_type) {

@@ -85,7 +85,7 @@ struct Response {
   // must outlive the coroutine that it returns.
   std::function<asio::awaitable<Response>(Sink&)> later;
   std::function<asio::awaitable<void>(Sink&)> stream;
-  std::optional<std::uint64_t> stream_bytes = {};  // that `stream` writes, if known
+  std::optional<std::uint64_t> stream_bytes = {};  // that `stream` writes, if known; also the length that HEAD reports
   // Keep-alive bytes of a stream, which clients ignore. They detect half-closed clients that stopped reading.
   std::string filler = {};
 
@@ -98,6 +98,13 @@ struct Response {
 // Whether an If-None-Match field matches the quoted tag: a list, weak tags or * (RFC 9110 §13.1.2). If-Match compares
 // strongly: a weak tag never matches (§13.1.1).
 bool names_etag(std::string_view field, std::string_view etag, bool strongly = false);
+
+struct ByteRange {
+  std::int64_t first = 0, size = 0;
+};
+// The part of `size` bytes that a Range field selects (RFC 9110 §14.2). Nothing for a field without exactly one valid
+// range of bytes, which is to be ignored. A part of size 0 is one that cannot be served; answer 416.
+std::optional<ByteRange> parse_range(std::string_view field, std::int64_t size);
 
 // "Application/JSON ; charset=utf-8" → "application/json"
 std::string media_type_of(std::string_view content_type);

@@ -340,7 +340,7 @@ class HttpServer final : public Server, public std::enable_shared_from_this<Http
       keep = false;
     }
     const bool bodiless = head || response.status == 204 || response.status == 304;
-    const std::size_t length = response.body.size();
+    const std::size_t length = response.stream_bytes.value_or(response.body.size());
     const auto counted = connections_.count_unread(connection, bodiless ? 0 : response.body.capacity());
     http::response<http::string_body> message;
     fill_head(message, response, http_1_0);

@@ -15,6 +15,15 @@ function element(tag, className, text) {
 function link(href, text) { const a = element("a", "", text); a.href = href; return a; }
 function set_text(e, text) { if (e.textContent !== text) e.textContent = text; }
 
+// An element with a unit's result, or with a preview if there is no result yet. A video loads only its first frame until it
+// is played.
+function medium(source, result, text) {
+  const video = result && result.media_type.startsWith("video/"), shown = element(video ? "video" : "img");
+  if (video) { shown.preload = "metadata"; shown.muted = true; shown.setAttribute("aria-label", text); } else shown.alt = text;
+  shown.src = source;
+  return shown;
+}
+
 async function call(path, options = {}) {
   const headers = Object.assign({}, options.headers);
   if (key) headers.Authorization = "Bearer " + key;

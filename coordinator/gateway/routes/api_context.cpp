@@ -1,11 +1,15 @@
 #include "coordinator/gateway/routes/api_context.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <chrono>
 
 #include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/routes/errors.h"
+#include "shared/core/bytes.h"
 #include "shared/core/ids.h"
+#include "shared/core/sha256.h"
 #include "shared/job/validate.h"
 #include "shared/loras/registry_mirror.h"
 
@@ -57,7 +61,7 @@ std::shared_ptr<void> ApiContext::open_stream(const Call& call, Response& refuse
     refused = error_response(Error{
         .code = Code::kResourceExhausted,
         .message = "tenant '" + tenant + "' has " + std::to_string(own->second) +
-                   " open event streams and waiting image requests; " +
+                   " open event streams, waiting image requests and downloads of large results; " +
                    (own_most == quota ? "quotas.streams is " : "half of what gateway.max_connections permits is ") +
                    std::to_string(own_most) + "; poll jobs or try again when one of them has ended",
         .retry_after = std::chrono::seconds(5)});
@@ -66,7 +70,8 @@ std::shared_ptr<void> ApiContext::open_stream(const Call& call, Response& refuse
   if (streams->all >= most) {
     refused = status_response(503,
                               std::to_string(streams->all) +
-                                  " event streams and waiting image requests are open, which is the limit (three "
+                                  " event streams, waiting image requests and downloads of large results are open, "
+                                  "which is the limit (three "
                                   "quarters of gateway.max_connections); poll the job or try again shortly",
                               "too_many_streams")
                   .with("Retry-After", "5");
@@ -133,6 +138,28 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
   submission.traceparent = call->traceparent;
   submission.deadline_in_ms = spec.deadline_ms.value_or(0);
   co_return co_await service.submit(submission);
+}
+
+asio::awaitable<bool> write_result(JobService& service, const results::Manifest& manifest, ByteRange part,
+                                   bool as_base64, Sink& sink) {
+  constexpr std::int64_t kPieceBytes = 96 << 10;  // a multiple of three, as base64 needs
+  const std::int64_t end = part.first + part.size;
+  const bool whole = part.size == manifest.bytes;
+  Sha256 hash;
+  for (std::int64_t at = part.first; at < end; at += kPieceBytes) {
+    auto piece = co_await service.result_piece(manifest, at, std::min(kPieceBytes, end - at));
+    if (piece && whole) hash.update(*piece);
+    if (!piece || (whole && at + kPieceBytes >= end && hash.hex() != manifest.sha256)) {
+      spdlog::error("gateway: cannot send the result '{}': {}", manifest.key,
+                    piece ? "its SHA-256 differs from its manifest" : piece.error().message);
+      sink.abort();
+      co_return false;
+    }
+    // Not inside the co_await, because GCC 12 evaluates both branches of a conditional there.
+    if (as_base64) *piece = base64(*piece);
+    if (!co_await sink.write(std::move(*piece))) co_return false;
+  }
+  co_return true;
 }
 
 }  // namespace ditfleet::gateway

@@ -18,7 +18,7 @@
 
 namespace ditfleet::gateway {
 
-// Event streams and image requests that wait, which hold a connection for long.
+// Event streams, image requests that wait and downloads of large results, which hold a connection for long.
 struct OpenStreams {
   int all = 0;
   std::map<std::string, int> by_tenant;
@@ -56,6 +56,11 @@ struct ApiContext {
   // Errors: as registry_error() returns them.
   asio::awaitable<Result<void>> refresh_adapters() const;
 };
+
+// Writes a part of a result in pieces of 96 KiB, so that many slow clients together need little memory. Verifies a
+// whole result. If the result cannot be read, the connection ends. False: the client is gone.
+asio::awaitable<bool> write_result(JobService& service, const results::Manifest& manifest, ByteRange part,
+                                   bool as_base64, Sink& sink);
 
 // redis_error() for the registry of adapters.
 Error registry_error(const Error& error);

@@ -1,7 +1,5 @@
 // POST /v1/images/generations: submits a job and waits for it. A client that disconnects does not cancel its job,
 // because it may repeat the request with the same Idempotency-Key; DELETE /v1/jobs/{id} does.
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -12,15 +10,12 @@
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "coordinator/gateway/routes/openai_images.h"
-#include "shared/core/bytes.h"
-#include "shared/core/sha256.h"
 #include "shared/core/wall_clock.h"
 
 namespace ditfleet::gateway {
 namespace {
 
 constexpr std::chrono::seconds kKeepAlive{15};
-constexpr std::int64_t kPieceBytes = 96 << 10;  // a multiple of three, as base64 needs
 
 // OpenAI's client repeats 409, 429 and 5xx by itself, which would submit a job again that has run or still runs.
 Response final_error(const Error& error, const std::string& job) {
@@ -69,8 +64,7 @@ asio::awaitable<Result<ImagePart>> image_part(const ApiContext& context, CallPtr
   co_return ImagePart{unit, context.links(*call).result(record.id, unit), std::move(*manifest)};
 }
 
-// Writes JSON with a place for each picture, an empty "b64_json", and the pictures there in small pieces, so that
-// many slow clients together need little memory. A picture that cannot be read ends the connection.
+// Writes JSON with a place for each picture, an empty "b64_json", and the pictures there.
 asio::awaitable<bool> write_pictures(JobService& service, Sink& sink, std::string text, std::vector<ImagePart> parts) {
   constexpr std::string_view kPlace = "\"b64_json\":\"";
   std::size_t from = 0;
@@ -78,19 +72,7 @@ asio::awaitable<bool> write_pictures(JobService& service, Sink& sink, std::strin
     const std::size_t place = text.find(kPlace, from) + kPlace.size();
     if (!co_await sink.write(text.substr(from, place - from))) co_return false;
     from = place;
-    Sha256 hash;
-    for (std::int64_t at = 0; at < part.manifest.bytes; at += kPieceBytes) {
-      const auto piece = co_await service.result_piece(part.manifest, at, kPieceBytes);
-      if (piece) hash.update(*piece);
-      const bool last = at + kPieceBytes >= part.manifest.bytes;
-      if (!piece || (last && hash.hex() != part.manifest.sha256)) {
-        spdlog::error("gateway: cannot send the result '{}': {}", part.manifest.key,
-                      piece ? "its SHA-256 differs from its manifest" : piece.error().message);
-        sink.abort();
-        co_return false;
-      }
-      if (!co_await sink.write(base64(*piece))) co_return false;
-    }
+    if (!co_await write_result(service, part.manifest, {0, part.manifest.bytes}, true, sink)) co_return false;
   }
   co_return co_await sink.write(text.substr(from));
 }

@@ -14,6 +14,7 @@ namespace ditfleet::gateway {
 namespace {
 
 constexpr int kDefaultPage = 50, kMaxPage = 200;
+constexpr std::int64_t kMostBuffered = 1 << 20;  // larger results are streamed
 
 Response bytes_response(const Request& request, std::string bytes, std::string media_type, const std::string& etag) {
   Response response;
@@ -134,14 +135,46 @@ asio::awaitable<Result<Response>> get_result(const ApiContext& context, CallPtr 
   auto manifest = results::Manifest::parse(unit->manifest);
   if (!manifest) co_return manifest.error();
   const std::string etag = "\"" + manifest->sha256 + "\"";
-  std::string bytes;
-  if (!names_etag(call->request.header("If-None-Match"), etag)) {
-    auto read = co_await context.service.result(*manifest);
-    if (!read && read.error().code == Code::kNotFound) co_return status_response(410, name + " has expired", "gone");
-    if (!read) co_return read.error();
-    bytes = std::move(*read);
+  const Request& request = call->request;
+  Response response = bytes_response(request, {}, manifest->media_type, etag);
+  if (response.status == 304) co_return response;
+  response.with("Accept-Ranges", "bytes");
+  ByteRange part{0, manifest->bytes};
+  const bool asks_for_part = request.method == "GET" && request.count_headers("Range") == 1 &&
+                             (!request.has_header("If-Range") || request.header("If-Range") == etag);
+  if (const auto asked = asks_for_part ? parse_range(request.header("Range"), manifest->bytes) : std::nullopt) {
+    const std::string bytes = std::to_string(manifest->bytes);
+    if (asked->size == 0) {
+      co_return status_response(416, name + " has " + bytes + " bytes, none of them in the range",
+                                "range_not_satisfiable", "Range")
+          .with("Content-Range", "bytes */" + bytes);
+    }
+    part = *asked;
+    response.status = 206;
+    response.with("Content-Range", "bytes " + std::to_string(part.first) + "-" +
+                                       std::to_string(part.first + part.size - 1) + "/" + bytes);
   }
-  co_return bytes_response(call->request, std::move(bytes), manifest->media_type, etag);
+  // A streamed body ends the connection, so small ones are sent whole.
+  const bool streamed = request.method == "HEAD" || part.size > kMostBuffered;
+  const bool verified = !streamed && part.size == manifest->bytes;
+  // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
+  auto reading = verified ? context.service.result(*manifest)
+                          : context.service.result_piece(*manifest, part.first, streamed ? 1 : part.size);
+  auto read = co_await std::move(reading);
+  if (!read && read.error().code == Code::kNotFound) co_return status_response(410, name + " has expired", "gone");
+  if (!read) co_return read.error();
+  if (!streamed) {
+    response.body = std::move(*read);
+    co_return response;
+  }
+  Response refused;
+  const auto counted = request.method == "HEAD" ? nullptr : context.open_stream(*call, refused);
+  if (!counted && request.method != "HEAD") co_return refused;
+  response.stream_bytes = static_cast<std::uint64_t>(part.size);
+  response.stream = [&context, manifest = *manifest, part, counted](Sink& sink) -> asio::awaitable<void> {
+    co_await write_result(context.service, manifest, part, false, sink);
+  };
+  co_return response;
 }
 
 asio::awaitable<Result<Response>> get_preview(const ApiContext& context, CallPtr call) {

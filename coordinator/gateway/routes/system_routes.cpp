@@ -22,7 +22,8 @@ Handler page(const std::string_view& text) {
         .with("Cache-Control", "no-cache")
         .with("Content-Security-Policy",
               "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
-              "img-src 'self' blob: data:; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; "
+              "img-src 'self' blob: data:; media-src 'self'; connect-src 'self'; form-action 'none'; frame-ancestors "
+              "'none'; "
               "base-uri 'none'")
         .with("Referrer-Policy", "no-referrer");
   };
