@@ -11,7 +11,7 @@ from pathlib import Path
 import browser
 from api import Client
 from browser import Browser
-from fleet import Fleet, Shared, run
+from fleet import Fleet, Shared, clean_environment, cli, run
 from image import describe
 from video_model import write_video_model
 
@@ -131,6 +131,13 @@ class TestFamily(unittest.TestCase):
             data = self.video(output_format=kind)
             self.assertEqual(data, self.video(output_format=kind))
             self.assertNotEqual(data, self.video(output_format=kind, seed=8))
+
+    def test_the_command_line_saves_the_video(self):
+        file = Path(folder.name) / "cli.mp4"
+        done = cli("generate", "x", "-o", file, "--seed", "7",
+                   env=clean_environment(DITFLEET_URL=shared.fleet.url))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(file.read_bytes(), self.video(prompt="x"))
 
     def test_previews_of_a_video_are_images(self):
         id = self.client.submit(seed=7, partial_images=2)
