@@ -22,7 +22,7 @@ job::JobSpec smallest(const job::ModelEntry& entry) {
   spec.seed = 0;
   spec.fields = entry.defaults;
   for (const job::Field field :
-       {job::Field("width"), job::Field("height"), job::Field("num_frames"), job::Field("num_inference_steps")}) {
+       {job::Field("width"), job::Field("height"), job::Field("frames"), job::Field("num_inference_steps")}) {
     const auto limits = entry.fields.find(field);
     if (limits == entry.fields.end()) continue;
     const auto multiple = limits->second.multiple_of;

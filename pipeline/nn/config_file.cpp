@@ -83,26 +83,44 @@ std::string ConfigFile::text(std::string_view key, std::string fallback) const {
   return std::string(v->get_string());
 }
 
-std::vector<std::int64_t> ConfigFile::integers(std::string_view key, std::vector<std::int64_t> fallback,
-                                               std::int64_t least, std::int64_t most) const {
+template <class T>
+std::vector<T> ConfigFile::list(std::string_view key, std::vector<T> fallback, const char* kind,
+                                const std::function<std::optional<T>(const json::value&)>& convert) const {
   const json::value* v = find(key);
   if (!v) return fallback;
-  if (!v->is_array()) wrong_type(key, "a list of integers");
-  std::vector<std::int64_t> out;
-  for (const auto& item : v->get_array()) out.push_back(checked(key, item, least, most));
+  const auto refuse_type = [&] { wrong_type(key, std::string("a list of ") + kind); };
+  if (!v->is_array()) refuse_type();
+  std::vector<T> out;
+  for (const auto& item : v->get_array()) {
+    std::optional<T> converted = convert(item);
+    if (!converted) refuse_type();
+    out.push_back(*std::move(converted));
+  }
   return out;
 }
 
+std::vector<std::int64_t> ConfigFile::integers(std::string_view key, std::vector<std::int64_t> fallback,
+                                               std::int64_t least, std::int64_t most) const {
+  return list<std::int64_t>(key, std::move(fallback), "integers",
+                            [&](const json::value& item) { return checked(key, item, least, most); });
+}
+
+std::vector<double> ConfigFile::numbers(std::string_view key, std::vector<double> fallback) const {
+  return list<double>(key, std::move(fallback), "numbers", [](const json::value& item) {
+    return item.is_number() ? std::optional(item.to_number<double>()) : std::nullopt;
+  });
+}
+
+std::vector<bool> ConfigFile::booleans(std::string_view key, std::vector<bool> fallback) const {
+  return list<bool>(key, std::move(fallback), "true and false", [](const json::value& item) {
+    return item.is_bool() ? std::optional(item.get_bool()) : std::nullopt;
+  });
+}
+
 std::vector<std::string> ConfigFile::texts(std::string_view key, std::vector<std::string> fallback) const {
-  const json::value* v = find(key);
-  if (!v) return fallback;
-  if (!v->is_array()) wrong_type(key, "a list of strings");
-  std::vector<std::string> out;
-  for (const auto& item : v->get_array()) {
-    if (!item.is_string()) wrong_type(key, "a list of strings");
-    out.emplace_back(item.get_string());
-  }
-  return out;
+  return list<std::string>(key, std::move(fallback), "strings", [](const json::value& item) {
+    return item.is_string() ? std::optional(std::string(item.get_string())) : std::nullopt;
+  });
 }
 
 }  // namespace ditfleet::pipeline

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,6 +32,8 @@ class ConfigFile {
   std::string text(std::string_view key, std::string fallback) const;
   std::vector<std::int64_t> integers(std::string_view key, std::vector<std::int64_t> fallback, std::int64_t least,
                                      std::int64_t most) const;
+  std::vector<double> numbers(std::string_view key, std::vector<double> fallback) const;
+  std::vector<bool> booleans(std::string_view key, std::vector<bool> fallback) const;
   std::vector<std::string> texts(std::string_view key, std::vector<std::string> fallback) const;
 
   // Throws Failure (kDataCorrupt): "FILE: MESSAGE".
@@ -41,6 +44,10 @@ class ConfigFile {
   const json::value* find(std::string_view key) const;
   [[noreturn]] void wrong_type(std::string_view key, std::string_view should_be) const;
   std::int64_t checked(std::string_view key, const json::value& value, std::int64_t least, std::int64_t most) const;
+  // `kind`: the plural of what the items must be. `convert` returns nothing for an item of another type.
+  template <class T>
+  std::vector<T> list(std::string_view key, std::vector<T> fallback, const char* kind,
+                      const std::function<std::optional<T>(const json::value&)>& convert) const;
 
   std::string path_;
   json::object fields_;

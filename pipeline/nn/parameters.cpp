@@ -123,15 +123,15 @@ std::vector<FileRows> Parameters::rows_in_file(const std::string& name, std::int
   return at == file_names_.end() ? std::vector<FileRows>{{name, 0, rows, rows}} : at->second;
 }
 
-at::Tensor Parameters::tensor(const std::string& name, const Shape& shape) {
-  const at::Tensor out = load(name, shape);
+at::Tensor Parameters::tensor(const std::string& name, const Shape& shape, std::optional<c10::ScalarType> type) {
+  const at::Tensor out = load(name, shape, type);
   bytes_ += static_cast<std::int64_t>(out.nbytes());
   return out;
 }
 
-at::Tensor Parameters::load(const std::string& name, const Shape& shape) {
+at::Tensor Parameters::load(const std::string& name, const Shape& shape, std::optional<c10::ScalarType> wanted) {
   const auto dot = name.rfind('.');
-  const std::string suffix = file_names_.contains(name) ? "" : name.substr(dot);
+  const std::string suffix = dot == std::string::npos || file_names_.contains(name) ? "" : name.substr(dot);
   std::vector<at::Tensor> parts;
   for (const FileRows& rows : rows_in_file(suffix.empty() ? name : name.substr(0, dot), shape[0])) {
     const std::string stored = rows.name + suffix;
@@ -147,8 +147,8 @@ at::Tensor Parameters::load(const std::string& name, const Shape& shape) {
       fail(Code::kDataCorrupt, dir() + ": tensor " + stored + " is of type " + std::string(dtype_name(entry->dtype)) +
                                    "; weights must be F32, BF16, F16, F64 or F8");
     const std::int64_t bytes = static_cast<std::int64_t>(entry->end - entry->begin);
-    parts.push_back(
-        read({file, entry}, rows.total > 0 ? bytes / rows.total * rows.first_row : 0, part, *type, placement_.dtype));
+    parts.push_back(read({file, entry}, rows.total > 0 ? bytes / rows.total * rows.first_row : 0, part, *type,
+                         wanted.value_or(placement_.dtype)));
     taken_.insert(stored);
   }
   return parts.size() == 1 ? parts.front() : at::cat(parts, 0);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -77,7 +78,8 @@ class Parameters {
   std::vector<std::string> names() const { return checkpoint_.names(); }
   const std::string& dir() const { return checkpoint_.dir(); }
 
-  at::Tensor tensor(const std::string& name, const Shape& shape);
+  // `type`: the tensor's type on the device if it is not the placement's.
+  at::Tensor tensor(const std::string& name, const Shape& shape, std::optional<c10::ScalarType> type = {});
   LinearSlot linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias = true,
                     LoraColumns lora_columns = {});
   // How stacked_linear() would store and compute these linears: its result's `quantized` without parts. Null: they are
@@ -111,7 +113,7 @@ class Parameters {
   bool quantizes(const std::string& linear, std::int64_t in, std::int64_t out) const;
   bool stores_quantized(const std::string& linear, std::int64_t out) const;
   c10::ScalarType nf4_type() const;  // that stored NF4 weights compute in
-  at::Tensor load(const std::string& name, const Shape& shape);
+  at::Tensor load(const std::string& name, const Shape& shape, std::optional<c10::ScalarType> type = {});
   const std::shared_ptr<const region::Dequantizer>& dequantizer();
   // Null: not quantized.
   std::shared_ptr<const QuantizedWeight> quantized_weight(const std::vector<std::string>& linears, std::int64_t in,

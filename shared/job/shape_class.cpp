@@ -68,7 +68,7 @@ ShapeClass shape_class_of(const JobSpec& spec, const ModelEntry& model, const st
   return {.model = spec.model,
           .width = integer("width", 0),
           .height = integer("height", 0),
-          .frames = integer("num_frames", 1),
+          .frames = integer("frames", 1),
           .guidance = model.guidance ? model.guidance(spec.fields) : GuidanceKind::kNone,
           .text_tokens = integer("max_sequence_length", 512),
           .precision = precision};

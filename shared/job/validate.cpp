@@ -62,9 +62,9 @@ std::optional<Error> check_format(const JobSpec& spec, const ModelEntry& entry) 
                                 "' generates images; use png, jpeg or webp",
                             "output_format");
   }
-  if (format.holds_videos || spec.fields.integer("num_frames").value_or(1) == 1) return std::nullopt;
+  if (format.holds_videos || spec.fields.integer("frames").value_or(1) == 1) return std::nullopt;
   return invalid_argument("output_format is " + std::string(format.name) +
-                              ", which supports only one frame; use mp4 or webp, or set num_frames to 1",
+                              ", which supports only one frame; use mp4 or webp, or set frames to 1",
                           "output_format");
 }
 

@@ -61,7 +61,7 @@ class TestFamily(unittest.TestCase):
     @unittest.skipUnless(shutil.which("ffprobe"), "ffmpeg is not installed (tests/packages.txt)")
     def test_the_video_is_an_mp4_file(self):
         file = Path(folder.name) / "video.mp4"
-        file.write_bytes(self.video(num_frames=9, frame_rate=12.5, width=64, height=48))
+        file.write_bytes(self.video(frames=9, fps=12.5, width=64, height=48))
         probed = run("ffprobe", "-v", "error", "-count_frames", "-of", "json", "-show_streams", file)
         stream = json.loads(probed.stdout)["streams"][0]
         self.assertEqual([stream[k] for k in ("codec_name", "pix_fmt", "width", "height", "color_space", "color_range",
@@ -70,7 +70,7 @@ class TestFamily(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("curl"), "curl is not installed")
     def test_curl_reads_a_video_in_parts(self):
-        job = self.client.wait(self.client.submit(seed=7, width=256, height=256, num_frames=9))
+        job = self.client.wait(self.client.submit(seed=7, width=256, height=256, frames=9))
         result = job["unit_records"][0]["result"]
         files = [Path(folder.name) / name for name in ("whole", "first", "rest", "headers")]
 
@@ -100,7 +100,7 @@ class TestFamily(unittest.TestCase):
 
     @unittest.skipUnless(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
     def test_the_console_plays_the_video(self):
-        id = self.client.submit(seed=7, num_frames=9, frame_rate=3, width=64, height=48)
+        id = self.client.submit(seed=7, frames=9, fps=3, width=64, height=48)
         self.client.wait(id)
         with Browser() as page:
             page.open(shared.fleet.url + "/")
@@ -156,7 +156,7 @@ class TestFamily(unittest.TestCase):
             self.assertIn("results.backend: file", job["unit_records"][0]["error"]["message"])
 
     def test_the_request_decides_frames_and_their_rate(self):
-        data = self.video(num_frames=3, frame_rate=10, width=64, height=16, output_format="webp")
+        data = self.video(frames=3, fps=10, width=64, height=16, output_format="webp")
         self.assertEqual((describe(data), frames(data)), (("webp", 64, 16), [100] * 3))
 
     def test_each_network_uses_its_own_guidance_scale(self):
@@ -167,7 +167,7 @@ class TestFamily(unittest.TestCase):
         self.assertEqual(self.video(num_inference_steps=1), self.video(num_inference_steps=1, guidance_scale_2=5))
 
     def test_fields_of_other_families_are_refused(self):
-        for field, value in (("true_cfg_scale", 2), ("max_sequence_length", 16), ("num_frames", 10), ("width", 12),
+        for field, value in (("true_cfg_scale", 2), ("max_sequence_length", 16), ("frames", 10), ("width", 12),
                              ("output_format", "png")):
             with self.subTest(field=field):
                 response = self.client.request("POST", "/v1/jobs", {"prompt": "x", field: value})

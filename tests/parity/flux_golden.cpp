@@ -96,6 +96,8 @@ Golden load(const Case& which) {
   r.fields.set("guidance_scale", number("guidance", 3.5));
   r.fields.set("true_cfg_scale", number("true_cfg", 1.0));
   r.fields.set("max_sequence_length", static_cast<int>(number("max_sequence_length", 512)));
+  if (spec.contains("num_frames")) r.fields.set("frames", static_cast<int>(number("num_frames", 0)));
+  if (spec.contains("guidance_2")) r.fields.set("guidance_scale_2", number("guidance_2", 0));
   r.seed = spec.at("seed").to_number<std::int64_t>();
   if (spec.contains("loras"))
     for (const auto& lora : spec.at("loras").as_array()) {
@@ -103,6 +105,8 @@ Golden load(const Case& which) {
       r.loras.push_back({file.string(), lora.at(1).to_number<double>()});
     }
   golden.bf16 = spec.contains("bf16");
+  golden.mean_apart = number("mean", 0);
+  golden.largest_apart = number("largest", 0);
   return golden;
 }
 

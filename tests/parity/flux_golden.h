@@ -1,4 +1,4 @@
-// A golden case of tests/fixtures/flux or quant: what diffusers computed for one request (see make.py there).
+// A golden case of tests/fixtures/flux, quant or wan: what diffusers computed for one request (see make.py there).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,6 +32,7 @@ std::vector<Case> all_cases(const std::string& set = "flux");
 struct Golden {
   GenerationRequest request;
   bool bf16 = false;
+  double mean_apart = 0, largest_apart = 0;          // of diffusers' bf16 pixels from its fp32 pixels; 0: not known
   at::Tensor tensor(const std::string& name) const;  // a copy; throws for a name that is not there
   std::string path;
 };

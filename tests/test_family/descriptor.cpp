@@ -13,13 +13,13 @@ Result<void> read(job::ModelEntry& entry) {
     entry.apply(side) = {.low = 8, .high = 256, .multiple_of = 8};
     entry.defaults.set(side, std::int64_t{32});
   }
-  entry.apply("num_frames") = {.low = 1, .high = 9};
-  entry.apply("frame_rate");
+  entry.apply("frames") = {.low = 1, .high = 9};
+  entry.apply("fps");
   entry.apply("num_inference_steps").high = 50;
   entry.apply("guidance_scale");
   entry.apply("guidance_scale_2");
-  entry.defaults.set("num_frames", std::int64_t{5});
-  entry.defaults.set("frame_rate", 8.0);
+  entry.defaults.set("frames", std::int64_t{5});
+  entry.defaults.set("fps", 8.0);
   entry.defaults.set("num_inference_steps", std::int64_t{4});
   entry.defaults.set("guidance_scale", 3.0);
   entry.defaults.set("guidance_scale_2", 2.0);

@@ -125,12 +125,12 @@ class TestModel final : public ModelBase {
     const auto& fields = request.fields;
     made->guidance = fields.real("guidance_scale").value();
     made->guidance_2 = fields.real("guidance_scale_2").value();
-    made->frame_rate = fields.real("frame_rate").value();
+    made->frame_rate = fields.real("fps").value();
     double mean = 0;
     for (const char c : request.prompt) mean += static_cast<unsigned char>(c) / 255.0 / request.prompt.size();
     made->text = at::full({1, 1, 1, kChannels}, mean, at::TensorOptions(placement().dtype).device(placement().device));
     std::vector<at::Tensor> frames;
-    for (std::int64_t frame = 0; frame < fields.integer("num_frames").value(); ++frame)
+    for (std::int64_t frame = 0; frame < fields.integer("frames").value(); ++frame)
       frames.push_back(draw_noise(request.seed + 1000 * frame, kChannels, *fields.integer("height") / kPatch,
                                   *fields.integer("width") / kPatch, placement().dtype));
     made->noise = at::cat(frames);

@@ -18,9 +18,9 @@ constexpr std::string_view kClipNames[] = {"ClipPipeline", "LongClipPipeline"};
 // A family of videos that no program serves.
 constexpr Family kClips = {.name = "clips", .class_names = kClipNames, .read = [](job::ModelEntry& entry) {
                              entry.media = job::MediaKind::kVideo;
-                             entry.apply("num_frames") = {.low = 4, .high = 80, .multiple_of = 4};
-                             entry.defaults.set("num_frames", 16);
-                             entry.apply("frame_rate");
+                             entry.apply("frames") = {.low = 4, .high = 80, .multiple_of = 4};
+                             entry.defaults.set("frames", 16);
+                             entry.apply("fps");
                              return Result<void>();
                            }};
 constexpr const Family* kFamilies[] = {&kFlux, &kClips};
@@ -63,7 +63,7 @@ TEST_F(ModelFolder, DevAndSchnellGetDiffusersDefaults) {
   EXPECT_EQ(dev->fields.at("width").multiple_of, 16);
   EXPECT_FALSE(dev->defaults.has("negative_prompt"));
   EXPECT_TRUE(dev->applies("negative_prompt"));
-  EXPECT_FALSE(dev->applies("num_frames"));
+  EXPECT_FALSE(dev->applies("frames"));
 
   write("transformer/config.json", R"({"guidance_embeds":false})");
   write("scheduler/scheduler_config.json", R"({})");
@@ -106,20 +106,20 @@ TEST_F(ModelFolder, SaysWhichFileIsWrong) {
 
 TEST_F(ModelFolder, IsReadByTheFamilyThatServesItsClass) {
   write("model_index.json", R"({"_class_name":"LongClipPipeline"})");
-  write("ditfleet.json", R"({"num_frames":8,"frame_rate":12})");
+  write("ditfleet.json", R"({"frames":8,"fps":12})");
   const auto entry = read_model_entry("m", dir_, kFamilies);
   ASSERT_TRUE(entry.ok()) << entry.error().message;
   EXPECT_EQ(entry->kind, "clips");
   EXPECT_EQ(entry->media, job::MediaKind::kVideo);
-  EXPECT_EQ(entry->defaults.integer("num_frames"), 8);
-  EXPECT_EQ(entry->defaults.real("frame_rate"), 12.0);
+  EXPECT_EQ(entry->defaults.integer("frames"), 8);
+  EXPECT_EQ(entry->defaults.real("fps"), 12.0);
   EXPECT_FALSE(entry->applies("guidance_scale"));
   const job::Catalogue catalogue{{{"m", *entry}}, "m"};
   EXPECT_EQ(job::complete_spec({.prompt = "a"}, catalogue)->output_format, job::OutputFormat::kMp4);
   EXPECT_EQ(job::complete_spec({.output_format = job::OutputFormat::kPng}, catalogue).error().param, "output_format");
   write("ditfleet.json", R"({"num_inference_steps":8})");
   EXPECT_THAT(refusal().message, HasSubstr("unknown field 'num_inference_steps'"));
-  write("ditfleet.json", R"({"num_frames":84})");
+  write("ditfleet.json", R"({"frames":84})");
   EXPECT_THAT(refusal().message, HasSubstr("4 to 80"));
 }
 

@@ -13,8 +13,8 @@ static_assert(Field("width") == Field("width"));
 static_assert(Field("width") != Field("height"));
 
 TEST(Fields, AreFoundByName) {
-  EXPECT_EQ(find_field("num_frames"), Field("num_frames"));
-  EXPECT_EQ(Field("num_frames").name(), "num_frames");
+  EXPECT_EQ(find_field("frames"), Field("frames"));
+  EXPECT_EQ(Field("frames").name(), "frames");
   EXPECT_FALSE(find_field("widht"));
   EXPECT_FALSE(find_field(""));
 }

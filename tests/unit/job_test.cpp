@@ -89,13 +89,12 @@ TEST(ParseSpec, ToJsonReadsBackTheSame) {
 }
 
 TEST(ParseSpec, FieldsOfVideosComeAfterThoseOfImages) {
-  const std::string text =
-      R"({"prompt":"","width":64,"height":32,"num_frames":81,"frame_rate":16.5,"guidance_scale":4,)"
-      R"("guidance_scale_2":3,"priority":0,"output_format":"png","partial_images":0})";
+  const std::string text = R"({"prompt":"","width":64,"height":32,"frames":81,"fps":16.5,"guidance_scale":4,)"
+                           R"("guidance_scale_2":3,"priority":0,"output_format":"png","partial_images":0})";
   const auto spec = parse_spec(text);
   ASSERT_TRUE(spec.ok()) << spec.error().message;
-  EXPECT_EQ(spec->fields.integer("num_frames"), 81);
-  EXPECT_EQ(spec->fields.real("frame_rate"), 16.5);
+  EXPECT_EQ(spec->fields.integer("frames"), 81);
+  EXPECT_EQ(spec->fields.real("fps"), 16.5);
   EXPECT_EQ(to_json(*spec), text);
 }
 
@@ -290,22 +289,22 @@ TEST(CompleteSpec, PinsAdaptersToTheirDigests) {
 }
 
 TEST(CompleteSpec, RefusesAFieldThatDoesNotApplyToTheModel) {
-  const Error error = refused_by_model(R"({"prompt":"","num_frames":81})");
+  const Error error = refused_by_model(R"({"prompt":"","frames":81})");
   EXPECT_EQ(error.code, Code::kInvalidArgument);
-  EXPECT_EQ(error.param, "num_frames");
-  EXPECT_EQ(error.message, "num_frames does not apply to model 'demo'; leave it out");
+  EXPECT_EQ(error.param, "frames");
+  EXPECT_EQ(error.message, "frames does not apply to model 'demo'; leave it out");
   Catalogue videos = demo_catalogue();
   ModelEntry& demo = videos.models["demo"];
   demo.media = MediaKind::kVideo;
-  demo.apply("num_frames") = {.low = 1, .high = 81, .multiple_of = 4};
-  demo.defaults.set("num_frames", 16);
+  demo.apply("frames") = {.low = 1, .high = 81, .multiple_of = 4};
+  demo.defaults.set("frames", 16);
   const auto spec = complete_spec(*parse_spec(R"({"prompt":""})"), videos);
   ASSERT_TRUE(spec.ok()) << spec.error().message;
-  EXPECT_EQ(spec->fields.integer("num_frames"), 16);
-  EXPECT_EQ(complete_spec(*parse_spec(R"({"prompt":"","num_frames":82})"), videos).error().message,
-            "num_frames is 82; model 'demo' accepts 1 to 81");
-  EXPECT_EQ(complete_spec(*parse_spec(R"({"prompt":"","num_frames":81})"), videos).error().message,
-            "num_frames is 81, which is not a multiple of 4 as model 'demo' needs; use 80");
+  EXPECT_EQ(spec->fields.integer("frames"), 16);
+  EXPECT_EQ(complete_spec(*parse_spec(R"({"prompt":"","frames":82})"), videos).error().message,
+            "frames is 82; model 'demo' accepts 1 to 81");
+  EXPECT_EQ(complete_spec(*parse_spec(R"({"prompt":"","frames":81})"), videos).error().message,
+            "frames is 81, which is not a multiple of 4 as model 'demo' needs; use 80");
 }
 
 TEST(ShapeClass, TakesFramesAndGuidanceFromTheSpecAndItsModel) {
@@ -320,7 +319,7 @@ TEST(ShapeClass, TakesFramesAndGuidanceFromTheSpecAndItsModel) {
   EXPECT_EQ(key(R"({"prompt":"","true_cfg_scale":2,"negative_prompt":""})"), "demo/256x256x1/true_cfg/512/bf16");
   JobSpec video;
   video.model = "clips/v1";
-  video.fields.set("num_frames", 81);
+  video.fields.set("frames", 81);
   model.guidance = nullptr;
   const std::string frames = shape_class_of(video, model, "auto").key();
   EXPECT_EQ(frames, "clips/v1/0x0x81/none/512/auto");

@@ -1,53 +1,13 @@
 #include "pipeline/families/flux/generation.h"
 
-#include <ATen/ops/from_blob.h>
-
 #include <cmath>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/weights/safetensors_writer.h"
+#include "pipeline/engine/dump.h"
 #include "shared/core/bytes.h"
 
 namespace ditfleet::pipeline {
 namespace {
-
-DType stored_type(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Float: return DType::kF32;
-    case c10::ScalarType::BFloat16: return DType::kBF16;
-    case c10::ScalarType::Long: return DType::kI64;
-    default: fail(Code::kInternal, "[dump] a tensor of an unexpected type");
-  }
-}
-
-// Gathers tensors on the host and keeps them until they are written.
-class Dump {
- public:
-  void add(const std::string& name, const at::Tensor& tensor) {
-    if (tensor.defined()) tensors_.emplace_back(name, tensor.to(c10::DeviceType::CPU).contiguous());
-  }
-  void add(const std::string& name, const std::vector<float>& values) {
-    const auto n = static_cast<std::int64_t>(values.size());
-    add(name, at::from_blob(const_cast<float*>(values.data()), {n}).clone());
-  }
-  void add(const std::string& name, const std::vector<std::int32_t>& ids) {
-    const auto n = static_cast<std::int64_t>(ids.size());
-    const auto options = at::TensorOptions().dtype(c10::ScalarType::Int);
-    add(name, at::from_blob(const_cast<std::int32_t*>(ids.data()), {1, n}, options).to(c10::ScalarType::Long));
-  }
-  Result<void> write(const std::string& path, const std::map<std::string, std::string>& metadata) const {
-    std::vector<TensorToWrite> entries;
-    for (const auto& [name, t] : tensors_)
-      entries.push_back({name,
-                         stored_type(t.scalar_type()),
-                         {t.sizes().begin(), t.sizes().end()},
-                         {static_cast<const std::byte*>(t.const_data_ptr()), t.nbytes()}});
-    return write_safetensors(path, std::move(entries), metadata);
-  }
-
- private:
-  std::vector<std::pair<std::string, at::Tensor>> tensors_;
-};
 
 constexpr int kMaxSide = 16384, kMaxSteps = 1000;
 constexpr int kMaxSequenceLength = 512;  // as in diffusers

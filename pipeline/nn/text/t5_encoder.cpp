@@ -67,6 +67,7 @@ T5Config read_t5_config(const ConfigFile& file) {
   c.num_heads = file.integer("num_heads", 8, 1, kMost);
   c.relative_attention_num_buckets = file.integer("relative_attention_num_buckets", 32, 4, kMost);
   c.relative_attention_max_distance = file.integer("relative_attention_max_distance", 128, 2, kMost);
+  c.biases_of_layers = file.text("model_type", "t5") == "umt5";
   c.layer_norm_epsilon = file.number("layer_norm_epsilon", 1e-6);
   std::string projection = file.text("feed_forward_proj", "relu");
   std::string name = projection;
@@ -108,6 +109,9 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
     l.k = p.linear(in + "0.SelfAttention.k", c.d_model, inner, false);
     l.v = p.linear(in + "0.SelfAttention.v", c.d_model, inner, false);
     l.o = p.linear(in + "0.SelfAttention.o", inner, c.d_model, false);
+    if (i == 0 || c.biases_of_layers)
+      l.relative_bias = p.tensor(in + "0.SelfAttention.relative_attention_bias.weight",
+                                 {c.relative_attention_num_buckets, c.num_heads});
     l.norm2 = p.tensor(in + "1.layer_norm.weight", {c.d_model});
     const std::string ff = in + "1.DenseReluDense.";
     l.wi = p.linear(ff + (c.gated ? "wi_0" : "wi"), c.d_model, c.d_ff, false);
@@ -116,8 +120,6 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
     add_part(*m.parts_, {&l.q, &l.k, &l.v, &l.o, &l.wi, &l.wi_gate, &l.wo}, {l.norm1, l.norm2});
     m.layers_.push_back(std::move(l));
   }
-  m.relative_bias_ = p.tensor("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-                              {c.relative_attention_num_buckets, c.num_heads});
   m.final_norm_ = p.tensor("encoder.final_layer_norm.weight", {c.d_model});
   p.finish("encoder.");
   m.bytes_ = p.bytes();
@@ -162,9 +164,8 @@ std::vector<NamedLinear> T5Encoder::named_linears() {
   return all;
 }
 
-at::Tensor T5Encoder::position_bias(std::int64_t length) const {
+at::Tensor T5Encoder::buckets(std::int64_t length) const {
   const std::int64_t count = config_.relative_attention_num_buckets, furthest = config_.relative_attention_max_distance;
-  if (relative_bias_.is_meta()) return at::empty({1, config_.num_heads, length, length}, relative_bias_.options());
   const at::Tensor buckets = relative_buckets(length, count, furthest);
   // On a GPU a row that is not there ends the process.
   if (at::min(buckets).item<std::int64_t>() < 0)
@@ -172,7 +173,12 @@ at::Tensor T5Encoder::position_bias(std::int64_t length) const {
                                  ", which leaves distances up to " + std::to_string(length - 1) +
                                  " without a bucket; with " + std::to_string(count) + " buckets it must be above " +
                                  std::to_string(count / 4));
-  return at::embedding(relative_bias_, buckets.to(placement_.device)).permute({2, 0, 1}).unsqueeze(0).contiguous();
+  return buckets;
+}
+
+at::Tensor T5Encoder::position_bias(const at::Tensor& table, const at::Tensor& buckets, std::int64_t length) const {
+  if (table.is_meta()) return at::empty({1, config_.num_heads, length, length}, table.options());
+  return at::embedding(table, buckets.to(placement_.device)).permute({2, 0, 1}).unsqueeze(0).contiguous();
 }
 
 at::Tensor T5Encoder::layer(const at::Tensor& hidden, const Layer& s, const at::Tensor& bias) const {
@@ -195,9 +201,12 @@ at::Tensor T5Encoder::encode(const std::vector<std::int32_t>& ids) const {
   pass.begin(0);
   at::Tensor hidden = at::embedding(embedding_, token_tensor(ids, config_.vocab_size, placement_.device, "t5"));
   pass.end(0);
-  const at::Tensor bias = position_bias(static_cast<std::int64_t>(ids.size()));
+  const auto length = static_cast<std::int64_t>(ids.size());
+  const at::Tensor distances = hidden.is_meta() ? at::Tensor() : buckets(length);
+  at::Tensor bias;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     pass.begin(i + 1);
+    if (layers_[i].relative_bias.defined()) bias = position_bias(layers_[i].relative_bias, distances, length);
     if (region_)
       region_->run(i, hidden, i > 0, bias);
     else

@@ -1,4 +1,5 @@
-// T5's encoder (transformers T5EncoderModel): an embedding for each token of the prompt.
+// The encoders of T5 and UMT5 (transformers T5EncoderModel, UMT5EncoderModel): an embedding for each token of the
+// prompt.
 #pragma once
 
 #include <map>
@@ -23,6 +24,7 @@ struct T5Config {
       relative_attention_max_distance;
   double layer_norm_epsilon;
   bool gated;
+  bool biases_of_layers;  // UMT5: each layer has its own relative position bias
   Activation activation;
   std::string activation_name;
 };
@@ -56,13 +58,16 @@ class T5Encoder {
     at::Tensor norm1, norm2;  // [d_model]
     LinearSlot q, k, v, o;
     LinearSlot wi, wi_gate, wo;  // wi_gate: the branch that is not activated; undefined when not gated
+    at::Tensor relative_bias;    // [buckets, heads]; undefined: that of the first layer
   };
-  at::Tensor position_bias(std::int64_t length) const;  // [1, heads, length, length]
+  at::Tensor buckets(std::int64_t length) const;  // of the distance of two tokens, [length, length] on the host
+  // [1, heads, length, length]
+  at::Tensor position_bias(const at::Tensor& table, const at::Tensor& buckets, std::int64_t length) const;
   at::Tensor layer(const at::Tensor& hidden, const Layer& slots, const at::Tensor& bias) const;
 
   T5Config config_{};
   Placement placement_;
-  at::Tensor embedding_, relative_bias_;
+  at::Tensor embedding_;
   std::vector<Layer> layers_;
   std::shared_ptr<const LayerRegion> region_;  // null: layers run eagerly
   at::Tensor final_norm_;

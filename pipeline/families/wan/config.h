@@ -1,0 +1,33 @@
+// The config.json of a Wan transformer (diffusers WanTransformer3DModel).
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "pipeline/nn/config_file.h"
+
+namespace ditfleet::pipeline {
+
+struct WanConfig {
+  std::int64_t in_channels, out_channels;  // of a latent pixel; in_channels includes mask and condition
+  std::int64_t num_layers;
+  std::int64_t head_dim, heads;
+  std::int64_t text_dim;  // width of a text token
+  std::int64_t freq_dim;  // sinusoids of the timestep
+  std::int64_t ffn_dim;
+  bool cross_attn_norm;
+  double eps;
+  std::int64_t rope_max_seq_len;  // most tokens along an axis
+
+  std::int64_t width() const { return head_dim * heads; }
+  // The head's channels that rotate with frame, row and column; even, summing to head_dim.
+  std::array<std::int64_t, 3> rope_axes() const {
+    const std::int64_t side = 2 * (head_dim / 6);
+    return {head_dim - 2 * side, side, side};
+  }
+};
+
+// Throws Failure (kDataCorrupt); the message contains file and field. Also throws it for models with CLIP conditioning.
+WanConfig read_wan_config(const ConfigFile& file);
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,89 @@
+#include "pipeline/families/wan/folder.h"
+
+#include <chrono>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+#include "shared/core/excerpt.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+// Checks that a part has the class that this pipeline computes. Returns false if an optional part is missing or
+// [null, null].
+bool has_part(const ConfigFile& index, const char* part, std::string_view wanted, bool optional = false) {
+  const json::value* entry = index.fields().if_contains(part);
+  const json::array* pair = entry ? entry->if_array() : nullptr;
+  if (optional && (!entry || entry->is_null() || (pair && pair->size() == 2 && (*pair)[1].is_null()))) return false;
+  const json::string* name = pair && pair->size() == 2 ? (*pair)[1].if_string() : nullptr;
+  if (!name || *name != wanted)
+    index.refuse(std::string(part) + " is " + (entry ? excerpt(json::serialize(*entry), 100) : "missing") +
+                 "; it must be [LIBRARY, \"" + std::string(wanted) + "\"]");
+  return true;
+}
+
+void must_match(const std::string& dir, std::string_view what, std::int64_t a, std::string_view other, std::int64_t b) {
+  if (a != b)
+    fail(Code::kDataCorrupt, dir + ": " + std::string(what) + " is " + std::to_string(a) + ", but " +
+                                 std::string(other) + " is " + std::to_string(b) +
+                                 "; they must be equal in the parts of one model");
+}
+
+}  // namespace
+
+int WanFolder::size_multiple() const { return static_cast<int>(vae.config().spatial_factor() * 2); }
+
+WanFolder load_wan_folder(const ModelSource& source, Placement placement) {
+  const std::string& dir = source.dir;
+  if (!source.transformer.empty())
+    fail(Code::kInvalidArgument, "a Wan model takes no other file for its transformer; leave transformer out",
+         "transformer");
+  if (!source.quantize.empty())
+    fail(Code::kInvalidArgument, "Wan models are not quantized on load yet; leave quantize out", "quantize");
+  const ConfigFile index(dir + "/model_index.json");
+  if (index.boolean("expand_timesteps", false))
+    index.refuse("expand_timesteps is true (Wan 2.2 TI2V-5B), which is not supported yet");
+  has_part(index, "text_encoder", "UMT5EncoderModel");
+  has_part(index, "transformer", "WanTransformer3DModel");
+  has_part(index, "vae", "AutoencoderKLWan");
+  const bool second = has_part(index, "transformer_2", "WanTransformer3DModel", /*optional=*/true);
+  const std::optional<double> boundary = index.optional_number("boundary_ratio");
+  if (second != boundary.has_value())
+    index.refuse(second ? "transformer_2 needs a boundary_ratio, such as 0.875"
+                        : "boundary_ratio needs a transformer_2; set it to null for a model with one transformer");
+  if (boundary && !(*boundary > 0 && *boundary < 1)) index.refuse("boundary_ratio must be between 0 and 1");
+
+  const auto scheduler = read_flow_scheduler_config(ConfigFile(dir + "/scheduler/scheduler_config.json"));
+  const auto umt5 = read_t5_config(ConfigFile(dir + "/text_encoder/config.json"));
+  const auto vae = read_video_vae_config(ConfigFile(dir + "/vae/config.json"));
+  for (const char* name : {"transformer", "transformer_2"}) {
+    if (!second && std::string_view(name) == "transformer_2") continue;
+    const auto wan = read_wan_config(ConfigFile(dir + "/" + name + "/config.json"));
+    must_match(dir, std::string(name) + "'s text_dim", wan.text_dim, "text_encoder's d_model", umt5.d_model);
+    must_match(dir, std::string(name) + "'s in_channels", wan.in_channels, "vae's z_dim", vae.z_dim);
+    must_match(dir, std::string(name) + "'s out_channels", wan.out_channels, "vae's z_dim", vae.z_dim);
+  }
+  auto last = std::chrono::steady_clock::now();
+  const auto lap = [&] {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(last, now));
+  };
+  auto text = T5Encoder::load(dir + "/text_encoder", placement);
+  const auto text_time = lap();
+  auto transformer = WanTransformer::load(dir + "/transformer", placement);
+  std::optional<WanTransformer> transformer_2;
+  if (second) transformer_2 = WanTransformer::load(dir + "/transformer_2", placement);
+  const auto transformer_time = lap();
+  auto decoder = VideoVae::load(dir + "/vae", placement, /*with_encoder=*/false);
+  const auto vae_time = lap();
+  return {scheduler,
+          std::move(text),
+          std::move(transformer),
+          std::move(transformer_2),
+          boundary.value_or(0),
+          std::move(decoder),
+          {{"text_encoders", text_time}, {"transformer", transformer_time}, {"vae", vae_time}},
+          source};
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,179 @@
+#include "pipeline/families/wan/model.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/round.h>
+
+#include <array>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/engine/denoise_loop.h"
+#include "pipeline/sampling/latents.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::size_t kCachedPrompts = 16;
+
+using Clock = std::chrono::steady_clock;
+
+WanGeneration& own(Generation& generation) {
+  auto* mine = dynamic_cast<WanGeneration*>(&generation);
+  if (!mine) fail(Code::kInternal, "the generation is another model's");
+  return *mine;
+}
+
+// Follows diffusers' WanPipeline: the first transformer at timesteps from boundary · 1000 on, the second one below.
+class WanDenoiser final : public Denoiser {
+ public:
+  WanDenoiser(const WanFolder& folder, const WanGeneration& generation, c10::ScalarType dtype)
+      : folder_(folder), generation_(generation), dtype_(dtype) {}
+
+  at::Tensor velocity(std::int64_t step, const at::Tensor& latents) override {
+    const double timestep = generation_.schedule.timesteps[static_cast<std::size_t>(step)];
+    const std::size_t expert = folder_.transformer_2 && timestep < folder_.boundary * 1000 ? 1 : 0;
+    const WanTransformer& transformer = expert ? *folder_.transformer_2 : folder_.transformer;
+    const at::Tensor input = latents.to(dtype_);
+    if (!rope_.defined()) rope_ = transformer.rope(latents.size(2), latents.size(3), latents.size(4));
+    const at::Tensor positive = transformer.velocity(input, timestep, generation_.text[expert], rope_);
+    if (!generation_.negative) return positive;
+    const at::Tensor negative = transformer.velocity(input, timestep, generation_.negative_text[expert], rope_);
+    const WanRequest& r = generation_.request;
+    const double scale = expert ? r.guidance_scale_2.value_or(r.guidance_scale) : r.guidance_scale;
+    return negative + scale * (positive - negative);
+  }
+
+ private:
+  const WanFolder& folder_;
+  const WanGeneration& generation_;
+  const c10::ScalarType dtype_;
+  at::Tensor rope_;  // the same for both transformers
+};
+
+// Latents to RGB, for previews: a linear fit that ComfyUI publishes for this VAE's 16 channels (latent_formats.py,
+// Wan21), with the bias in the last row.
+constexpr std::array<std::array<float, 3>, 17> kRgb{{{-0.1299F, -0.1692F, 0.2932F},
+                                                     {0.0671F, 0.0406F, 0.0442F},
+                                                     {0.3568F, 0.2548F, 0.1747F},
+                                                     {0.0372F, 0.2344F, 0.1420F},
+                                                     {0.0313F, 0.0189F, -0.0328F},
+                                                     {0.0296F, -0.0956F, -0.0665F},
+                                                     {-0.3477F, -0.4059F, -0.2925F},
+                                                     {0.0166F, 0.1902F, 0.1975F},
+                                                     {-0.0412F, 0.0267F, -0.1364F},
+                                                     {-0.1293F, 0.0740F, 0.1636F},
+                                                     {0.0680F, 0.3019F, 0.1128F},
+                                                     {0.0032F, 0.0581F, 0.0639F},
+                                                     {-0.1251F, 0.0927F, 0.1699F},
+                                                     {0.0060F, -0.0633F, 0.0005F},
+                                                     {0.3477F, 0.2275F, 0.2950F},
+                                                     {0.1984F, 0.0913F, 0.1861F},
+                                                     {-0.1835F, -0.0868F, -0.3360F}}};
+
+// The middle frame of estimated latents. A VAE with another number of channels is seen through those that both have.
+Media preview(const at::Tensor& estimate) {
+  const at::Tensor frame =
+      estimate.select(2, estimate.size(2) / 2)[0].to(c10::kCPU, c10::ScalarType::Float);  // [C, h, w]
+  const auto channels = std::min<std::int64_t>(frame.size(0), 16);
+  const at::Tensor factors = at::from_blob(const_cast<float*>(kRgb[0].data()), {17, 3});
+  const at::Tensor rgb =
+      at::addmm(factors[16], frame.narrow(0, 0, channels).reshape({channels, -1}).t(), factors.narrow(0, 0, channels));
+  if (!are_finite({rgb})[0]) fail(Code::kDataCorrupt, "the current estimate contains NaN or infinity");
+  return to_media(unit_range(rgb.t().reshape({1, 3, frame.size(1), frame.size(2)})));
+}
+
+}  // namespace
+
+WanModel::WanModel(ModelInfo info, Placement placement, WanFolder folder, WanPrompts prompts,
+                   AdapterStore::Limits adapters)
+    : ModelBase(std::move(info), placement, {"Wan", {{"transformer", {"transformer."}, {}}}}, adapters),
+      folder_(std::move(folder)),
+      prompts_(std::move(prompts)),
+      embeddings_(kCachedPrompts) {}
+
+WanText WanModel::embed(const std::string& prompt, int max_sequence_length) {
+  return embeddings_.get(std::to_string(max_sequence_length) + "/" + prompt, [&] {
+    WanPromptIds made = prompts_.ids(prompt, max_sequence_length);
+    WanText text;
+    // Padding is masked, so it is left out, and its embeddings are zeros.
+    const at::Tensor embeds = folder_.text.encode(made.ids);
+    text.embeds = at::constant_pad_nd(embeds, {0, 0, 0, max_sequence_length - embeds.size(1)});
+    text.ids = std::move(made.ids);
+    text.warnings = std::move(made.warnings);
+    return text;
+  });
+}
+
+std::unique_ptr<Generation> WanModel::run_encode(const GenerationRequest& asked) {
+  const auto start = Clock::now();
+  auto p = std::make_unique<WanGeneration>();
+  p->request = read_wan_request(asked, folder_.size_multiple(), folder_.transformer_2.has_value());
+  const WanRequest& r = p->request;
+  const std::int64_t factor = folder_.vae.config().spatial_factor();
+  const at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(r.seed));
+  p->noise = at::randn(
+      {1, folder_.transformer.config().in_channels, (r.num_frames - 1) / 4 + 1, r.height / factor, r.width / factor},
+      generator, at::TensorOptions().dtype(c10::ScalarType::Float));
+  p->schedule = make_flow_schedule(folder_.scheduler, r.num_inference_steps);
+  p->prompt = embed(r.prompt, r.max_sequence_length);
+  if (r.guidance_scale > 1) p->negative = embed(r.negative_prompt, r.max_sequence_length);
+  for (std::size_t expert = 0; expert < (folder_.transformer_2 ? 2 : 1); ++expert) {
+    const WanTransformer& transformer = expert ? *folder_.transformer_2 : folder_.transformer;
+    p->text[expert] = transformer.embed_text(p->prompt.embeds);
+    if (p->negative) p->negative_text[expert] = transformer.embed_text(p->negative->embeds);
+  }
+  for (const auto& warning : r.warnings) p->add_warning(warning);
+  for (const auto& warning : p->prompt.warnings) p->add_warning(warning);
+  if (p->negative)
+    for (const auto& warning : p->negative->warnings) p->add_warning("negative " + warning);
+  synchronize_current(placement().device);
+  p->add_phase("text", start);
+  return p;
+}
+
+Result<void> WanModel::run_denoise(Generation& generation, const StepCallback& on_step,
+                                   const std::function<void()>& wait) {
+  const auto start = Clock::now();
+  WanGeneration& p = own(generation);
+  WanDenoiser denoiser(folder_, p, placement().dtype);
+  const auto sampler = make_flow_sampler(folder_.scheduler, p.schedule, placement().device);
+  auto latents = denoise_loop(denoiser, *sampler, p.noise.to(placement().device),
+                              static_cast<std::int64_t>(p.schedule.timesteps.size()), {on_step, preview, wait});
+  p.add_phase("denoise", start);
+  if (!latents) return latents.error();
+  p.latents = std::move(*latents);
+  return {};
+}
+
+Media WanModel::run_decode(Generation& generation) {
+  const auto start = Clock::now();
+  WanGeneration& p = own(generation);
+  if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
+  if (!are_finite({p.latents})[0])
+    fail(Code::kDataCorrupt,
+         "[decode] the latents after denoising contain NaN or infinity; check the model's weights, or use another "
+         "precision (worker.dtype)");
+  Media video;
+  video.width = p.request.width;
+  video.height = p.request.height;
+  video.frames = 0;
+  video.frame_rate = p.request.frame_rate;
+  folder_.vae.decode(p.latents, [&](const at::Tensor& frames) {
+    if (!are_finite({frames})[0]) fail(Code::kDataCorrupt, "[decode] the VAE's output contains NaN or infinity");
+    const at::Tensor unit = unit_range(frames);
+    for (std::int64_t i = 0; i < unit.size(2); ++i) {
+      const Media one = to_media(unit.select(2, i));
+      video.rgb.insert(video.rgb.end(), one.rgb.begin(), one.rgb.end());
+      ++video.frames;
+    }
+  });
+  p.add_phase("vae", start);
+  return video;
+}
+
+}  // namespace ditfleet::pipeline

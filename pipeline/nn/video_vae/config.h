@@ -1,0 +1,24 @@
+// The config.json of a video VAE (diffusers AutoencoderKLWan, except that of TI2V-5B).
+#pragma once
+
+#include "pipeline/nn/config_file.h"
+
+namespace ditfleet::pipeline {
+
+struct VideoVaeConfig {
+  static constexpr std::int64_t kTemporalFactor = 4;  // frames per latent frame, except for the first one
+
+  std::int64_t base_dim, z_dim, num_res_blocks;
+  std::vector<std::int64_t> dim_mult;             // channels of a level / base_dim, from the video to the latents
+  std::vector<bool> temporal_downsample;          // one less than levels; two are true
+  std::vector<double> latents_mean, latents_std;  // [z_dim]
+
+  std::int64_t channels(std::size_t level) const { return base_dim * dim_mult[level]; }
+  // The number of pixels per latent pixel in each direction.
+  std::int64_t spatial_factor() const { return std::int64_t{1} << (dim_mult.size() - 1); }
+};
+
+// Throws Failure (kDataCorrupt); the message contains file and field.
+VideoVaeConfig read_video_vae_config(const ConfigFile& file);
+
+}  // namespace ditfleet::pipeline

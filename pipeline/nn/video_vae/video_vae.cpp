@@ -1,0 +1,150 @@
+#include "pipeline/nn/video_vae/video_vae.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/conv3d.h>
+#include <ATen/ops/reciprocal.h>
+#include <ATen/ops/tensor.h>
+
+#include <utility>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/nn/video_vae/chunks.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+ConvSlot bind_conv(Parameters& p, const std::string& name, std::int64_t in, std::int64_t out, std::int64_t frames,
+                   std::int64_t side) {
+  return {p.tensor(name + ".weight", {out, in, frames, side, side}), p.tensor(name + ".bias", {out})};
+}
+
+at::Tensor bind_norm(Parameters& p, const std::string& name, std::int64_t channels) {
+  return p.tensor(name + ".gamma", {channels, 1, 1, 1});
+}
+
+VideoVaeResnet bind_resnet(Parameters& p, const std::string& prefix, std::int64_t in, std::int64_t out) {
+  VideoVaeResnet r{bind_norm(p, prefix + ".norm1", in),
+                   bind_norm(p, prefix + ".norm2", out),
+                   bind_conv(p, prefix + ".conv1", in, out, 3, 3),
+                   bind_conv(p, prefix + ".conv2", out, out, 3, 3),
+                   {}};
+  if (in != out) r.shortcut = bind_conv(p, prefix + ".conv_shortcut", in, out, 1, 1);
+  return r;
+}
+
+void bind_middle(Parameters& p, const std::string& prefix, std::int64_t channels, VideoVaeCoder& into) {
+  into.mid_first = bind_resnet(p, prefix + ".resnets.0", channels, channels);
+  into.mid_second = bind_resnet(p, prefix + ".resnets.1", channels, channels);
+  const std::string attention = prefix + ".attentions.0";
+  into.mid_attention = {p.tensor(attention + ".norm.gamma", {channels, 1, 1}),
+                        p.conv(attention + ".to_qkv", channels, 3 * channels, 1),
+                        p.conv(attention + ".proj", channels, channels, 1)};
+}
+
+VideoVaeCoder bind_encoder(Parameters& p, const VideoVaeConfig& c) {
+  VideoVaeCoder m;
+  std::int64_t channels = c.base_dim;
+  m.in = bind_conv(p, "encoder.conv_in", 3, channels, 3, 3);
+  int block = 0;  // resnets and downsamplers are numbered together
+  const auto next = [&] { return "encoder.down_blocks." + std::to_string(block++); };
+  for (std::size_t i = 0; i < c.dim_mult.size(); ++i) {
+    VideoVaeLevel& level = m.levels.emplace_back();
+    for (std::int64_t j = 0; j < c.num_res_blocks; ++j)
+      level.resnets.push_back(bind_resnet(p, next(), std::exchange(channels, c.channels(i)), c.channels(i)));
+    if (i + 1 == c.dim_mult.size()) break;
+    const std::string at = next();
+    level.resample = {p.conv(at + ".resample.1", channels, channels, 3), {}};
+    if (c.temporal_downsample[i]) level.resample->time = bind_conv(p, at + ".time_conv", channels, channels, 3, 1);
+  }
+  bind_middle(p, "encoder.mid_block", channels, m);
+  m.norm_out = bind_norm(p, "encoder.norm_out", channels);
+  m.out = bind_conv(p, "encoder.conv_out", channels, 2 * c.z_dim, 3, 3);
+  return m;
+}
+
+VideoVaeCoder bind_decoder(Parameters& p, const VideoVaeConfig& c) {
+  VideoVaeCoder m;
+  const std::size_t levels = c.dim_mult.size();
+  std::int64_t channels = c.channels(levels - 1);
+  m.in = bind_conv(p, "decoder.conv_in", c.z_dim, channels, 3, 3);
+  bind_middle(p, "decoder.mid_block", channels, m);
+  for (std::size_t i = 0; i < levels; ++i) {
+    const std::string at = "decoder.up_blocks." + std::to_string(i), sampler = at + ".upsamplers.0";
+    const std::int64_t out = c.channels(levels - 1 - i);
+    VideoVaeLevel& level = m.levels.emplace_back();
+    for (std::int64_t j = 0; j <= c.num_res_blocks; ++j)
+      level.resnets.push_back(bind_resnet(p, at + ".resnets." + std::to_string(j), std::exchange(channels, out), out));
+    if (i + 1 == levels) break;
+    channels = out / 2;
+    level.resample = {p.conv(sampler + ".resample.1", out, channels, 3), {}};
+    if (c.temporal_downsample[levels - 2 - i])
+      level.resample->time = bind_conv(p, sampler + ".time_conv", out, 2 * out, 3, 1);
+  }
+  m.norm_out = bind_norm(p, "decoder.norm_out", channels);
+  m.out = bind_conv(p, "decoder.conv_out", channels, 3, 3, 3);
+  return m;
+}
+
+[[noreturn]] void wrong_shape(const char* what, const at::Tensor& tensor, const std::string& right) {
+  std::string shape;
+  for (const std::int64_t size : tensor.sizes()) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+  fail(Code::kInvalidArgument, std::string("[vae] ") + what + " has shape [" + shape + "]; it must be " + right);
+}
+
+}  // namespace
+
+VideoVae VideoVae::load(const std::string& dir, Placement placement, bool with_encoder) {
+  VideoVae m;
+  m.config_ = read_video_vae_config(ConfigFile(dir + "/config.json"));
+  m.placement_ = placement;
+  const std::int64_t z = m.config_.z_dim;
+  auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
+  m.slots_.decoder = bind_decoder(parameters, m.config_);
+  m.slots_.post_quant = bind_conv(parameters, "post_quant_conv", z, z, 1, 1);
+  if (with_encoder) {
+    m.slots_.encoder = bind_encoder(parameters, m.config_);
+    m.slots_.quant = bind_conv(parameters, "quant_conv", 2 * z, 2 * z, 1, 1);
+  }
+  parameters.finish(with_encoder ? "" : "decoder.");
+  m.bytes_ = parameters.bytes();
+  const auto per_channel = [&](const std::vector<double>& values) {
+    return at::tensor(values, c10::ScalarType::Float).to(placement.device).view({1, z, 1, 1, 1});
+  };
+  m.mean_ = per_channel(m.config_.latents_mean);
+  m.std_ = per_channel(m.config_.latents_std);
+  return m;
+}
+
+void VideoVae::decode(const at::Tensor& latents, const std::function<void(const at::Tensor& frames)>& on_frames) const {
+  if (latents.dim() != 5 || latents.size(0) != 1 || latents.size(1) != config_.z_dim)
+    wrong_shape("a latent", latents, "[1, " + std::to_string(config_.z_dim) + ", frames, height, width]");
+  const c10::ScalarType type = placement_.dtype;
+  // Mean and 1 / std are rounded to the type first, as diffusers' pipelines do.
+  const at::Tensor z = latents.to(placement_.device, type) / at::reciprocal(std_.to(type)) + mean_.to(type);
+  const at::Tensor x = at::conv3d(z, slots_.post_quant.weight, slots_.post_quant.bias);
+  FrameCache cache;
+  for (std::int64_t i = 0; i < x.size(2); ++i)
+    on_frames(decode_chunk(slots_.decoder, x.narrow(2, i, 1), cache).clamp_(-1, 1));
+}
+
+at::Tensor VideoVae::encode(const at::Tensor& video) const {
+  if (!slots_.encoder) fail(Code::kInternal, "[vae] the encoder is not loaded; load the VAE with its encoder");
+  constexpr std::int64_t kChunk = VideoVaeConfig::kTemporalFactor;
+  const std::int64_t factor = config_.spatial_factor();
+  if (video.dim() != 5 || video.size(0) != 1 || video.size(1) != 3 || video.size(2) % kChunk != 1 ||
+      video.size(3) % factor != 0 || video.size(4) % factor != 0)
+    wrong_shape("a video", video,
+                "[1, 3, 4 * k + 1, height, width], with sides that are multiples of " + std::to_string(factor));
+  FrameCache cache;
+  std::vector<at::Tensor> chunks;
+  for (std::int64_t first = 0, n = 1; first < video.size(2); first += std::exchange(n, kChunk))
+    chunks.push_back(
+        encode_chunk(*slots_.encoder, video.narrow(2, first, n).to(placement_.device, placement_.dtype), cache));
+  const at::Tensor moments = at::conv3d(at::cat(chunks, 2), slots_.quant->weight, slots_.quant->bias);
+  // In fp32, the type of the latents that it becomes a condition of, as diffusers' pipelines do.
+  return (moments.narrow(1, 0, config_.z_dim).to(c10::ScalarType::Float) - mean_) * at::reciprocal(std_);
+}
+
+}  // namespace ditfleet::pipeline

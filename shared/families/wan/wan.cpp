@@ -1,0 +1,56 @@
+#include "shared/families/wan/wan.h"
+
+#include <algorithm>
+
+namespace ditfleet::families {
+namespace {
+
+using job::Field;
+
+constexpr std::string_view kClassNames[] = {"WanPipeline"};
+constexpr std::int64_t kSideMultiple = 16;  // the VAE's factor times the patch
+constexpr std::int64_t kLargestSide = 2048, kMostFrames = 257, kMostSteps = 200;
+
+// WanPipeline runs classifier-free guidance whenever the first scale is above one; the negative prompt is "" by
+// default.
+job::GuidanceKind guidance_of(const job::FieldValues& fields) {
+  return fields.real("guidance_scale").value_or(1.0) > 1.0 ? job::GuidanceKind::kTrueCfg : job::GuidanceKind::kNone;
+}
+
+Result<void> read(job::ModelEntry& entry) {
+  const std::string index_path = entry.dir + "/model_index.json";
+  const auto index = read_json_object(index_path);
+  if (!index) return index.error();
+  if (const json::value* each = index->if_contains("expand_timesteps"); each && each->is_bool() && each->get_bool())
+    return corrupt(index_path, "has expand_timesteps (Wan 2.2 TI2V-5B), which is not supported yet");
+  const json::value* boundary = index->if_contains("boundary_ratio");
+  const bool experts = boundary && !boundary->is_null();
+
+  entry.media = job::MediaKind::kVideo;
+  entry.guidance = guidance_of;
+  entry.max_pixels = kLargestSide * kLargestSide;
+  for (const Field side : {Field("width"), Field("height")})
+    entry.apply(side) = {.low = kSideMultiple, .high = kLargestSide, .multiple_of = kSideMultiple};
+  entry.apply("negative_prompt");
+  entry.apply("frames").high = kMostFrames;
+  entry.apply("fps");
+  entry.apply("num_inference_steps").high = kMostSteps;
+  entry.apply("guidance_scale");
+  if (experts) entry.apply("guidance_scale_2");
+  entry.apply("max_sequence_length");
+  // WanPipeline's defaults, and Wan's frame rate.
+  entry.defaults.set("width", std::int64_t{832});
+  entry.defaults.set("height", std::int64_t{480});
+  entry.defaults.set("frames", std::int64_t{81});
+  entry.defaults.set("fps", 16.0);
+  entry.defaults.set("num_inference_steps", std::int64_t{50});
+  entry.defaults.set("guidance_scale", 5.0);
+  entry.defaults.set("max_sequence_length", std::int64_t{512});
+  return {};
+}
+
+}  // namespace
+
+const Family kWan = {.name = "wan", .class_names = kClassNames, .read = read};
+
+}  // namespace ditfleet::families

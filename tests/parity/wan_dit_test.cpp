@@ -1,0 +1,142 @@
+// Wan's transformer and samplers against what diffusers computed (tests/fixtures/wan/dit/make_dit.py).
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/families/wan/transformer.h"
+#include "pipeline/sampling/flow_scheduler.h"
+#include "tests/parity/flux_golden.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr double kFp32Limit = 2e-4;
+
+std::string fixture(const std::string& name) { return (golden::fixtures() / "wan/dit" / name).string(); }
+
+void expect_refusal(const std::function<void()>& call, std::initializer_list<std::string> words) {
+  try {
+    call();
+    ADD_FAILURE() << "accepted; expected a refusal with " << *words.begin();
+  } catch (const Failure& failure) {
+    for (const std::string& word : words)
+      EXPECT_NE(failure.error().message.find(word), std::string::npos)
+          << "no \"" << word << "\" in: " << failure.error().message;
+  }
+}
+
+class WanDit : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(WanDit, PredictsWhatDiffusersPredicts) {
+  const std::string name = GetParam(), file = fixture(name + ".safetensors");
+  const auto read = [&](const char* tensor) { return golden::read_tensor(file, tensor); };
+  const at::Tensor latents = read("latents"), fp32 = read("fp32"), bf16 = read("bf16");
+  const double roundings = golden::distance(bf16.to(at::kFloat), fp32);
+  ASSERT_GT(roundings, 0);
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const auto model = WanTransformer::load(fixture(name.substr(0, name.find('-'))), {.dtype = type});
+    const at::Tensor text = model.embed_text(read("text")),
+                     rope = model.rope(latents.size(2), latents.size(3), latents.size(4));
+    const at::Tensor got = model.velocity(latents, read("timestep").item<float>(), text, rope);
+    EXPECT_EQ(got.scalar_type(), type);
+    if (type == at::kFloat) {
+      EXPECT_LE(golden::distance(got, fp32), kFp32Limit);
+    } else {
+      EXPECT_LE(golden::distance(got.to(at::kFloat), fp32), 1.5 * roundings);
+      EXPECT_LE(golden::distance(got.to(at::kFloat), bf16.to(at::kFloat)), 1.5 * roundings);
+      EXPECT_EQ(model.slots().time_first.weight.scalar_type(), at::kFloat);
+      EXPECT_EQ(model.slots().table.scalar_type(), at::kFloat);
+      EXPECT_EQ(model.slots().blocks[0].norm_q.scalar_type(), at::kBFloat16);
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(All, WanDit,
+                         ::testing::Values("t2v-image", "t2v-video", "t2v-long", "i2v-image", "i2v-video", "i2v-long",
+                                           "plain-video"));
+
+TEST(WanSamplers, FollowDiffusers) {
+  const std::string file = fixture("schedulers.safetensors");
+  const auto read = [&](const std::string& tensor) { return golden::read_tensor(file, tensor); };
+  const at::Tensor noise = read("noise"), velocities = read("velocities");
+  for (const int shift : {1, 3, 5, 8})
+    for (const int steps : {1, 2, 4, 8, 20})
+      for (const bool unipc : {true, false}) {
+        const std::string key =
+            (unipc ? "unipc-" : "euler-") + std::to_string(shift) + "-" + std::to_string(steps) + "-";
+        SCOPED_TRACE(key);
+        FlowSchedulerConfig config;
+        config.unipc = unipc;
+        config.flow_shift = config.euler.shift = shift;
+        config.euler.use_flow_sigmas = true;
+        const Schedule schedule = make_flow_schedule(config, steps);
+        const at::Tensor sigmas = read(key + "sigmas"), timesteps = read(key + "timesteps");
+        ASSERT_EQ(sigmas.numel(), steps + 1);
+        ASSERT_EQ(static_cast<int>(schedule.sigmas.size()), steps + 1);
+        for (int i = 0; i <= steps; ++i)
+          EXPECT_EQ(schedule.sigmas[static_cast<std::size_t>(i)], sigmas[i].item<float>()) << i;
+        for (int i = 0; i < steps; ++i)
+          EXPECT_EQ(schedule.timesteps[static_cast<std::size_t>(i)], timesteps[i].item<float>()) << i;
+        for (const auto type : {at::kFloat, at::kBFloat16}) {
+          const at::Tensor right = read(key + (type == at::kFloat ? "fp32" : "bf16"));
+          const auto sampler = make_flow_sampler(config, schedule, c10::kCPU);
+          at::Tensor latents = noise;
+          for (int i = 0; i < steps; ++i) {
+            latents = sampler->step(latents, velocities[i].to(type), i);
+            EXPECT_EQ(latents.scalar_type(), right.scalar_type());
+            EXPECT_LE(golden::distance(latents.to(at::kFloat), right[i].to(at::kFloat)), 1e-5) << i;
+          }
+        }
+      }
+}
+
+TEST(WanDitConfig, RefusesWhatIsNotSupported) {
+  const std::filesystem::path file =
+      std::filesystem::temp_directory_path() / ("ditfleet_wan_" + std::to_string(::getpid()) + ".json");
+  const auto written = [&](const std::string& text) {
+    std::ofstream(file) << text;
+    return ConfigFile(file.string());
+  };
+  const std::string name = file.filename().string();
+  const auto refused = [&](const std::string& text, const std::string& field, const std::string& right) {
+    expect_refusal([&] { read_wan_config(written(text)); }, {name, field, right});
+  };
+  refused(R"({"_class_name": "FluxTransformer2DModel"})", "_class_name", "WanTransformer3DModel");
+  refused(R"({"image_dim": 1280})", "image_dim", "must be null");
+  refused(R"({"added_kv_proj_dim": 5120})", "added_kv_proj_dim", "must be null");
+  refused(R"({"pos_embed_seq_len": 514})", "pos_embed_seq_len", "must be null");
+  refused(R"({"patch_size": [2, 2, 2]})", "patch_size", "[1, 2, 2]");
+  refused(R"({"attention_head_dim": 13})", "attention_head_dim", "even");
+  EXPECT_EQ(read_wan_config(written(R"({"in_channels": 36, "out_channels": null})")).out_channels, 36);
+  const std::string good =
+      R"("_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction", "use_flow_sigmas": true)";
+  const auto unsupported = [&](const std::string& fields, const std::string& field, const std::string& right) {
+    expect_refusal([&] { read_flow_scheduler_config(written("{" + fields + "}")); }, {name, field, right});
+  };
+  const std::string kind = R"("_class_name": "UniPCMultistepScheduler")";
+  unsupported(kind, "prediction_type", "flow_prediction");
+  unsupported(kind + R"(, "prediction_type": "flow_prediction")", "use_flow_sigmas", "true");
+  unsupported(R"("_class_name": "DDIMScheduler")", "_class_name", "UniPCMultistepScheduler");
+  unsupported(good + R"(, "solver_order": 3)", "solver_order", "2");
+  unsupported(good + R"(, "solver_type": "bh1")", "solver_type", "bh2");
+  unsupported(good + R"(, "thresholding": true)", "thresholding", "false");
+  unsupported(good + R"(, "disable_corrector": [0])", "disable_corrector", "[]");
+  unsupported(good + R"(, "shift_terminal": 0.1)", "shift_terminal", "null");
+  unsupported(good + R"(, "flow_shift": 0)", "flow_shift", "above 0");
+  EXPECT_EQ(read_flow_scheduler_config(written("{" + good + R"(, "flow_shift": 5})")).flow_shift, 5);
+  std::filesystem::remove(file);
+}
+
+TEST(WanDitShapes, AreChecked) {
+  const auto model = WanTransformer::load(fixture("t2v"), {});
+  const at::Tensor latents = golden::read_tensor(fixture("i2v-image.safetensors"), "latents");
+  expect_refusal([&] { model.velocity(latents, 1, {}, {}); }, {"36", "[1, 16,"});
+  expect_refusal([&] { model.rope(1, 4098, 2); }, {"2049", "1024"});
+}
+
+}  // namespace
+}  // namespace ditfleet::pipeline

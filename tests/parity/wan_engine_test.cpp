@@ -1,0 +1,145 @@
+// Videos of tiny Wan folders, compared with diffusers': tests/fixtures/wan/make.py. DITFLEET_TEST_DEVICE=cuda runs the
+// same on a GPU.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/from_blob.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/families/wan/prompt_clean.h"
+#include "pipeline/families/wan/wan.h"
+#include "shared/core/bytes.h"
+#include "shared/core/json.h"
+#include "tests/parity/flux_golden.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::unique_ptr<Model> load(const std::string& dir, bool bf16) {
+  EngineOptions options{golden::test_device(), bf16 ? "bf16" : "fp32", 1, golden::test_compile()};
+  static std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
+  engines.push_back(unwrap(Engine::create(options, {&wan_family()})));
+  return unwrap(engines.back()->load_model({"wan", dir}));
+}
+
+class WanPipeline : public ::testing::TestWithParam<golden::Case> {};
+
+TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
+  const golden::Golden golden = golden::load(GetParam());
+  const auto model = load(GetParam().model_dir(), golden.bf16);
+  auto generation = unwrap(model->encode(golden.request));
+  unwrap(model->denoise(*generation, nullptr));
+  const Media video = unwrap(model->decode(*generation));
+  const std::string dump = ::testing::TempDir() + GetParam().folder + GetParam().name + ".safetensors";
+  unwrap(generation->dump(dump));
+  const auto got = [&](const std::string& name) { return golden::read_tensor(dump, name); };
+
+  EXPECT_TRUE(got("prompt_ids").equal(golden.tensor("prompt_ids")));
+  EXPECT_TRUE(got("timesteps").equal(golden.tensor("timesteps")));
+  EXPECT_LE(golden::distance(got("sigmas"), golden.tensor("sigmas")), 1e-6);
+  EXPECT_LE(golden::distance(got("noise"), golden.tensor("noise")), 1e-5);
+  const double limit = golden.bf16 ? 4e-2 : 2e-4;
+  EXPECT_LE(golden::distance(got("prompt_embeds"), golden.tensor("prompt_embeds")), limit);
+  if (!golden.bf16) {
+    EXPECT_LE(golden::distance(got("latents"), golden.tensor("latents")), limit);
+  }
+
+  const at::Tensor want = golden.tensor("pixels");
+  ASSERT_EQ(video.frames, want.size(0));
+  ASSERT_EQ(video.height, want.size(1));
+  ASSERT_EQ(video.width, want.size(2));
+  double sum = 0;
+  int largest = 0;
+  const auto* pixel = want.const_data_ptr<std::uint8_t>();
+  for (std::size_t i = 0; i < video.rgb.size(); ++i) {
+    const int apart = std::abs(int{video.rgb[i]} - int{pixel[i]});
+    sum += apart;
+    largest = std::max(largest, apart);
+  }
+  const double mean = sum / static_cast<double>(video.rgb.size());
+  std::printf("%s/%s: largest %d, mean %.5f of 255\n", GetParam().folder.c_str(), GetParam().name.c_str(), largest,
+              mean);
+  EXPECT_LE(largest, golden.bf16 ? 1.5 * golden.largest_apart : 1);
+  EXPECT_LE(mean, golden.bf16 ? 1.5 * golden.mean_apart : 0.006);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, WanPipeline, ::testing::ValuesIn(golden::all_cases("wan")),
+                         [](const auto& info) { return info.param.folder + "_" + info.param.name; });
+
+TEST(WanEngine, RoundsFramesAndShowsTheMiddleOne) {
+  golden::Golden golden = golden::load({"two", "plain", "wan"});
+  const auto model = load(golden::Case{"two", "plain", "wan"}.model_dir(), false);
+  golden.request.fields.set("frames", 8);
+  golden.request.fields.set("num_inference_steps", 2);
+  auto generation = unwrap(model->encode(golden.request));
+  ASSERT_EQ(generation->warnings().size(), 1u);
+  EXPECT_THAT(generation->warnings()[0], HasSubstr("frames is 8; Wan generates 4k + 1 frames, so it is 9"));
+  int previews = 0;
+  unwrap(model->denoise(*generation, [&](const StepProgress& progress) {
+    const Media preview = unwrap(progress.preview());
+    EXPECT_EQ(preview.frames, 1);
+    EXPECT_EQ(preview.width, 6);
+    EXPECT_EQ(preview.height, 4);
+    ++previews;
+    return true;
+  }));
+  EXPECT_EQ(previews, 2);
+  EXPECT_EQ(unwrap(model->decode(*generation)).frames, 9);
+}
+
+TEST(WanEngine, RefusesBadRequests) {
+  const auto two = load(golden::Case{"two", "", "wan"}.model_dir(), false);
+  const auto one = load(golden::Case{"one", "", "wan"}.model_dir(), false);
+  const auto message = [](Model& model, job::Field field, auto value) {
+    GenerationRequest request = golden::load({"one", "plain", "wan"}).request;
+    request.fields.set(field, value);
+    const auto refused = model.encode(request);
+    EXPECT_FALSE(refused) << field.name();
+    return refused ? std::string() : refused.error().param + ": " + refused.error().message;
+  };
+  EXPECT_THAT(message(*one, job::Field("frames"), 0), HasSubstr("frames: frames is 0; it must be from 1 to"));
+  EXPECT_THAT(message(*one, job::Field("width"), 40), HasSubstr("must be a multiple of 16"));
+  EXPECT_THAT(message(*one, job::Field("guidance_scale_2"), 2.0), HasSubstr("needs a model with two transformers"));
+  EXPECT_TRUE(two->encode(golden::load({"two", "plain", "wan"}).request));
+}
+
+TEST(WanPrompts, AreCleanedAsFtfyDoes) {
+  const auto rows =
+      unwrap(parse_json(unwrap(read_file((golden::fixtures() / "wan/prompts.json").string())))).as_array();
+  ASSERT_GT(rows.size(), 500u);
+  for (const json::value& row : rows) {
+    const std::string from(row.at(0).as_string()), to(row.at(1).as_string());
+    EXPECT_EQ(prompt_clean(from), to) << json::serialize(row);
+  }
+}
+
+TEST(WanFolder, RefusesFoldersThatDoNotFitTogether) {
+  const auto problem = [](const std::string& from, const std::string& to, bool drop_second = false) {
+    const std::filesystem::path copy = ::testing::TempDir() + "wan_folder";
+    std::filesystem::remove_all(copy);
+    std::filesystem::copy(golden::Case{"two", "", "wan"}.model_dir(), copy, std::filesystem::copy_options::recursive);
+    if (drop_second) std::filesystem::remove_all(copy / "transformer_2");
+    std::ifstream in(copy / "model_index.json");
+    std::string text((std::istreambuf_iterator<char>(in)), {});
+    const auto at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    std::ofstream(copy / "model_index.json") << text;
+    auto engine = unwrap(Engine::create({"cpu", "fp32", 1}, {&wan_family()}));
+    const auto model = engine->load_model({"wan", copy.string()});
+    EXPECT_FALSE(model);
+    return model ? std::string() : model.error().message;
+  };
+  EXPECT_THAT(problem("0.875", "null"), HasSubstr("transformer_2 needs a boundary_ratio"));
+  EXPECT_THAT(problem("0.875", "1.5"), HasSubstr("boundary_ratio must be between 0 and 1"));
+  EXPECT_THAT(problem("\"expand_timesteps\": false", "\"expand_timesteps\": true"), HasSubstr("TI2V-5B"));
+  EXPECT_THAT(problem("0.875", "0.875", true), HasSubstr("transformer_2"));
+  EXPECT_THAT(problem("UMT5EncoderModel", "T5EncoderModel"), HasSubstr("must be [LIBRARY, \"UMT5EncoderModel\"]"));
+}
+
+}  // namespace
+}  // namespace ditfleet::pipeline
