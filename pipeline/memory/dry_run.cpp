@@ -93,6 +93,11 @@ at::Tensor index_select(const at::Tensor& x, std::int64_t axis, const at::Tensor
 
 }  // namespace
 
+std::mutex& dry_run_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 std::int64_t dry_bytes() {
   count_from_now();
   return bytes_now;

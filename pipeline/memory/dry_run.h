@@ -7,10 +7,14 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <mutex>
 
 namespace ditfleet::pipeline {
 
 inline const c10::Device kDryDevice(c10::DeviceType::Meta);
+
+// Held while bytes are measured: the counts are those of the whole process.
+std::mutex& dry_run_mutex();
 
 // Bytes of the meta tensors of this process. Tensors that were made before the first call are not counted.
 // Thread-safe; a measurement is right only if no other thread makes meta tensors meanwhile.

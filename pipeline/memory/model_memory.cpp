@@ -86,9 +86,24 @@ ModelMemory::~ModelMemory() {
 }
 
 std::int64_t ModelMemory::kept() const {
-  std::int64_t bytes = source_.parts.modulation->kept_bytes() + source_.parts.blocks->kept_bytes();
+  std::int64_t bytes = source_.parts.modulation->kept_bytes() + kept_blocks();
   for (const PartSequence* text : source_.parts.text) bytes += text->kept_bytes();
   return bytes;
+}
+
+std::int64_t ModelMemory::kept_blocks() const {
+  std::int64_t bytes = 0;
+  for (const PartSequence* blocks : source_.parts.blocks) bytes += blocks->kept_bytes();
+  return bytes;
+}
+
+// First what leaves, then what comes.
+void ModelMemory::keep_blocks(std::int64_t of_used, bool others, bool wait) {
+  for (PartSequence* sequence : source_.parts.blocks)
+    if (sequence != &blocks() && !others) sequence->keep(0);
+  blocks().keep(of_used, wait);
+  for (PartSequence* sequence : source_.parts.blocks)
+    if (sequence != &blocks() && others) sequence->keep(sequence->bytes(), wait);
 }
 
 double ModelMemory::use_rate(Clock::time_point now) const {
@@ -112,7 +127,7 @@ std::int64_t ModelMemory::capped(const RequestSize& size, std::int64_t available
 void ModelMemory::leave() {
   for (PartSequence* text : source_.parts.text) text->keep(0);
   source_.parts.modulation->keep(0);
-  source_.parts.blocks->keep(0);
+  keep_blocks(0, false);
   if (plan_) spdlog::info("memory: {}: all weights leave the device for another model's", name_);
   plan_.reset();
   update_report();
@@ -122,8 +137,8 @@ void ModelMemory::leave() {
 void ModelMemory::apply(const MemoryPlan& plan) {
   plan_.reset();
   const Parts& parts = source_.parts;
-  const bool fewer = plan.keep_blocks < parts.blocks->kept_bytes();
-  if (fewer) parts.blocks->keep(plan.keep_blocks);
+  const bool fewer = plan.keep_blocks + (plan.keep_other_blocks ? needs_.other_blocks : 0) < kept_blocks();
+  if (fewer) keep_blocks(plan.keep_blocks, plan.keep_other_blocks);
   std::vector<PartSequence*> coming;
   const auto leave_or_come = [&](PartSequence* sequence, bool stays) {
     if (stays)
@@ -133,8 +148,8 @@ void ModelMemory::apply(const MemoryPlan& plan) {
   };
   for (PartSequence* text : parts.text) leave_or_come(text, plan.keep_text);
   leave_or_come(parts.modulation, plan.keep_modulation);
-  if (plan.keep_blocks < parts.blocks->bytes()) release_cached_memory(device_->device_);
-  if (!fewer) parts.blocks->keep(plan.keep_blocks);
+  if (plan.keep_blocks < blocks().bytes() || !plan.keep_other_blocks) release_cached_memory(device_->device_);
+  if (!fewer) keep_blocks(plan.keep_blocks, plan.keep_other_blocks);
   for (PartSequence* sequence : coming) sequence->keep(sequence->bytes(), /*wait=*/false);
   plan_ = plan;
 }
@@ -144,6 +159,36 @@ void ModelMemory::add_excess(const RequestSize& size, MemoryNeeds& needs) const 
   if (excess == excess_.end()) return;
   needs.denoise += excess->second;
   needs.decode += excess->second;
+}
+
+void ModelMemory::start_steps(const RequestSize& size) {
+  {
+    const std::lock_guard lock(device_->mutex_);
+    if (std::exchange(used_blocks_, 0) != 0 && plan_ && !plan_->keep_other_blocks) plan_.reset();
+  }
+  place(size);
+}
+
+void ModelMemory::use_blocks(std::size_t transformer) {
+  const std::lock_guard lock(device_->mutex_);
+  if (std::exchange(used_blocks_, transformer) == transformer || !plan_ || plan_->keep_other_blocks) return;
+  const MemoryPlan plan = *std::exchange(plan_, std::nullopt);  // an error leaves the weights somewhere
+  keep_blocks(plan.keep_blocks, false, /*wait=*/false);
+  plan_ = plan;
+}
+
+void ModelMemory::make_room_to_decode(const RequestSize& size) {
+  if (!device_->limited()) return;
+  MemoryNeeds needs = source_.needs(size);
+  const std::lock_guard lock(device_->mutex_);
+  if (!plan_ || !plan_->leave_to_decode) return;
+  add_excess(size, needs);
+  needs = device_->beside_others(this, needs);
+  const std::int64_t bytes = blocks_beside_decode(needs, *plan_, capped(size, device_->available()));
+  if (bytes >= kept_blocks()) return;
+  keep_blocks(bytes, false);
+  release_cached_memory(device_->device_);
+  plan_->keep_blocks = bytes;  // so that the next request applies its plan
 }
 
 void ModelMemory::check(const RequestSize& size) const {
@@ -209,6 +254,7 @@ void ModelMemory::place(const RequestSize& size) {
     break;
   }
   update_report();
+  kept_in_steps_ = kept();
   reset_memory_peak(device_->device_);
 }
 
@@ -226,7 +272,7 @@ void ModelMemory::fail_without_plan(const RequestSize& size, const std::string& 
 }
 
 void ModelMemory::step_down(const RequestSize& size, const std::string& problem) {
-  source_.parts.blocks->finish();
+  for (PartSequence* blocks : source_.parts.blocks) blocks->finish();
   release_cached_memory(device_->device_);
   if (!device_->limited() || device_->options_.offload == "none") fail_without_plan(size, problem);
   {
@@ -263,9 +309,10 @@ void ModelMemory::free_encoders(const RequestSize& size, const std::string& prob
 
 void ModelMemory::trim() {
   const Parts& parts = source_.parts;
-  const bool stay =
-      parts.modulation->all_stay() && parts.blocks->all_stay() &&
-      std::all_of(parts.text.begin(), parts.text.end(), [](const PartSequence* text) { return text->all_stay(); });
+  const auto all_stay = [](const std::vector<PartSequence*>& sequences) {
+    return std::all_of(sequences.begin(), sequences.end(), [](const PartSequence* one) { return one->all_stay(); });
+  };
+  const bool stay = parts.modulation->all_stay() && all_stay(parts.blocks) && all_stay(parts.text);
   if (!stay) release_cached_memory(device_->device_);
 }
 
@@ -285,11 +332,11 @@ void ModelMemory::observe(const RequestSize& size) {
   const std::lock_guard lock(device_->mutex_);
   std::int64_t weights = device_->beside_others(this, needs).fixed;
   for (const ModelMemory* model : device_->models_) {
-    weights += model->kept();
+    weights += model == this ? kept_in_steps_ : model->kept();
     if (model->source_.unallocated) weights -= model->source_.unallocated();
   }
   const std::int64_t ahead = plan_ && plan_->keep_blocks < needs.blocks.bytes ? needs.blocks.ahead : 0,
-                     predicted = std::max(needs.denoise + ahead, needs.decode),
+                     predicted = std::max(needs.denoise + ahead, needs.decode - (kept_in_steps_ - kept())),
                      observed = memory_use(device_->device_).peak - weights,
                      excess = std::max<std::int64_t>(0, observed - needs.encode - predicted);
   std::int64_t& known = excess_[size];  // adapters make a difference, so it falls slowly
@@ -315,20 +362,22 @@ void ModelMemory::update_report() {
     return needs;
   };
   std::vector<MemoryReport::Limit> limits;
-  const auto add = [&](const char* name, bool keep, std::int64_t blocks) {
+  const auto add = [&](const MemoryPlan& plan, std::string_view allowed_by) {
     const std::string& offload = device_->options_.offload;
-    if (offload != "auto" && offload != (std::string_view(name) == "resident" ? "none" : name)) return;
+    if (offload != "auto" && offload != allowed_by) return;
     std::int64_t fits = 0, too_many = std::int64_t{1} << 40;
     while (too_many - fits > 1) {
       const std::int64_t pixels = fits + (too_many - fits) / 2;
-      (plan_bytes(needs_of(pixels), {name, keep, keep, blocks}) <= available ? fits : too_many) = pixels;
+      (plan_bytes(needs_of(pixels), plan) <= available ? fits : too_many) = pixels;
     }
     if (!limits.empty() && limits.back().max_pixels == 0) limits.pop_back();
-    limits.push_back({name, fits});  // 0 only if no plan holds anything
+    limits.push_back({plan.name, fits});  // 0 only if no plan holds anything
   };
-  add("resident", true, large.blocks.bytes);
-  add("model", false, large.blocks.bytes);
-  add("block", false, 0);
+  const bool leave = large.blocks_leave_to_decode;
+  add({"resident", true, true, large.blocks.bytes}, "none");
+  add({"model", false, false, large.blocks.bytes}, "model");
+  if (large.other_blocks > 0) add({"expert", false, false, large.blocks.bytes, false, leave}, "model");
+  add({"block", false, false, 0, large.other_blocks == 0, leave}, "block");
   const std::int64_t bytes = large.weight_bytes() - large.fixed;
   const double bandwidth = device_->options_.offload == "none" ? 0 : copy_bandwidth(device_->device_);
   const std::lock_guard report_lock(report_mutex_);

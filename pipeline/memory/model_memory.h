@@ -54,7 +54,7 @@ class ModelMemory {
   struct Parts {
     std::vector<PartSequence*> text;
     PartSequence* modulation;
-    PartSequence* blocks;
+    std::vector<PartSequence*> blocks;  // of each transformer; a step uses those of one of them
   };
   struct Source {
     Parts parts;
@@ -90,12 +90,37 @@ class ModelMemory {
       free_encoders(size, problem);
     });
   }
+  // Runs the steps of a request, as run(). Before, place(). `steps` is called with what it has to call after each step.
+  template <class Steps>
+  auto run_steps(const RequestSize& size, const StepCallback& on_step, const Steps& steps) {
+    start_steps(size);
+    const auto all = [&](const StepCallback& callback) {
+      auto done = run(size, [&] {
+        use_blocks(0);
+        return steps(callback);
+      });
+      trim();
+      return done;
+    };
+    if (!wants_step_time(size)) return all(on_step);
+    // The first step sets things up, so the second one is measured. From the third one on the plan is the right one.
+    return all([&](const StepProgress& progress) {
+      if (progress.step == 1) blocks().measure();
+      if (progress.step == 2) {
+        set_step_time(size, blocks().measured_s());
+        place(size);
+      }
+      return !on_step || on_step(progress);
+    });
+  }
+  // The next steps use the blocks of this transformer. Unless the plan keeps those of all transformers, these come to
+  // the device for those that are there; a pass waits for them block by block. For use within run_steps().
+  void use_blocks(std::size_t transformer);
+  // Before decode(): blocks leave if the plan says so.
+  void make_room_to_decode(const RequestSize& size);
   // The end of a stage. Unless all weights stay, gives memory that LibTorch caches for the stage's streams back to the
   // device: other stages have other streams.
   void trim();
-  // Whether the time that the blocks compute in a pass decides how many of them stay, and is not known for this size.
-  bool wants_step_time(const RequestSize& size) const;
-  void set_step_time(const RequestSize& size, double seconds);
   // The end of a request that place() was called for: compares its peak with the prediction, for the next plans.
   void observe(const RequestSize& size);
 
@@ -108,6 +133,13 @@ class ModelMemory {
     std::int64_t bytes;
     Clock::time_point until;
   };
+  // Whether the time that the blocks compute in a pass decides how many of them stay, and is not known for this size.
+  bool wants_step_time(const RequestSize& size) const;
+  void set_step_time(const RequestSize& size, double seconds);
+  void start_steps(const RequestSize& size);
+  PartSequence& blocks() const { return *source_.parts.blocks[used_blocks_]; }
+  std::int64_t kept_blocks() const;  // bytes, of all transformers
+  void keep_blocks(std::int64_t of_used, bool others, bool wait = true);
   std::int64_t kept() const;
   void add_excess(const RequestSize& size, MemoryNeeds& needs) const;
   double use_rate(Clock::time_point now) const;
@@ -145,6 +177,8 @@ class ModelMemory {
   const Source source_;
   MemoryNeeds needs_;               // of the last request
   std::optional<MemoryPlan> plan_;  // that is applied; empty: the weights are somewhere
+  std::size_t used_blocks_ = 0;     // of which transformer
+  std::int64_t kept_in_steps_ = 0;  // kept() before make_room_to_decode()
   std::map<RequestSize, double> step_s_;
   std::map<RequestSize, std::int64_t> excess_;  // that was observed beyond the prediction
   std::map<RequestSize, Cap> caps_;             // plans with more bytes have run out of memory

@@ -16,17 +16,21 @@ struct MemoryNeeds {
   struct Group {
     std::int64_t bytes = 0, ahead = 0;
   };
-  Group text;              // text encoders; used while a request is encoded
-  Group modulation;        // used while a request is encoded
-  Group blocks;            // used in each step
-  std::int64_t fixed = 0;  // all other weights, and the adapters' slots and columns
+  Group text;                     // text encoders; used while a request is encoded
+  Group modulation;               // used while a request is encoded
+  Group blocks;                   // used in each step; of one transformer if steps use one of several
+  std::int64_t other_blocks = 0;  // bytes of the blocks of the other transformers, as `blocks`
+  std::int64_t fixed = 0;         // all other weights, and the adapters' slots and columns
   // All other tensors, at the peak of the stage. One request is encoded while another is denoised or decoded.
   std::int64_t encode = 0, denoise = 0, decode = 0;
   // The same as `encode` for a request of another model, with the weights that come and go.
   std::int64_t others_encode = 0;
   int passes = 1;  // through the blocks in a step
+  // Whether blocks that do not fit beside decode() may leave for it. For requests whose steps take far longer than the
+  // copies.
+  bool blocks_leave_to_decode = false;
 
-  std::int64_t weight_bytes() const { return text.bytes + modulation.bytes + blocks.bytes + fixed; }
+  std::int64_t weight_bytes() const { return text.bytes + modulation.bytes + blocks.bytes + other_blocks + fixed; }
 };
 
 // offload: auto | none | model | block
@@ -39,14 +43,18 @@ struct MemoryOptions {
 inline constexpr std::int64_t kNoMemoryLimit = std::numeric_limits<std::int64_t>::max() / 4;  // sums stay in range
 
 struct MemoryPlan {
-  std::string name;  // "resident", "model", "block"
+  std::string name;  // "resident", "model", "expert", "block"
   bool keep_text = true, keep_modulation = true;
-  std::int64_t keep_blocks = 0;  // bytes of blocks that stay; the others are copied in each step
-  std::int64_t bytes = 0;        // predicted peak
+  std::int64_t keep_blocks = 0;   // bytes of blocks that stay; the others are copied in each step
+  bool keep_other_blocks = true;  // else those of one transformer leave for those of another
+  bool leave_to_decode = false;   // blocks leave for decode(), as far as they do not fit beside it
+  std::int64_t bytes = 0;         // predicted peak
 };
 
 // The predicted peak.
 std::int64_t plan_bytes(const MemoryNeeds& needs, const MemoryPlan& plan);
+// Bytes of blocks that may stay on the device during decode().
+std::int64_t blocks_beside_decode(const MemoryNeeds& needs, const MemoryPlan& plan, std::int64_t available);
 // Bytes of weights that are copied to the device for each request and in each step.
 std::int64_t copied_per_request(const MemoryNeeds& needs, const MemoryPlan& plan);
 std::int64_t copied_per_step(const MemoryNeeds& needs, const MemoryPlan& plan);
@@ -62,6 +70,7 @@ struct PlanChoice {
 // The fastest plan that fits into `available` bytes and that `offload` allows:
 //   resident  all weights stay: auto, none
 //   model     text encoders and modulation come and go: auto, model
+//   expert    in addition only the blocks of the transformer in use are on the device: auto, model
 //   block     in addition some blocks are copied in each step: auto, block. With auto as many blocks stay as fit. With
 //             block only those stay that cannot be copied within `hidden` bytes per step, which are free of charge.
 PlanChoice choose_plan(const MemoryNeeds& needs, std::int64_t available, const std::string& offload,

@@ -17,6 +17,7 @@
 #include "pipeline/device/memory.h"
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
+#include "pipeline/families/wan/wan.h"
 #include "pipeline/weights/safetensors.h"
 #include "tests/parity/flux_golden.h"
 
@@ -73,6 +74,70 @@ TEST(Prediction, IsWithinTenPercentOfWhatIsObserved) {
     }
   }
   limit_memory(kCpu, 0);
+}
+
+// Of videos the steps are predicted; how much a convolution over time takes on a CPU depends on its algorithm.
+TEST(Prediction, CountsFramesOfVideos) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    EngineOptions options{golden::test_device(), dtype, 1, golden::test_compile()};
+    options.memory.limit = std::int64_t{8} << 30;
+    auto engine = unwrap(Engine::create(options, {&wan_family()}));
+    const ModelSource source{"m", (golden::fixtures() / "wan/two/model").string()};
+    auto model = unwrap(engine->load_model(source));
+    for (const int frames : {1, 9, 25}) {
+      for (const double guidance : {1.0, 3.0}) {
+        SCOPED_TRACE(std::string(dtype) + ' ' + std::to_string(frames));
+        GenerationRequest request;
+        request.prompt = "a red circle " + std::to_string(frames);
+        request.fields.set("width", 384);
+        request.fields.set("height", 256);
+        request.fields.set("frames", frames);
+        request.fields.set("num_inference_steps", 4);
+        request.fields.set("guidance_scale", guidance);
+        auto generation = unwrap(model->encode(request));
+        const std::int64_t before = memory_use(kCpu).now;
+        reset_memory_peak(kCpu);
+        unwrap(model->denoise(*generation, nullptr));
+        const auto observed = static_cast<double>(memory_use(kCpu).peak - before),
+                   predicted = static_cast<double>(unwrap(engine->plan(source, request)).needs.denoise);
+        EXPECT_NEAR(predicted, observed, 0.1 * observed + (1 << 20));
+      }
+    }
+  }
+  limit_memory(kCpu, 0);
+}
+
+TEST(PlanChoice, OneTransformerAtATimeBeforeBlocksAreCopied) {
+  MemoryNeeds needs;
+  needs.text = {100, 10};
+  needs.blocks = {400, 10};
+  needs.other_blocks = 400;
+  needs.fixed = 20;
+  needs.encode = 5;
+  needs.denoise = 50;
+  needs.decode = 90;
+  const auto plan = [&](std::int64_t available, const char* offload = "auto") {
+    const PlanChoice choice = choose_plan(needs, available, offload);
+    return choice.plan ? choice.plan->name + ' ' + std::to_string(choice.plan->keep_blocks) : "none";
+  };
+  EXPECT_EQ(plan(1015), "resident 400");
+  EXPECT_EQ(plan(1014), "model 400");
+  EXPECT_EQ(plan(925), "model 400");
+  EXPECT_EQ(plan(924), "expert 400");
+  EXPECT_EQ(plan(525), "expert 400");
+  EXPECT_EQ(plan(524), "block 399");
+  EXPECT_EQ(plan(225), "block 100");
+  EXPECT_EQ(plan(125), "block 0");
+  EXPECT_EQ(plan(124), "none");
+  EXPECT_EQ(plan(525, "model"), "expert 400");
+  EXPECT_EQ(plan(524, "model"), "none");
+  needs.blocks_leave_to_decode = true;
+  EXPECT_EQ(plan(485), "expert 400");
+  EXPECT_EQ(plan(484), "block 389");
+  const MemoryPlan expert = *choose_plan(needs, 485, "auto").plan;
+  EXPECT_EQ(blocks_beside_decode(needs, expert, 485), 360);
+  EXPECT_EQ(plan(125), "block 30");
+  EXPECT_EQ(plan(124), "none");
 }
 
 // Draws with the demo model.

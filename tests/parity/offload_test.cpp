@@ -14,6 +14,7 @@
 #include "pipeline/device/memory.h"
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
+#include "pipeline/families/wan/wan.h"
 #include "pipeline/memory/part_sequence.h"
 #include "tests/parity/flux_golden.h"
 
@@ -128,7 +129,7 @@ TEST(PartSequence, KeepsNothingWhenMemoryRunsOut) {
 }
 
 struct Case {
-  std::string name, folder;  // a fixture of `flux` or `quant`
+  std::string name, folder;  // a fixture of `flux`, `quant` or `wan`
   bool bf16;
   std::string adapter = {};  // for the folder's model
 };
@@ -160,7 +161,7 @@ class Offload : public ::testing::TestWithParam<Case> {
 
  private:
   static std::optional<Error> draw_all(const EngineOptions& options, std::vector<Media>& pictures) {
-    auto engine = Engine::create(options, {&flux_family()});
+    auto engine = Engine::create(options, {&flux_family(), &wan_family()});
     if (!engine) return engine.error();
     const auto folder = golden::fixtures() / GetParam().folder, file = folder / "transformer.safetensors";
     auto model =
@@ -176,6 +177,10 @@ class Offload : public ::testing::TestWithParam<Case> {
       request.fields.set("max_sequence_length", 16);
       request.fields.set("true_cfg_scale", 2.0);
       request.fields.set("negative_prompt", "blue");
+      if (GetParam().folder.starts_with("wan")) {
+        request.fields.set("frames", 9);
+        request.fields.set("guidance_scale", 3.0);
+      }
       for (const bool adapted : {false, true}) {
         if (adapted && GetParam().adapter.empty()) continue;
         if (adapted) request.loras = {{(golden::fixtures() / GetParam().adapter).string(), 0.7}};
@@ -235,7 +240,9 @@ INSTANTIATE_TEST_SUITE_P(Formats, Offload,
                                            Case{"nf4", "quant/nf4", true, "quant/adapters/nf4.safetensors"},
                                            Case{"nf4_fp32", "quant/nf4_fp32", false},
                                            Case{"nf4_fp32_in_bf16", "quant/nf4_fp32", true},
-                                           Case{"fp8_rows", "quant/fp8_rows", true, "quant/adapters/fp8.safetensors"}),
+                                           Case{"fp8_rows", "quant/fp8_rows", true, "quant/adapters/fp8.safetensors"},
+                                           Case{"wan_one", "wan/one", false}, Case{"wan_two", "wan/two", false},
+                                           Case{"wan_two_bf16", "wan/two", true}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -38,7 +38,7 @@ json::object as_json(const pipeline::PlanReport& report, const pipeline::Engine&
   root["driver_bytes"] = report.driver;
   root["bytes"] = json::object{{"text_encoders", needs.text.bytes},
                                {"modulation", needs.modulation.bytes},
-                               {"blocks", needs.blocks.bytes},
+                               {"blocks", needs.blocks.bytes + needs.other_blocks},
                                {"other_weights", needs.fixed},
                                {"encode", needs.encode},
                                {"denoise", needs.denoise},
@@ -83,7 +83,7 @@ void print(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
   std::cout << "\n";
   bytes("text encoders", needs.text.bytes);
   bytes("modulation", needs.modulation.bytes);
-  bytes("blocks", needs.blocks.bytes);
+  bytes("blocks", needs.blocks.bytes + needs.other_blocks);
   bytes("other weights", needs.fixed);
   bytes("encoding", needs.encode);
   bytes("denoising", needs.denoise);

@@ -2,44 +2,19 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <utility>
-#include <vector>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
+#include "pipeline/engine/fit.h"
 #include "pipeline/families/flux/model.h"
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/dequantize_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
-#include "pipeline/weights/safetensors.h"
-#include "shared/core/sha256.h"
 
 namespace ditfleet::pipeline {
 namespace {
-
-std::string format_text(const std::map<std::string, std::string>& quantize) {
-  std::string text;
-  for (const auto& [component, format] : quantize) text += (text.empty() ? "" : ", ") + component + " in " + format;
-  return text.empty() ? "nothing is quantized" : text;
-}
-
-// A hash of all that the bytes and the layout of the weights depend on.
-std::string host_key(const LoadContext& context, const ModelSource& source) {
-  std::string key = "flux/" + std::to_string(static_cast<int>(context.placement.dtype)) + '/' +
-                    std::to_string(context.adapter_columns) + '/' + context.regions->options.backend;
-  for (const auto& [component, format] : source.quantize) key += '/' + component + '=' + format;
-  std::vector<std::string> files{source.transformer};
-  for (const auto& file : std::filesystem::recursive_directory_iterator(source.dir))
-    if (file.is_regular_file()) files.push_back(file.path().string());
-  std::sort(files.begin(), files.end());
-  for (const auto& file : files) key += '/' + file_identity(file);
-  Sha256 hash;
-  hash.update(key);
-  return hash.hex();
-}
 
 std::unique_ptr<Model> load(const LoadContext& context) {
   const std::string& dir = context.source.dir;
@@ -47,17 +22,13 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   auto prompts = Prompts::load(dir);
   const auto tokenizers =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
-  FluxFit fit = fit_flux(context, false);
+  const Fit<FluxNeeds> fit = fit_flux(context, false);
   Placement placement = context.placement;
-  if (fit.needs) {
-    const MemoryNeeds smallest = fit.needs->of(fit.needs->square(0).first);
-    if (const PlanReport plan = context.memory->plan(smallest); !plan.choice.plan)
-      fail(Code::kOutOfMemory, budget_text(plan.needs, plan.choice, plan.available));
-    placement.host_key = host_key(context, fit.source);
-    placement.on_host = !context.memory->fits_beside(fit.needs->of(fit.needs->square(1024).first));
-  }
+  if (fit.needs)
+    placement = fitted_placement(context, fit.source, "flux", fit.needs->of(fit.needs->square(0).first),
+                                 fit.needs->of(fit.needs->square(1024).first));
   if (context.source.quantize.contains("*"))
-    spdlog::info("{}: quantize auto: {}", dir, format_text(fit.source.quantize));
+    spdlog::info("{}: quantize auto: {}", dir, formats_text(fit.source.quantize));
   auto folder = load_flux_folder(fit.source, placement, context.regions, context.adapter_columns);
   if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
     fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
@@ -72,14 +43,14 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   info.load_times = folder.load_times;
   info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
   return std::make_unique<FluxModel>(std::move(info), placement, std::move(folder), std::move(prompts),
-                                     context.adapters, context.memory, std::move(fit.needs));
+                                     context.adapters, context.memory, fit.needs);
 }
 
 PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
   const int multiple =
       static_cast<int>(2 * read_vae_config(ConfigFile(context.source.dir + "/vae/config.json")).factor());
   const RequestSize size = FluxNeeds::size(read_flux_request(request, multiple), multiple);
-  const FluxFit fit = fit_flux(context, true);
+  const Fit<FluxNeeds> fit = fit_flux(context, true);
   PlanReport report = context.memory->plan(fit.needs->of(size));
   report.quantize = fit.source.quantize;
   return report;

@@ -21,8 +21,6 @@ namespace {
 
 constexpr std::size_t kMostSizes = 1024;  // remembered
 
-std::mutex measuring;  // dry_bytes() counts the tensors of the whole process
-
 MemoryNeeds::Group group_of(const PartSequence& parts) { return {parts.bytes(), parts.ahead_bytes()}; }
 
 at::Tensor velocity_of(const FluxTransformer& flux, const Conditioning& conditioning, const at::Tensor& latents,
@@ -35,7 +33,7 @@ at::Tensor velocity_of(const FluxTransformer& flux, const Conditioning& conditio
 FluxNeeds::FluxNeeds(const LoadContext& context)
     : placement_{.device = kDryDevice, .dtype = context.placement.dtype, .stands_for = context.placement.device},
       folder_([&] {
-        const std::lock_guard lock(measuring);
+        const std::lock_guard lock(dry_run_mutex());
         const c10::InferenceMode inference(true);
         const std::int64_t before = dry_bytes();
         auto folder = load_flux_folder(context.source, placement_, region::make_dry_host(*context.regions),
@@ -82,7 +80,7 @@ MemoryNeeds FluxNeeds::of(const RequestSize& size) {
 // The tensors of a request live as in FluxModel.
 MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
   const std::int64_t rows = size[0], columns = size[1], text_tokens = size[2], steps = size[3], passes = 1 + size[4];
-  const std::lock_guard lock(measuring);
+  const std::lock_guard lock(dry_run_mutex());
   const c10::InferenceMode inference(true);
   MemoryNeeds needs = weights_;
   needs.passes = static_cast<int>(passes);
@@ -124,9 +122,8 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
   return needs;
 }
 
-FluxFit fit_flux(LoadContext context, bool always) {
-  FluxFit fit;
-  std::vector<std::map<std::string, std::string>> formats{context.source.quantize};
+Fit<FluxNeeds> fit_flux(LoadContext context, bool always) {
+  std::vector<Formats> formats{context.source.quantize};
   if (context.source.quantize.contains("*")) {
     formats = {{}};
     context.source.quantize.clear();
@@ -136,29 +133,8 @@ FluxFit fit_flux(LoadContext context, bool always) {
       formats.push_back({{"transformer", "nf4"}, {"text_encoder_2", "nf4"}});
     }
   }
-  fit.source = context.source;
-  fit.source.quantize = formats.front();
-  if (!context.memory->limited() && !always) return fit;
-  std::vector<std::shared_ptr<FluxNeeds>> needs(formats.size());
-  const auto keeps_blocks = [&](std::size_t i, int side) {
-    if (!needs[i]) {
-      context.source.quantize = formats[i];
-      needs[i] = std::make_shared<FluxNeeds>(context);
-    }
-    const auto plan = context.memory->plan(needs[i]->of(needs[i]->square(side).first)).choice.plan;
-    return plan && plan->name != "block";
-  };
-  std::size_t chosen = 0;
-  for (const int side : {1024, 512, 0}) {  // the last one: the smallest image
-    for (chosen = 0; chosen < formats.size() && !keeps_blocks(chosen, side);) ++chosen;
-    if (chosen < formats.size()) break;
-  }
-  for (std::size_t i = 0; chosen == formats.size() && i < formats.size(); ++i)
-    if (context.memory->plan(needs[i]->of(needs[i]->square(0).first)).choice.plan) chosen = i;
-  chosen = std::min(chosen, formats.size() - 1);
-  fit.source.quantize = formats[chosen];
-  fit.needs = needs[chosen];
-  return fit;
+  const auto square = [](int side) { return [side](const FluxNeeds& needs) { return needs.square(side).first; }; };
+  return fit<FluxNeeds>(std::move(context), always, formats, {square(1024), square(512), square(0)});
 }
 
 }  // namespace ditfleet::pipeline

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "pipeline/engine/family.h"
+#include "pipeline/engine/fit.h"
 #include "pipeline/families/flux/folder.h"
 #include "pipeline/families/flux/generation.h"
 #include "pipeline/memory/model_memory.h"
@@ -38,15 +38,9 @@ class FluxNeeds {
   std::map<RequestSize, MemoryNeeds> known_;
 };
 
-// A model's source with `quantize` resolved, and its needs.
-struct FluxFit {
-  ModelSource source;
-  std::shared_ptr<FluxNeeds> needs;  // null if nothing limits the device's memory, unless `always`
-};
-
 // With quantize auto: the first of no format, fp8 (where the device has it) and NF4 with which no block of the
 // transformer has to leave the device for an image of 1024 × 1024; if there is none, of 512 × 512, or the smallest;
 // else the first that fits at all. Throws what load_flux_folder() throws.
-FluxFit fit_flux(LoadContext context, bool always);
+Fit<FluxNeeds> fit_flux(LoadContext context, bool always);
 
 }  // namespace ditfleet::pipeline

@@ -40,7 +40,7 @@ ModelMemory::Source memory_source(const FluxFolder& folder, const AdapterStore& 
                                   std::shared_ptr<FluxNeeds> needs) {
   const FluxParts& flux = folder.transformer.parts();
   ModelMemory::Source source{
-      .parts = {{&folder.clip.parts(), &folder.t5.parts()}, flux.modulation.get(), flux.blocks.get()}};
+      .parts = {{&folder.clip.parts(), &folder.t5.parts()}, flux.modulation.get(), {flux.blocks.get()}}};
   if (!needs) return source;
   source.small = needs->square(512);
   source.large = needs->square(1024);
@@ -143,23 +143,8 @@ std::unique_ptr<Generation> FluxModel::run_encode(const GenerationRequest& asked
 Result<void> FluxModel::run_denoise(Generation& generation, const StepCallback& on_step,
                                     const std::function<void()>& wait) {
   FluxGeneration& p = own(generation);
-  const RequestSize size = size_of(p.request);
-  memory_.place(size);
-  const auto run = [&](const StepCallback& callback) {
-    auto done = memory_.run(size, [&] { return run_steps(folder_, placement(), p, callback, wait); });
-    memory_.trim();
-    return done;
-  };
-  if (!memory_.wants_step_time(size)) return run(on_step);
-  // The first step sets things up, so the second one is measured. From the third one on the plan is the right one.
-  PartSequence& blocks = *folder_.transformer.parts().blocks;
-  return run([&](const StepProgress& progress) {
-    if (progress.step == 1) blocks.measure();
-    if (progress.step == 2) {
-      memory_.set_step_time(size, blocks.measured_s());
-      memory_.place(size);
-    }
-    return !on_step || on_step(progress);
+  return memory_.run_steps(size_of(p.request), on_step, [&](const StepCallback& callback) {
+    return run_steps(folder_, placement(), p, callback, wait);
   });
 }
 

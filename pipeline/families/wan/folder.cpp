@@ -72,7 +72,7 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement) {
   const auto text_time = lap();
   auto transformer = WanTransformer::load(dir + "/transformer", placement);
   std::optional<WanTransformer> transformer_2;
-  if (second) transformer_2 = WanTransformer::load(dir + "/transformer_2", placement);
+  if (second) transformer_2 = WanTransformer::load(dir + "/transformer_2", placement, "transformer_2");
   const auto transformer_time = lap();
   auto decoder = VideoVae::load(dir + "/vae", placement, /*with_encoder=*/false);
   const auto vae_time = lap();

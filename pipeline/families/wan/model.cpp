@@ -31,13 +31,14 @@ WanGeneration& own(Generation& generation) {
 // Follows diffusers' WanPipeline: the first transformer at timesteps from boundary · 1000 on, the second one below.
 class WanDenoiser final : public Denoiser {
  public:
-  WanDenoiser(const WanFolder& folder, const WanGeneration& generation, c10::ScalarType dtype)
-      : folder_(folder), generation_(generation), dtype_(dtype) {}
+  WanDenoiser(const WanFolder& folder, const WanGeneration& generation, c10::ScalarType dtype, ModelMemory& memory)
+      : folder_(folder), generation_(generation), dtype_(dtype), memory_(memory) {}
 
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents) override {
     const double timestep = generation_.schedule.timesteps[static_cast<std::size_t>(step)];
     const std::size_t expert = folder_.transformer_2 && timestep < folder_.boundary * 1000 ? 1 : 0;
     const WanTransformer& transformer = expert ? *folder_.transformer_2 : folder_.transformer;
+    memory_.use_blocks(expert);
     const at::Tensor input = latents.to(dtype_);
     if (!rope_.defined()) rope_ = transformer.rope(latents.size(2), latents.size(3), latents.size(4));
     const at::Tensor positive = transformer.velocity(input, timestep, generation_.text[expert], rope_);
@@ -52,6 +53,7 @@ class WanDenoiser final : public Denoiser {
   const WanFolder& folder_;
   const WanGeneration& generation_;
   const c10::ScalarType dtype_;
+  ModelMemory& memory_;
   at::Tensor rope_;  // the same for both transformers
 };
 
@@ -75,6 +77,16 @@ constexpr std::array<std::array<float, 3>, 17> kRgb{{{-0.1299F, -0.1692F, 0.2932
                                                      {0.1984F, 0.0913F, 0.1861F},
                                                      {-0.1835F, -0.0868F, -0.3360F}}};
 
+ModelMemory::Source memory_source(const WanFolder& folder, PartSequence& none, std::shared_ptr<WanNeeds> needs) {
+  ModelMemory::Source source{.parts = {{&folder.text.parts()}, &none, {&folder.transformer.parts()}}};
+  if (folder.transformer_2) source.parts.blocks.push_back(&folder.transformer_2->parts());
+  if (!needs) return source;
+  source.small = needs->video(25);
+  source.large = needs->video(81);
+  source.needs = [needs = std::move(needs)](const RequestSize& size) { return needs->of(size); };
+  return source;
+}
+
 // The middle frame of estimated latents. A VAE with another number of channels is seen through those that both have.
 Media preview(const at::Tensor& estimate) {
   const at::Tensor frame =
@@ -90,11 +102,17 @@ Media preview(const at::Tensor& estimate) {
 }  // namespace
 
 WanModel::WanModel(ModelInfo info, Placement placement, WanFolder folder, WanPrompts prompts,
-                   AdapterStore::Limits adapters)
+                   AdapterStore::Limits adapters, std::shared_ptr<DeviceMemory> memory, std::shared_ptr<WanNeeds> needs)
     : ModelBase(std::move(info), placement, {"Wan", {{"transformer", {"transformer."}, {}}}}, adapters),
       folder_(std::move(folder)),
       prompts_(std::move(prompts)),
-      embeddings_(kCachedPrompts) {}
+      embeddings_(kCachedPrompts),
+      no_modulation_(placement, "none", /*repeats=*/false),
+      memory_(std::move(memory), this->info().name, memory_source(folder_, no_modulation_, std::move(needs))) {}
+
+RequestSize WanModel::size_of(const WanRequest& request) const {
+  return WanNeeds::size(request, folder_.size_multiple());
+}
 
 WanText WanModel::embed(const std::string& prompt, int max_sequence_length) {
   return embeddings_.get(std::to_string(max_sequence_length) + "/" + prompt, [&] {
@@ -114,24 +132,28 @@ std::unique_ptr<Generation> WanModel::run_encode(const GenerationRequest& asked)
   auto p = std::make_unique<WanGeneration>();
   p->request = read_wan_request(asked, folder_.size_multiple(), folder_.transformer_2.has_value());
   const WanRequest& r = p->request;
+  memory_.check(size_of(r));
   const std::int64_t factor = folder_.vae.config().spatial_factor();
   const at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(r.seed));
   p->noise = at::randn(
       {1, folder_.transformer.config().in_channels, (r.num_frames - 1) / 4 + 1, r.height / factor, r.width / factor},
       generator, at::TensorOptions().dtype(c10::ScalarType::Float));
   p->schedule = make_flow_schedule(folder_.scheduler, r.num_inference_steps);
-  p->prompt = embed(r.prompt, r.max_sequence_length);
-  if (r.guidance_scale > 1) p->negative = embed(r.negative_prompt, r.max_sequence_length);
-  for (std::size_t expert = 0; expert < (folder_.transformer_2 ? 2 : 1); ++expert) {
-    const WanTransformer& transformer = expert ? *folder_.transformer_2 : folder_.transformer;
-    p->text[expert] = transformer.embed_text(p->prompt.embeds);
-    if (p->negative) p->negative_text[expert] = transformer.embed_text(p->negative->embeds);
-  }
+  memory_.run_encode(size_of(r), [&] {
+    p->prompt = embed(r.prompt, r.max_sequence_length);
+    if (r.guidance_scale > 1) p->negative = embed(r.negative_prompt, r.max_sequence_length);
+    for (std::size_t expert = 0; expert < (folder_.transformer_2 ? 2 : 1); ++expert) {
+      const WanTransformer& transformer = expert ? *folder_.transformer_2 : folder_.transformer;
+      p->text[expert] = transformer.embed_text(p->prompt.embeds);
+      if (p->negative) p->negative_text[expert] = transformer.embed_text(p->negative->embeds);
+    }
+  });
   for (const auto& warning : r.warnings) p->add_warning(warning);
   for (const auto& warning : p->prompt.warnings) p->add_warning(warning);
   if (p->negative)
     for (const auto& warning : p->negative->warnings) p->add_warning("negative " + warning);
   synchronize_current(placement().device);
+  memory_.trim();
   p->add_phase("text", start);
   return p;
 }
@@ -140,24 +162,19 @@ Result<void> WanModel::run_denoise(Generation& generation, const StepCallback& o
                                    const std::function<void()>& wait) {
   const auto start = Clock::now();
   WanGeneration& p = own(generation);
-  WanDenoiser denoiser(folder_, p, placement().dtype);
-  const auto sampler = make_flow_sampler(folder_.scheduler, p.schedule, placement().device);
-  auto latents = denoise_loop(denoiser, *sampler, p.noise.to(placement().device),
-                              static_cast<std::int64_t>(p.schedule.timesteps.size()), {on_step, preview, wait});
+  auto latents = memory_.run_steps(size_of(p.request), on_step, [&](const StepCallback& callback) {
+    WanDenoiser denoiser(folder_, p, placement().dtype, memory_);
+    const auto sampler = make_flow_sampler(folder_.scheduler, p.schedule, placement().device);
+    return denoise_loop(denoiser, *sampler, p.noise.to(placement().device),
+                        static_cast<std::int64_t>(p.schedule.timesteps.size()), {callback, preview, wait});
+  });
   p.add_phase("denoise", start);
   if (!latents) return latents.error();
   p.latents = std::move(*latents);
   return {};
 }
 
-Media WanModel::run_decode(Generation& generation) {
-  const auto start = Clock::now();
-  WanGeneration& p = own(generation);
-  if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
-  if (!are_finite({p.latents})[0])
-    fail(Code::kDataCorrupt,
-         "[decode] the latents after denoising contain NaN or infinity; check the model's weights, or use another "
-         "precision (worker.dtype)");
+Media WanModel::decode_frames(const WanGeneration& p) const {
   Media video;
   video.width = p.request.width;
   video.height = p.request.height;
@@ -172,6 +189,22 @@ Media WanModel::run_decode(Generation& generation) {
       ++video.frames;
     }
   });
+  return video;
+}
+
+Media WanModel::run_decode(Generation& generation) {
+  const auto start = Clock::now();
+  WanGeneration& p = own(generation);
+  if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
+  if (!are_finite({p.latents})[0])
+    fail(Code::kDataCorrupt,
+         "[decode] the latents after denoising contain NaN or infinity; check the model's weights, or use another "
+         "precision (worker.dtype)");
+  const RequestSize size = size_of(p.request);
+  memory_.make_room_to_decode(size);
+  Media video = memory_.run(size, [&] { return decode_frames(p); });
+  memory_.trim();
+  memory_.observe(size);
   p.add_phase("vae", start);
   return video;
 }

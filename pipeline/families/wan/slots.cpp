@@ -11,7 +11,9 @@ using Visit =
     std::function<void(LinearSlot& slot, const std::vector<std::string>& names, std::int64_t in, std::int64_t out)>;
 
 // Visits every linear in the placement's type: its names in diffusers, its width in and the width out of each name.
-void each_linear(WanSlots& s, const WanConfig& c, const Visit& visit) {
+// Calls `after_block` with a block whose linears have been visited.
+void each_linear(WanSlots& s, const WanConfig& c, const Visit& visit,
+                 const std::function<void(const WanBlockSlots& block)>& after_block) {
   const std::int64_t d = c.width();
   visit(s.time_proj, {"condition_embedder.time_proj"}, d, 6 * d);
   visit(s.text_first, {"condition_embedder.text_embedder.linear_1"}, c.text_dim, d);
@@ -26,6 +28,7 @@ void each_linear(WanSlots& s, const WanConfig& c, const Visit& visit) {
     visit(b.cross_out, {at + "attn2.to_out.0"}, d, d);
     visit(b.mlp_in, {at + "ffn.net.0.proj"}, d, c.ffn_dim);
     visit(b.mlp_out, {at + "ffn.net.2"}, c.ffn_dim, d);
+    after_block(b);
   }
   visit(s.patch_out, {"proj_out"}, d, 4 * c.out_channels);
 }
@@ -37,7 +40,7 @@ void each_time_linear(WanSlots& s, const WanConfig& c, const Visit& visit) {
 
 }  // namespace
 
-WanSlots bind_wan_slots(const WanConfig& c, Parameters& p) {
+WanSlots bind_wan_slots(const WanConfig& c, Parameters& p, PartSequence& blocks) {
   const std::int64_t d = c.width();
   WanSlots s;
   s.blocks.resize(static_cast<std::size_t>(c.num_layers));
@@ -47,9 +50,14 @@ WanSlots bind_wan_slots(const WanConfig& c, Parameters& p) {
     slot.weight = p.tensor(names[0] + ".weight", {out, in}, kFp32);
     slot.bias = p.tensor(names[0] + ".bias", {out}, kFp32);
   });
-  each_linear(s, c, [&](LinearSlot& slot, const auto& names, std::int64_t in, std::int64_t out) {
-    slot = p.stacked_linear(names, in, out);
-  });
+  each_linear(
+      s, c,
+      [&](LinearSlot& slot, const auto& names, std::int64_t in, std::int64_t out) {
+        slot = p.stacked_linear(names, in, out);
+      },
+      [&](const WanBlockSlots& b) {
+        add_part(blocks, {&b.qkv, &b.out, &b.cross_q, &b.cross_kv, &b.cross_out, &b.mlp_in, &b.mlp_out});
+      });
   for (std::size_t i = 0; i < s.blocks.size(); ++i) {
     const std::string at = "blocks." + std::to_string(i) + ".";
     WanBlockSlots& b = s.blocks[i];
@@ -71,7 +79,7 @@ std::vector<NamedLinear> named_linears(WanSlots& s) {
     add_stacked(all, slot, names);
   };
   each_time_linear(s, WanConfig{}, add);  // sizes do not matter
-  each_linear(s, WanConfig{}, add);
+  each_linear(s, WanConfig{}, add, [](const WanBlockSlots&) {});
   return all;
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "pipeline/families/wan/config.h"
+#include "pipeline/memory/part_sequence.h"
 #include "pipeline/nn/parameters.h"
 
 namespace ditfleet::pipeline {
@@ -31,8 +32,8 @@ struct WanSlots {
   LinearSlot patch_out;  // D → 4·out_channels, in the order (1, 2, 2, C)
 };
 
-// Loads the parameters. Throws what Parameters throws.
-WanSlots bind_wan_slots(const WanConfig& config, Parameters& parameters);
+// Loads the parameters. Adds a part with each block's linears to `blocks`. Throws what Parameters throws.
+WanSlots bind_wan_slots(const WanConfig& config, Parameters& parameters, PartSequence& blocks);
 
 // Every linear by its name in diffusers, except the patch embedding (a convolution). The result points into `slots`.
 std::vector<NamedLinear> named_linears(WanSlots& slots);

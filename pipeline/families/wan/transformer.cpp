@@ -31,12 +31,13 @@ at::Tensor sinusoids(double timestep, std::int64_t count, c10::Device device) {
 
 }  // namespace
 
-WanTransformer WanTransformer::load(const std::string& dir, Placement placement) {
+WanTransformer WanTransformer::load(const std::string& dir, Placement placement, const std::string& name) {
   WanTransformer made;
   made.config_ = read_wan_config(ConfigFile(dir + "/config.json"));
   made.placement_ = placement;
   auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
-  made.slots_ = bind_wan_slots(made.config_, parameters);
+  made.parts_ = std::make_shared<PartSequence>(placement, name, /*repeats=*/true);
+  made.slots_ = bind_wan_slots(made.config_, parameters, *made.parts_);
   parameters.finish("");
   made.bytes_ = parameters.bytes();
   return made;
@@ -76,7 +77,12 @@ at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, 
   const at::Tensor conditioning =
       apply_linear(slots_.time_second, at::silu(apply_linear(slots_.time_first, sines))).to(placement_.dtype);
   const at::Tensor time = apply_linear(slots_.time_proj, at::silu(conditioning)).unflatten(1, {6, config_.width()});
-  for (const WanBlockSlots& block : slots_.blocks) x = wan_block(x, text, time, rope, block, config_);
+  PartSequence::Pass pass(parts_.get());
+  for (std::size_t i = 0; i < slots_.blocks.size(); ++i) {
+    pass.begin(i);
+    x = wan_block(std::move(x), text, time, rope, slots_.blocks[i], config_);
+    pass.end(i);
+  }
   const std::vector<at::Tensor> head = (slots_.table + conditioning.unsqueeze(1)).chunk(2, 1);
   return apply_linear(slots_.patch_out, wan_modulated_norm(x, head[0], head[1], config_.eps))
       .view({frames, rows, columns, 2, 2, config_.out_channels})

@@ -8,14 +8,16 @@ namespace ditfleet::pipeline {
 // Immutable after loading; copies share the weights. The functions may be called from any thread.
 class WanTransformer {
  public:
-  // Reads config.json and the weights in `dir`. Throws what ConfigFile and Parameters throw.
-  static WanTransformer load(const std::string& dir, Placement placement);
+  // Reads config.json and the weights in `dir`. `name`: of the blocks' parts. Throws what ConfigFile and Parameters
+  // throw.
+  static WanTransformer load(const std::string& dir, Placement placement, const std::string& name = "transformer");
 
   // A copy with other parameter structs: those of this transformer with terms of adapters added.
   WanTransformer adapted(WanSlots slots) const;
 
   const WanConfig& config() const { return config_; }
   const WanSlots& slots() const { return slots_; }
+  PartSequence& parts() const { return *parts_; }  // one for each block
   std::int64_t bytes() const { return bytes_; }
 
   // Converts prompt_embeds [1, L, text_dim] to the blocks' input [1, L, D]. The same for all steps.
@@ -30,6 +32,7 @@ class WanTransformer {
  private:
   WanConfig config_{};
   WanSlots slots_;
+  std::shared_ptr<PartSequence> parts_;
   std::int64_t bytes_ = 0;
   Placement placement_;
 };

@@ -3,11 +3,18 @@
 #include <chrono>
 #include <utility>
 
-#include "pipeline/engine/family.h"
+#include "pipeline/engine/fit.h"
 #include "pipeline/families/wan/model.h"
 
 namespace ditfleet::pipeline {
 namespace {
+
+constexpr int kTypicalFrames = 81;
+
+Fit<WanNeeds> fit_wan(const LoadContext& context, bool always) {
+  const auto video = [](int frames) { return [frames](const WanNeeds& needs) { return needs.video(frames).first; }; };
+  return fit<WanNeeds>(context, always, {context.source.quantize}, {video(kTypicalFrames), video(25), video(0)});
+}
 
 std::unique_ptr<Model> load(const LoadContext& context) {
   const std::string& dir = context.source.dir;
@@ -15,7 +22,12 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   auto prompts = WanPrompts::load(dir);
   const auto tokenizers =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
-  auto folder = load_wan_folder(context.source, context.placement);
+  const Fit<WanNeeds> fit = fit_wan(context, false);
+  Placement placement = context.placement;
+  if (fit.needs)
+    placement = fitted_placement(context, fit.source, "wan", fit.needs->of(fit.needs->video(0).first),
+                                 fit.needs->of(fit.needs->video(kTypicalFrames).first));
+  auto folder = load_wan_folder(fit.source, placement);
   ModelInfo info;
   info.name = context.source.name;
   info.dir = dir;
@@ -23,8 +35,15 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   info.weight_bytes = folder.weight_bytes();
   info.load_times = folder.load_times;
   info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
-  return std::make_unique<WanModel>(std::move(info), context.placement, std::move(folder), std::move(prompts),
-                                    context.adapters);
+  return std::make_unique<WanModel>(std::move(info), placement, std::move(folder), std::move(prompts), context.adapters,
+                                    context.memory, fit.needs);
+}
+
+PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
+  const Fit<WanNeeds> fit = fit_wan(context, true);
+  PlanReport report = context.memory->plan(fit.needs->of(fit.needs->size(request)));
+  report.quantize = fit.source.quantize;
+  return report;
 }
 
 // Nothing is compiled ahead: the blocks run eagerly.
@@ -40,7 +59,7 @@ std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
 }  // namespace
 
 const Family& wan_family() {
-  static const Family family{{"WanPipeline"}, load, programs, load_tokenizers};
+  static const Family family{{"WanPipeline"}, load, programs, load_tokenizers, plan};
   return family;
 }
 

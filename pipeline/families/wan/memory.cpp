@@ -1,0 +1,129 @@
+#include "pipeline/families/wan/memory.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "pipeline/memory/dry_run.h"
+#include "pipeline/sampling/latents.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::size_t kMostSizes = 1024;  // remembered
+// Latent frames after which decoding has reached its peak: the caches of its convolutions are full.
+constexpr std::int64_t kDecodedFrames = 3;
+constexpr int kSteps = 4;  // after which the sampler keeps as many tensors as later
+
+}  // namespace
+
+WanNeeds::WanNeeds(const LoadContext& context)
+    : placement_{.device = kDryDevice, .dtype = context.placement.dtype, .stands_for = context.placement.device},
+      folder_([&] {
+        const std::lock_guard lock(dry_run_mutex());
+        const c10::InferenceMode inference(true);
+        const std::int64_t before = dry_bytes();
+        auto folder = load_wan_folder(context.source, placement_);
+        weights_.fixed = dry_bytes() - before;
+        return folder;
+      }()) {
+  weights_.text = {folder_.text.parts().bytes(), folder_.text.parts().ahead_bytes()};
+  const PartSequence& blocks = folder_.transformer.parts();
+  weights_.blocks = {blocks.bytes(), blocks.ahead_bytes()};
+  if (folder_.transformer_2) {
+    const PartSequence& second = folder_.transformer_2->parts();
+    weights_.other_blocks = std::min(blocks.bytes(), second.bytes());
+    weights_.blocks = {std::max(blocks.bytes(), second.bytes()), std::max(blocks.ahead_bytes(), second.ahead_bytes())};
+  }
+  weights_.blocks_leave_to_decode = true;
+  weights_.fixed -= weights_.text.bytes + weights_.blocks.bytes + weights_.other_blocks;
+}
+
+RequestSize WanNeeds::size(const GenerationRequest& request) const {
+  const int multiple = folder_.size_multiple();
+  return size(read_wan_request(request, multiple, folder_.transformer_2.has_value()), multiple);
+}
+
+RequestSize WanNeeds::size(const WanRequest& request, int size_multiple) {
+  return {(request.num_frames - 1) / 4 + 1, request.height / size_multiple, request.width / size_multiple,
+          request.max_sequence_length, request.guidance_scale > 1};
+}
+
+std::pair<RequestSize, std::int64_t> WanNeeds::video(int frames) const {
+  const int multiple = folder_.size_multiple();
+  WanRequest request;
+  request.num_frames = std::max(1, frames);
+  request.width = request.width / multiple * multiple;
+  request.height = request.height / multiple * multiple;
+  if (frames == 0) {
+    request.width = request.height = multiple;
+    request.max_sequence_length = 1;
+  }
+  return {size(request, multiple), std::int64_t{request.width} * request.height * request.num_frames};
+}
+
+MemoryNeeds WanNeeds::of(const RequestSize& size) {
+  const std::lock_guard lock(mutex_);
+  if (const auto known = known_.find(size); known != known_.end()) return known->second;
+  if (known_.size() >= kMostSizes) known_.clear();
+  return known_[size] = measure(size);
+}
+
+// The tensors of a request live as in WanModel.
+MemoryNeeds WanNeeds::measure(const RequestSize& size) const {
+  const std::int64_t frames = size[0], text_tokens = size[3], passes = 1 + size[4];
+  const std::int64_t patch = folder_.size_multiple() / folder_.vae.config().spatial_factor();
+  const std::int64_t rows = size[1] * patch, columns = size[2] * patch;
+  const std::lock_guard lock(dry_run_mutex());
+  const c10::InferenceMode inference(true);
+  MemoryNeeds needs = weights_;
+  needs.passes = static_cast<int>(passes);
+  const std::int64_t before = dry_bytes();
+  const auto peak_of = [&](const auto& stage) {
+    start_dry_peak();
+    stage();
+    return dry_peak() - before;
+  };
+  std::vector<at::Tensor> prompts, texts;
+  needs.encode = peak_of([&] {
+    for (std::int64_t i = 0; i < passes; ++i) {
+      const at::Tensor embeds = folder_.text.encode(std::vector<std::int32_t>(static_cast<std::size_t>(text_tokens)));
+      prompts.push_back(at::constant_pad_nd(embeds, {0, 0, 0, 0}));
+    }
+    for (const at::Tensor& prompt : prompts) {
+      texts.push_back(folder_.transformer.embed_text(prompt));
+      if (folder_.transformer_2) texts.push_back(folder_.transformer_2->embed_text(prompt));
+    }
+  });
+  const auto draw = [&](std::int64_t channels) {
+    return at::empty({1, channels, frames, rows, columns},
+                     at::TensorOptions(placement_.device).dtype(c10::ScalarType::Float));
+  };
+  const WanConfig& config = folder_.transformer.config();
+  at::Tensor latents = draw(config.out_channels);
+  needs.denoise = peak_of([&] {
+    const at::Tensor rope = folder_.transformer.rope(frames, rows, columns);
+    const Schedule schedule = make_flow_schedule(folder_.scheduler, kSteps);
+    const auto sampler = make_flow_sampler(folder_.scheduler, schedule, placement_.device);
+    for (std::int64_t step = 0; step < kSteps; ++step) {
+      const at::Tensor input = draw(config.in_channels).to(placement_.dtype);
+      at::Tensor velocity = folder_.transformer.velocity(input, 1000, texts[0], rope);
+      if (passes > 1) {
+        const at::Tensor negative = folder_.transformer.velocity(input, 1000, texts[0], rope);
+        velocity = negative + 2.0 * (velocity - negative);
+      }
+      latents = sampler->step(latents, velocity, step);
+    }
+  });
+  needs.decode = peak_of([&] {
+    folder_.vae.decode(latents.narrow(2, 0, std::min(frames, kDecodedFrames)),
+                       [](const at::Tensor& decoded) { unit_range(decoded); });
+  });
+  return needs;
+}
+
+}  // namespace ditfleet::pipeline
