@@ -7,17 +7,20 @@
 #   tests/bench/gpu.sh precision [BUILD_DIR]    fp8 and NF4: steps, whole images, adapters; about 8 minutes. Goes on where
 #                                               an earlier run of this revision and machine stopped.
 #   tests/bench/gpu.sh memory [BUILD_DIR]       memory plans: peaks, images and steps; about 7 minutes; goes on likewise
+#   tests/bench/gpu.sh wan [BUILD_DIR]          videos in Wan 2.2 A14B's size: forwards, requests, limits; about 25
+#                                               minutes; goes on likewise
 #
 #   DITFLEET_BENCH_RESULTS   folder of the CSVs (default: tests/bench/results)
 #   DITFLEET_BENCH_PEER=0    skip the peer
-#   DITFLEET_BENCH_MODEL     a folder of FLUX.1-dev's size (default: one with random weights, 34 GB)
+#   DITFLEET_BENCH_MODEL     a folder of FLUX.1-dev's size (default: one with random weights, 34 GB); of wan, the folder
+#                            that make_wan_size.py wrote
 #   DITFLEET_BENCH_PYTHON    Python with torch and diffusers for the peer (default: python3, or BUILD_DIR/bench-venv)
 #   DITFLEET_BENCH_REVISION  revision in the rows (default: git describe)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 what=${1:-}
-case $what in regions | lora | precision | memory) ;; *) sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+case $what in regions | lora | precision | memory | wan) ;; *) sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 build=$(cd "${2:-$top/build}" && pwd)
 results=${DITFLEET_BENCH_RESULTS:-$here/results}
 mkdir -p "$results"
@@ -84,6 +87,23 @@ if [ "$what" = memory ]; then
   measure limit12 prompt_to_png_s
   measure switch ratio
   measure contain throughput_ratio
+  exit
+fi
+if [ "$what" = wan ]; then
+  model=${DITFLEET_BENCH_MODEL:-$work/wan}
+  peer() { [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || once diffusers "$@"; }
+  export TORCHINDUCTOR_CACHE_DIR=$work/inductor
+  [ -d "$model/one" ] || "$(peer_python)" "$here/make_wan_size.py" "$model" >> "$log" 2>&1
+  once ditfleet forward 81_s sampled run "$bench" forward --model "$model/one" --cache "$work/cold"
+  peer forward peak_gb run "$(peer_python)" "$here/peers/wan_diffusers.py" forward
+  once ditfleet forward_fp8 81_s run "$bench" forward --quantize fp8 --model "$model/one" --cache "$work/cold8"
+  once ditfleet request peak_gb run "$bench" request --model "$model/two" --cache "$work/cold"
+  peer vae decode_81_s run "$(peer_python)" "$here/peers/wan_diffusers.py" vae
+  once ditfleet request_fp8 480p_81_frames_4_steps_s run "$bench" request --quantize fp8 --model "$model/two" --cache "$work/cold8"
+  for scenario in none limit32 limit16; do
+    once ditfleet "$scenario" 81_frames_832x1216_peak_gb run "$bench" "$scenario" --model "$model/two" --cache "$work/cold"
+  done
+  once ditfleet request_fp8 480p_81_frames_40_steps_s run "$bench" cfg --quantize fp8 --model "$model/two" --cache "$work/cold8"
   exit
 fi
 if [ "$what" = precision ]; then

@@ -1,12 +1,14 @@
 // What lies between a VAE's convolutions, compiled, against LibTorch's operations and fp64. Needs a GPU: skipped on a
 // CPU, where nothing of a VAE is compiled.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/upsample_nearest2d.h>
 
 #include <array>
+#include <cmath>
 
 #include "pipeline/nn/vae/decoder.h"
 #include "pipeline/region/programs/channels_last.h"
@@ -101,6 +103,28 @@ TEST_F(RegionParityVae, AddsAndSumsUp) {
                 type == ScalarType::Float ? 1e-6 : 1e-3)
           << "the sums of what was added are those of the result";
     }
+}
+
+// Channels that whole vectors divide and that they do not, fewer and more than a warp has lanes for.
+TEST_F(RegionParityVae, NormalizesPixels) {
+  for (const ScalarType type : {ScalarType::BFloat16, ScalarType::Float})
+    for (const std::int64_t channels : {3, 4, 16, 30, 96, 384, 1000})
+      for (const bool silu : {false, true}) {
+        SCOPED_TRACE(std::to_string(channels) + (silu ? ", SiLU" : ""));
+        const at::Tensor x = random({3, channels, 21, 34}, type, 0.5), bias = random({channels}, type),
+                         weight = random({channels, 1, 1}, type, 1, 0.3);
+        const at::Tensor wide = x.to(ScalarType::Double) + bias.to(ScalarType::Double).view({1, -1, 1, 1});
+        at::Tensor wanted = wide / wide.square().sum({1}, /*keepdim=*/true).sqrt() *
+                            std::sqrt(static_cast<double>(channels)) * weight.to(ScalarType::Double);
+        if (silu) wanted = at::silu(wanted);
+        const at::Tensor got = at::empty_like(x);
+        programs_->normalize_pixels(x, bias, weight, silu, got);
+        EXPECT_LE(distance(got, wanted), type == ScalarType::Float ? 1e-6 : 3e-3);
+        at::Tensor y = random({3, channels, 21, 34}, type);
+        const at::Tensor sum = wide + y.to(ScalarType::Double);
+        programs_->add_pixels(x, y, {}, bias);
+        EXPECT_LE(distance(y, sum), type == ScalarType::Float ? 1e-6 : 3e-3);
+      }
 }
 
 TEST_F(RegionParityVae, UpsamplesExactly) {

@@ -63,8 +63,10 @@ TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
   const double mean = sum / static_cast<double>(video.rgb.size());
   std::printf("%s/%s: largest %d, mean %.5f of 255\n", GetParam().folder.c_str(), GetParam().name.c_str(), largest,
               mean);
-  EXPECT_LE(largest, golden.bf16 ? 1.5 * golden.largest_apart : 1);
-  EXPECT_LE(mean, golden.bf16 ? 1.5 * golden.mean_apart : 0.006);
+  // Goldens were made on a CPU; a GPU's products of bf16 are rounded elsewhere.
+  const double apart = golden::test_device() == "cpu" ? 1.5 : 2;
+  EXPECT_LE(largest, golden.bf16 ? apart * golden.largest_apart : 1);
+  EXPECT_LE(mean, golden.bf16 ? apart * golden.mean_apart : 0.006);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, WanPipeline, ::testing::ValuesIn(golden::all_cases("wan")),

@@ -33,7 +33,7 @@ void must_match(const std::string& dir, std::string_view what, std::int64_t a, s
 
 int WanFolder::size_multiple() const { return static_cast<int>(vae.config().spatial_factor() * 2); }
 
-WanFolder load_wan_folder(const ModelSource& source, Placement placement) {
+WanFolder load_wan_folder(const ModelSource& source, Placement placement, std::shared_ptr<region::RegionHost> regions) {
   const std::string& dir = source.dir;
   if (!source.transformer.empty())
     fail(Code::kInvalidArgument, "a Wan model takes no other file for its transformer; leave transformer out",
@@ -74,7 +74,7 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement) {
   std::optional<WanTransformer> transformer_2;
   if (second) transformer_2 = WanTransformer::load(dir + "/transformer_2", placement, "transformer_2");
   const auto transformer_time = lap();
-  auto decoder = VideoVae::load(dir + "/vae", placement, /*with_encoder=*/false);
+  auto decoder = VideoVae::load(dir + "/vae", placement, /*with_encoder=*/false, regions);
   const auto vae_time = lap();
   return {scheduler,
           std::move(text),

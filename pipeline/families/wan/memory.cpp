@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pipeline/memory/dry_run.h"
+#include "pipeline/region/run/region_host.h"
 #include "pipeline/sampling/latents.h"
 
 namespace ditfleet::pipeline {
@@ -27,7 +28,7 @@ WanNeeds::WanNeeds(const LoadContext& context)
         const std::lock_guard lock(dry_run_mutex());
         const c10::InferenceMode inference(true);
         const std::int64_t before = dry_bytes();
-        auto folder = load_wan_folder(context.source, placement_);
+        auto folder = load_wan_folder(context.source, placement_, region::make_dry_host(*context.regions));
         weights_.fixed = dry_bytes() - before;
         return folder;
       }()) {

@@ -5,6 +5,7 @@
 
 #include "pipeline/engine/fit.h"
 #include "pipeline/families/wan/model.h"
+#include "pipeline/region/programs/channels_last_source.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -27,7 +28,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   if (fit.needs)
     placement = fitted_placement(context, fit.source, "wan", fit.needs->of(fit.needs->video(0).first),
                                  fit.needs->of(fit.needs->video(kTypicalFrames).first));
-  auto folder = load_wan_folder(fit.source, placement);
+  auto folder = load_wan_folder(fit.source, placement, context.regions);
   ModelInfo info;
   info.name = context.source.name;
   info.dir = dir;
@@ -46,10 +47,12 @@ PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
   return report;
 }
 
-// Nothing is compiled ahead: the blocks run eagerly.
-region::AheadPrograms programs(const ModelSource&, region::ElementType, region::ArchFeatures,
-                               const region::CompileOptions&) {
-  return {};
+// The blocks run eagerly.
+region::AheadPrograms programs(const ModelSource&, region::ElementType, region::ArchFeatures arch,
+                               const region::CompileOptions& options) {
+  region::AheadPrograms made;
+  if (arch.gpu && options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
+  return made;
 }
 
 std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {

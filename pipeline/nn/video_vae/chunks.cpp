@@ -5,6 +5,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
@@ -14,26 +15,20 @@
 #include <cmath>
 #include <utility>
 
+#include "pipeline/region/programs/channels_last.h"
+
 namespace ditfleet::pipeline {
 namespace {
 
-at::Tensor last_frames(const at::Tensor& x, std::int64_t count) { return x.narrow(2, x.size(2) - count, count); }
+constexpr auto kChannelsLast = c10::MemoryFormat::ChannelsLast;
 
-at::Tensor zero_frames(const at::Tensor& like, std::int64_t count) {
-  return like.new_zeros({1, like.size(1), count, like.size(3), like.size(4)});
-}
+// [T, C, H, W] to [1, C, T, H, W] and back, without a copy. Channels-last layout stays channels-last layout.
+at::Tensor to_video(const at::Tensor& frames) { return frames.transpose(0, 1).unsqueeze(0); }
+at::Tensor to_frames(const at::Tensor& video) { return video.squeeze(0).transpose(0, 1); }
 
-// Convolves over time and space. Width and height stay; zeros precede the first chunk.
-at::Tensor causal_conv(const ConvSlot& slot, const at::Tensor& x, FrameCache& cache) {
-  const std::int64_t before = slot.weight.size(2) - 1, side = slot.weight.size(3) / 2;
-  at::Tensor input = x;
-  if (before > 0) {
-    at::Tensor& last = cache[&slot];
-    input = at::cat({last.defined() ? last : zero_frames(x, before), x}, 2);
-    last = last_frames(input, before).clone();  // a view would keep all frames in memory
-  }
-  return at::conv3d(input, slot.weight, slot.bias, /*stride=*/1, /*padding=*/{0, side, side});
-}
+at::Tensor last_frames(const at::Tensor& x, std::int64_t count) { return x.narrow(0, x.size(0) - count, count); }
+
+std::int64_t frames_before(const ConvSlot& slot) { return slot.weight.dim() == 5 ? slot.weight.size(2) - 1 : 0; }
 
 // x / |x| over the channels, computed in fp32, × √channels × gamma in x's type.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& gamma) {
@@ -42,83 +37,188 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& gamma) {
   return (wide / length).to(x.scalar_type()).mul_(std::sqrt(static_cast<double>(x.size(1)))).mul_(gamma);
 }
 
-at::Tensor norm_silu(const at::Tensor& x, const at::Tensor& gamma) {
-  at::Tensor y = rms_norm(x, gamma);
-  return at::silu_(y);
-}
+// The tensor x + bias. An undefined bias is none: eager convolutions have added theirs.
+struct Biased {
+  at::Tensor x, bias;
+};
 
-at::Tensor resnet(const VideoVaeResnet& s, const at::Tensor& x, FrameCache& cache) {
-  const at::Tensor inner = causal_conv(s.conv1, norm_silu(x, s.norm1), cache);
-  at::Tensor out = causal_conv(s.conv2, norm_silu(inner, s.norm2), cache);
-  return out.add_(s.shortcut ? causal_conv(*s.shortcut, x, cache) : x);
-}
+class Chunk {
+ public:
+  explicit Chunk(const ChunkContext& context) : fused_(context.fused), cache_(context.cache) {}
 
-// [1, C, T, H, W] to [T, C, H, W] and back.
-at::Tensor to_images(const at::Tensor& x) { return x.squeeze(0).transpose(0, 1); }
-at::Tensor to_video(const at::Tensor& images) { return images.transpose(0, 1).unsqueeze(0); }
-
-// Within frames, with one head.
-at::Tensor attention(const VideoVaeAttention& s, const at::Tensor& x) {
-  const at::Tensor images = to_images(x);
-  const at::Tensor qkv = at::conv2d(rms_norm(images, s.norm), s.qkv.weight, s.qkv.bias)
-                             .flatten(2)
-                             .transpose(1, 2)
-                             .contiguous()
-                             .unsqueeze(1);  // [T, 1, H · W, 3 · C]
-  const auto parts = qkv.chunk(3, -1);
-  const at::Tensor y =
-      at::scaled_dot_product_attention(parts[0], parts[1], parts[2]).squeeze(1).transpose(1, 2).reshape(images.sizes());
-  return x + to_video(at::conv2d(y, s.proj.weight, s.proj.bias));
-}
-
-at::Tensor upsample(const VideoVaeResample& s, const at::Tensor& x, FrameCache& cache) {
-  at::Tensor images = to_images(x);
-  if (s.time) {
-    // The first chunk yields one frame, and the second one sees zeros instead of it.
-    if (const auto [last, first_chunk] = cache.try_emplace(&*s.time); first_chunk) {
-      last->second = zero_frames(x, s.time->weight.size(2) - 1);
-    } else {
-      const std::int64_t c = x.size(1), t = x.size(2), h = x.size(3), w = x.size(4);
-      images = causal_conv(*s.time, x, cache).view({2, c, t, h, w}).permute({2, 0, 1, 3, 4}).reshape({2 * t, c, h, w});
-    }
+  // Convolves over time and space. Width and height stay; zeros precede the first chunk.
+  Biased convolve(const ConvSlot& slot, const at::Tensor& x) {
+    const std::int64_t before = frames_before(slot);
+    if (before == 0) return product(slot, x);
+    if (!fused_) return product(slot, remember(slot, at::cat({past(slot, x), x}, 0)));
+    const at::Tensor input = room(slot, x);
+    last_frames(input, x.size(0)).copy_(x);
+    return product(slot, remember(slot, input));
   }
-  const at::Tensor larger =
-      at::upsample_nearest2d(images, c10::OptionalArrayRef<std::int64_t>(), std::array<double, 2>{2.0, 2.0});
-  return to_video(at::conv2d(larger, s.conv.weight, s.conv.bias, /*stride=*/1, /*padding=*/1));
+  // The same of the normalized and activated x.
+  Biased convolve_norm(const ConvSlot& slot, const Biased& x, const at::Tensor& gamma) {
+    if (!fused_) {
+      at::Tensor y = rms_norm(x.x, gamma);
+      return convolve(slot, at::silu_(y));
+    }
+    const at::Tensor input = room(slot, x.x);
+    fused_->normalize_pixels(x.x, x.bias, gamma, /*silu=*/true, last_frames(input, x.x.size(0)));
+    return product(slot, remember(slot, input));
+  }
+  // x with its bias added.
+  at::Tensor finished(Biased y) const { return y.bias.defined() ? y.x.add_(y.bias.view({1, -1, 1, 1})) : y.x; }
+
+  at::Tensor resnet(const VideoVaeResnet& s, const at::Tensor& x) {
+    const Biased inner = convolve_norm(s.conv1, {x, {}}, s.norm1);
+    Biased out = convolve_norm(s.conv2, inner, s.norm2);
+    const Biased base = s.shortcut ? product(*s.shortcut, x) : Biased{x, {}};
+    if (!fused_) return out.x.add_(base.x);
+    fused_->add_pixels(base.x, out.x, out.bias, base.bias);
+    return out.x;
+  }
+
+  // Within frames, with one head.
+  at::Tensor attention(const VideoVaeAttention& s, const at::Tensor& x) const {
+    const at::Tensor qkv = at::conv2d(norm(x, s.norm), s.qkv.weight, s.qkv.bias)
+                               .flatten(2)
+                               .transpose(1, 2)
+                               .contiguous()
+                               .unsqueeze(1);  // [T, 1, H · W, 3 · C]
+    const auto parts = qkv.chunk(3, -1);
+    const at::Tensor y =
+        at::scaled_dot_product_attention(parts[0], parts[1], parts[2]).squeeze(1).transpose(1, 2).reshape(x.sizes());
+    return in_layout(x + at::conv2d(in_layout(y), s.proj.weight, s.proj.bias));
+  }
+
+  at::Tensor upsample(const VideoVaeResample& s, const at::Tensor& x) {
+    at::Tensor frames = x;
+    if (s.time) {
+      // The first chunk yields one frame, and the second one sees zeros instead of it.
+      if (const auto [last, first_chunk] = cache_.try_emplace(&*s.time); first_chunk)
+        last->second = zeros_before(*s.time, x);
+      else
+        frames = interleaved(finished(convolve(*s.time, x)));
+    }
+    const at::Tensor larger =
+        fused_ ? fused_->upsample(frames)
+               : at::upsample_nearest2d(frames, c10::OptionalArrayRef<std::int64_t>(), std::array<double, 2>{2.0, 2.0});
+    return in_layout(at::conv2d(larger, s.conv.weight, s.conv.bias, /*stride=*/1, /*padding=*/1));
+  }
+
+  at::Tensor downsample(const VideoVaeResample& s, const at::Tensor& x) {
+    const at::Tensor padded = in_layout(at::constant_pad_nd(x, {0, 1, 0, 1}));
+    const at::Tensor y = in_layout(at::conv2d(padded, s.conv.weight, s.conv.bias, /*stride=*/2));
+    if (!s.time) return y;
+    // The first frame passes; it precedes the second chunk.
+    const at::Tensor before = std::exchange(cache_[&*s.time], last_frames(y, 1).clone());
+    if (!before.defined()) return y;
+    return in_layout(to_frames(at::conv3d(to_video(in_layout(at::cat({before, y}, 0))), s.time->weight, s.time->bias,
+                                          /*stride=*/{2, 1, 1})));
+  }
+
+  at::Tensor middle(const VideoVaeCoder& s, const at::Tensor& x) {
+    return resnet(s.mid_second, attention(s.mid_attention, resnet(s.mid_first, x)));
+  }
+
+  at::Tensor in_layout(const at::Tensor& x) const { return fused_ ? x.contiguous(kChannelsLast) : x; }
+
+ private:
+  Biased product(const ConvSlot& slot, const at::Tensor& input) const {
+    const std::int64_t side = slot.weight.size(3) / 2;
+    // LibTorch would add the bias in a pass of its own.
+    return {in_layout(to_frames(at::conv3d(to_video(input), slot.weight, fused_ ? at::Tensor() : slot.bias,
+                                           /*stride=*/1, /*padding=*/{0, side, side}))),
+            fused_ ? slot.bias : at::Tensor()};
+  }
+
+  at::Tensor norm(const at::Tensor& x, const at::Tensor& gamma) const {
+    if (!fused_) return rms_norm(x, gamma);
+    at::Tensor y = at::empty(x.sizes(), x.options(), kChannelsLast);
+    fused_->normalize_pixels(x, {}, gamma, /*silu=*/false, y);
+    return y;
+  }
+
+  static at::Tensor zeros_before(const ConvSlot& slot, const at::Tensor& x) {
+    return x.new_zeros({frames_before(slot), x.size(1), x.size(2), x.size(3)});
+  }
+  at::Tensor past(const ConvSlot& slot, const at::Tensor& x) const {
+    const auto found = cache_.find(&slot);
+    return found != cache_.end() ? found->second : zeros_before(slot, x);
+  }
+  // The input of the convolution without the frames of x, which are its last ones.
+  at::Tensor room(const ConvSlot& slot, const at::Tensor& x) const {
+    const std::int64_t before = frames_before(slot);
+    at::Tensor input = at::empty({before + x.size(0), x.size(1), x.size(2), x.size(3)}, x.options(), kChannelsLast);
+    input.narrow(0, 0, before).copy_(past(slot, x));
+    return input;
+  }
+  at::Tensor remember(const ConvSlot& slot, at::Tensor input) {
+    cache_[&slot] = last_frames(input, frames_before(slot)).clone();  // a view would keep all frames in memory
+    return input;
+  }
+
+  // Channels (2, C) of T frames to C channels of 2 · T frames.
+  at::Tensor interleaved(const at::Tensor& x) const {
+    const std::int64_t t = x.size(0), c = x.size(1) / 2, h = x.size(2), w = x.size(3);
+    if (!fused_) return x.reshape({2 * t, c, h, w});
+    return x.permute({0, 2, 3, 1})
+        .view({t, h, w, 2, c})
+        .permute({0, 3, 1, 2, 4})
+        .reshape({2 * t, h, w, c})
+        .permute({0, 3, 1, 2});
+  }
+
+  const region::ChannelsLast* const fused_;
+  FrameCache& cache_;
+};
+
+void change_layout(ConvSlot& slot) {
+  slot.weight = slot.weight.contiguous(slot.weight.dim() == 5 ? c10::MemoryFormat::ChannelsLast3d
+                                                              : c10::MemoryFormat::ChannelsLast);
 }
 
-at::Tensor downsample(const VideoVaeResample& s, const at::Tensor& x, FrameCache& cache) {
-  const at::Tensor padded = at::constant_pad_nd(to_images(x), {0, 1, 0, 1});
-  const at::Tensor y = to_video(at::conv2d(padded, s.conv.weight, s.conv.bias, /*stride=*/2));
-  if (!s.time) return y;
-  // The first frame passes; it precedes the second chunk.
-  const at::Tensor before = std::exchange(cache[&*s.time], last_frames(y, 1).clone());
-  return before.defined() ? at::conv3d(at::cat({before, y}, 2), s.time->weight, s.time->bias, /*stride=*/{2, 1, 1}) : y;
-}
-
-at::Tensor middle(const VideoVaeCoder& s, const at::Tensor& x, FrameCache& cache) {
-  return resnet(s.mid_second, attention(s.mid_attention, resnet(s.mid_first, x, cache)), cache);
+void change_layout(VideoVaeResnet& resnet) {
+  change_layout(resnet.conv1);
+  change_layout(resnet.conv2);
+  if (resnet.shortcut) change_layout(*resnet.shortcut);
 }
 
 }  // namespace
 
-at::Tensor encode_chunk(const VideoVaeCoder& encoder, at::Tensor x, FrameCache& cache) {
-  x = causal_conv(encoder.in, x, cache);
-  for (const VideoVaeLevel& level : encoder.levels) {
-    for (const VideoVaeResnet& r : level.resnets) x = resnet(r, x, cache);
-    if (level.resample) x = downsample(*level.resample, x, cache);
+void to_channels_last(VideoVaeCoder& coder) {
+  change_layout(coder.in);
+  change_layout(coder.out);
+  change_layout(coder.mid_first);
+  change_layout(coder.mid_second);
+  change_layout(coder.mid_attention.qkv);
+  change_layout(coder.mid_attention.proj);
+  for (VideoVaeLevel& level : coder.levels) {
+    for (VideoVaeResnet& resnet : level.resnets) change_layout(resnet);
+    if (!level.resample) continue;
+    change_layout(level.resample->conv);
+    if (level.resample->time) change_layout(*level.resample->time);
   }
-  x = middle(encoder, x, cache);
-  return causal_conv(encoder.out, norm_silu(x, encoder.norm_out), cache);
 }
 
-at::Tensor decode_chunk(const VideoVaeCoder& decoder, at::Tensor x, FrameCache& cache) {
-  x = middle(decoder, causal_conv(decoder.in, x, cache), cache);
-  for (const VideoVaeLevel& level : decoder.levels) {
-    for (const VideoVaeResnet& r : level.resnets) x = resnet(r, x, cache);
-    if (level.resample) x = upsample(*level.resample, x, cache);
+at::Tensor encode_chunk(const VideoVaeCoder& encoder, const at::Tensor& frames, const ChunkContext& context) {
+  Chunk chunk(context);
+  at::Tensor x = chunk.finished(chunk.convolve(encoder.in, chunk.in_layout(frames)));
+  for (const VideoVaeLevel& level : encoder.levels) {
+    for (const VideoVaeResnet& r : level.resnets) x = chunk.resnet(r, x);
+    if (level.resample) x = chunk.downsample(*level.resample, x);
   }
-  return causal_conv(decoder.out, norm_silu(x, decoder.norm_out), cache);
+  x = chunk.middle(encoder, x);
+  return chunk.finished(chunk.convolve_norm(encoder.out, {x, {}}, encoder.norm_out));
+}
+
+at::Tensor decode_chunk(const VideoVaeCoder& decoder, const at::Tensor& latents, const ChunkContext& context) {
+  Chunk chunk(context);
+  at::Tensor x = chunk.middle(decoder, chunk.finished(chunk.convolve(decoder.in, chunk.in_layout(latents))));
+  for (const VideoVaeLevel& level : decoder.levels) {
+    for (const VideoVaeResnet& r : level.resnets) x = chunk.resnet(r, x);
+    if (level.resample) x = chunk.upsample(*level.resample, x);
+  }
+  return chunk.finished(chunk.convolve_norm(decoder.out, {x, {}}, decoder.norm_out));
 }
 
 }  // namespace ditfleet::pipeline

@@ -1,10 +1,14 @@
-// Encodes and decodes one chunk of frames in eager mode, as diffusers computes it. Convolutions over time see only
-// earlier frames, so a video is a sequence of chunks, and memory does not depend on its length.
+// Encodes and decodes one chunk of frames. Convolutions over time see only earlier frames, so a video is a sequence of
+// chunks, and memory does not depend on its length.
 #pragma once
 
 #include <unordered_map>
 
 #include "pipeline/nn/video_vae/slots.h"
+
+namespace ditfleet::region {
+class ChannelsLast;
+}
 
 namespace ditfleet::pipeline {
 
@@ -12,10 +16,21 @@ namespace ditfleet::pipeline {
 // slots that it was used with.
 using FrameCache = std::unordered_map<const ConvSlot*, at::Tensor>;
 
-// `x`: [1, 3, n, H, W], where n is 1 in the first chunk and 4 later. Returns [1, 2 · z_dim, 1, h, w].
-at::Tensor encode_chunk(const VideoVaeCoder& encoder, at::Tensor x, FrameCache& cache);
+// How a chunk is computed. `fused`: in channels-last layout by cuDNN and our own kernels; the weights must be in that
+// layout (to_channels_last). It rounds less often than eager mode: the kernel that reads the result of a convolution
+// adds the bias, in fp32. Null: by LibTorch's operators, with diffusers' roundings.
+struct ChunkContext {
+  const region::ChannelsLast* fused;
+  FrameCache& cache;
+};
 
-// `x`: one latent frame, [1, z_dim, 1, h, w]. Returns [1, 3, n, H, W], where n is 1 in the first chunk and 4 later.
-at::Tensor decode_chunk(const VideoVaeCoder& decoder, at::Tensor x, FrameCache& cache);
+// Converts the weights of the convolutions to channels-last layout. Call it once, after loading.
+void to_channels_last(VideoVaeCoder& coder);
+
+// Chunks are [frames, channels, height, width].
+// `x`: [n, 3, H, W], where n is 1 in the first chunk and 4 later. Returns [1, 2 · z_dim, h, w].
+at::Tensor encode_chunk(const VideoVaeCoder& encoder, const at::Tensor& x, const ChunkContext& context);
+// `x`: one latent frame, [1, z_dim, h, w]. Returns [n, 3, H, W], where n is 1 in the first chunk and 4 later.
+at::Tensor decode_chunk(const VideoVaeCoder& decoder, const at::Tensor& x, const ChunkContext& context);
 
 }  // namespace ditfleet::pipeline

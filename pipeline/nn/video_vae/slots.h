@@ -10,7 +10,7 @@
 namespace ditfleet::pipeline {
 
 struct VideoVaeResnet {
-  at::Tensor norm1, norm2;  // [channels, 1, 1, 1]
+  at::Tensor norm1, norm2;  // [channels, 1, 1]
   ConvSlot conv1, conv2;
   std::optional<ConvSlot> shortcut;  // if the number of channels changes
 };
@@ -37,7 +37,7 @@ struct VideoVaeCoder {
   VideoVaeResnet mid_first, mid_second;
   VideoVaeAttention mid_attention;
   std::vector<VideoVaeLevel> levels;  // in the order of execution
-  at::Tensor norm_out;                // [channels, 1, 1, 1]
+  at::Tensor norm_out;                // [channels, 1, 1]
 };
 
 struct VideoVaeSlots {

@@ -11,6 +11,8 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/nn/video_vae/chunks.h"
+#include "pipeline/region/programs/channels_last.h"
+#include "pipeline/region/run/region.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -21,7 +23,7 @@ ConvSlot bind_conv(Parameters& p, const std::string& name, std::int64_t in, std:
 }
 
 at::Tensor bind_norm(Parameters& p, const std::string& name, std::int64_t channels) {
-  return p.tensor(name + ".gamma", {channels, 1, 1, 1});
+  return p.tensor(name + ".gamma", {channels, 1, 1, 1}).view({channels, 1, 1});
 }
 
 VideoVaeResnet bind_resnet(Parameters& p, const std::string& prefix, std::int64_t in, std::int64_t out) {
@@ -87,6 +89,9 @@ VideoVaeCoder bind_decoder(Parameters& p, const VideoVaeConfig& c) {
   return m;
 }
 
+// [frames, channels, height, width] to [1, channels, frames, height, width].
+at::Tensor to_video(const at::Tensor& chunk) { return chunk.transpose(0, 1).unsqueeze(0); }
+
 [[noreturn]] void wrong_shape(const char* what, const at::Tensor& tensor, const std::string& right) {
   std::string shape;
   for (const std::int64_t size : tensor.sizes()) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
@@ -95,7 +100,8 @@ VideoVaeCoder bind_decoder(Parameters& p, const VideoVaeConfig& c) {
 
 }  // namespace
 
-VideoVae VideoVae::load(const std::string& dir, Placement placement, bool with_encoder) {
+VideoVae VideoVae::load(const std::string& dir, Placement placement, bool with_encoder,
+                        std::shared_ptr<region::RegionHost> regions) {
   VideoVae m;
   m.config_ = read_video_vae_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
@@ -109,6 +115,11 @@ VideoVae VideoVae::load(const std::string& dir, Placement placement, bool with_e
   }
   parameters.finish(with_encoder ? "" : "decoder.");
   m.bytes_ = parameters.bytes();
+  if (regions) m.fused_ = region::make_channels_last(*regions);
+  if (m.fused_) {
+    to_channels_last(m.slots_.decoder);
+    if (with_encoder) to_channels_last(*m.slots_.encoder);
+  }
   const auto per_channel = [&](const std::vector<double>& values) {
     return at::tensor(values, c10::ScalarType::Float).to(placement.device).view({1, z, 1, 1, 1});
   };
@@ -126,7 +137,7 @@ void VideoVae::decode(const at::Tensor& latents, const std::function<void(const 
   const at::Tensor x = at::conv3d(z, slots_.post_quant.weight, slots_.post_quant.bias);
   FrameCache cache;
   for (std::int64_t i = 0; i < x.size(2); ++i)
-    on_frames(decode_chunk(slots_.decoder, x.narrow(2, i, 1), cache).clamp_(-1, 1));
+    on_frames(to_video(decode_chunk(slots_.decoder, x.select(2, i), {fused_.get(), cache}).clamp_(-1, 1)));
 }
 
 at::Tensor VideoVae::encode(const at::Tensor& video) const {
@@ -140,8 +151,9 @@ at::Tensor VideoVae::encode(const at::Tensor& video) const {
   FrameCache cache;
   std::vector<at::Tensor> chunks;
   for (std::int64_t first = 0, n = 1; first < video.size(2); first += std::exchange(n, kChunk))
-    chunks.push_back(
-        encode_chunk(*slots_.encoder, video.narrow(2, first, n).to(placement_.device, placement_.dtype), cache));
+    chunks.push_back(to_video(encode_chunk(
+        *slots_.encoder, video.narrow(2, first, n).to(placement_.device, placement_.dtype)[0].transpose(0, 1),
+        {fused_.get(), cache})));
   const at::Tensor moments = at::conv3d(at::cat(chunks, 2), slots_.quant->weight, slots_.quant->bias);
   // In fp32, the type of the latents that it becomes a condition of, as diffusers' pipelines do.
   return (moments.narrow(1, 0, config_.z_dim).to(c10::ScalarType::Float) - mean_) * at::reciprocal(std_);

@@ -2,10 +2,16 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "pipeline/nn/video_vae/config.h"
 #include "pipeline/nn/video_vae/slots.h"
+
+namespace ditfleet::region {
+class ChannelsLast;
+struct RegionHost;
+}  // namespace ditfleet::region
 
 namespace ditfleet::pipeline {
 
@@ -13,8 +19,9 @@ namespace ditfleet::pipeline {
 class VideoVae {
  public:
   // Reads config.json and the weights in `dir`. Without the encoder its weights are not read. The VAE computes in the
-  // placement's type. Throws what ConfigFile and Parameters throw.
-  static VideoVae load(const std::string& dir, Placement placement, bool with_encoder);
+  // placement's type. `regions`: as for VaeDecoder; null: eager. Throws what ConfigFile and Parameters throw.
+  static VideoVae load(const std::string& dir, Placement placement, bool with_encoder,
+                       std::shared_ptr<region::RegionHost> regions = nullptr);
 
   const VideoVaeConfig& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }  // of the weights, on the device
@@ -34,7 +41,8 @@ class VideoVae {
   VideoVaeConfig config_{};
   Placement placement_;
   VideoVaeSlots slots_;
-  at::Tensor mean_, std_;  // [1, z_dim, 1, 1, 1], fp32
+  std::shared_ptr<const region::ChannelsLast> fused_;  // null: eager
+  at::Tensor mean_, std_;                              // [1, z_dim, 1, 1, 1], fp32
   std::int64_t bytes_ = 0;
 };
 

@@ -16,7 +16,7 @@ namespace ditfleet::region {
 namespace {
 
 constexpr std::int64_t kMostChunks = 1024, kPixelsOfChunk = 64;  // enough blocks for a large GPU, enough work per block
-constexpr std::int64_t kUpsampleBlocks = 4096;
+constexpr std::int64_t kMostBlocks = 4096;                       // of kernels that take any number
 
 long long address(const at::Tensor& t) { return t.defined() ? reinterpret_cast<long long>(t.const_data_ptr()) : 0; }
 
@@ -27,6 +27,10 @@ std::int64_t chunks_of(const at::Tensor& x) {
 }
 std::int64_t blocks_of(const at::Tensor& x, std::int64_t chunks) {
   return x.size(0) * chunks * channels_last_slices(x.size(1), static_cast<std::int64_t>(x.element_size()));
+}
+
+std::int64_t blocks_of_elements(const at::Tensor& x) {
+  return std::clamp<std::int64_t>(x.numel() / 2048, 1, kMostBlocks);
 }
 
 at::TensorOptions fp32_beside(const at::Tensor& x) {
@@ -83,9 +87,21 @@ at::Tensor ChannelsLast::normalize(const at::Tensor& x, const Sums& sums, const 
 at::Tensor ChannelsLast::upsample(const at::Tensor& x) const {
   at::Tensor out =
       at::empty({x.size(0), x.size(1), 2 * x.size(2), 2 * x.size(3)}, x.options(), c10::MemoryFormat::ChannelsLast);
-  start(ChannelsLastKernel::kUpsample, x, std::clamp<std::int64_t>(x.numel() / 2048, 1, kUpsampleBlocks),
+  start(ChannelsLastKernel::kUpsample, x, blocks_of_elements(x),
         {address(x), address(out), x.size(2), x.size(3), x.size(1), x.size(0)});
   return out;
+}
+
+void ChannelsLast::add_pixels(const at::Tensor& x, at::Tensor& y, const at::Tensor& bias,
+                              const at::Tensor& bias_2) const {
+  start(ChannelsLastKernel::kAddPixels, x, blocks_of_elements(x),
+        {address(x), address(y), address(bias), address(bias_2), x.size(0) * pixels(x), x.size(1)});
+}
+
+void ChannelsLast::normalize_pixels(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& weight, bool silu,
+                                    const at::Tensor& out) const {
+  start(ChannelsLastKernel::kNormPixels, x, blocks_of_elements(x),
+        {address(x), address(bias), address(weight), address(out), x.size(0) * pixels(x), x.size(1), silu});
 }
 
 std::shared_ptr<const ChannelsLast> make_channels_last(const RegionHost& host) {

@@ -1,4 +1,4 @@
-// The operations between a VAE's convolutions in channels-last layout, on a GPU: group norm with activation, sums with
+// The operations between a VAE's convolutions in channels-last layout, on a GPU: norms with activation, sums with
 // biases, upsampling (channels_last_source.h).
 #pragma once
 
@@ -40,6 +40,13 @@ class ChannelsLast {
                        bool in_place) const;
   // Doubles height and width (nearest neighbour).
   at::Tensor upsample(const at::Tensor& x) const;
+
+  // Writes x + y + bias + bias_2, rounded once, to y. Biases may be undefined.
+  void add_pixels(const at::Tensor& x, at::Tensor& y, const at::Tensor& bias, const at::Tensor& bias_2) const;
+  // Writes (x + bias) / |x + bias| · √C · weight for each pixel, followed by SiLU if `silu`, to `out`, which has x's
+  // sizes. bias may be undefined.
+  void normalize_pixels(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& weight, bool silu,
+                        const at::Tensor& out) const;
 
  private:
   void start(ChannelsLastKernel kernel, const at::Tensor& x, std::int64_t blocks,

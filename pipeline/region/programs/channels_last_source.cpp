@@ -181,6 +181,65 @@ __device__ __forceinline__ void upsample(const Upsample& a) {
     out[2 * row + vectors] = v;
   }
 }
+
+struct AddPixels { i64 x, y, bias, bias_2, pixels, channels; };
+template <typename T, int V>
+__device__ __forceinline__ void add_pixels(const AddPixels& a) {
+  const unsigned vectors = (unsigned)a.channels / V;
+  const i64 all = a.pixels * vectors;
+  for (i64 i = (i64)blockIdx.x * kThreads + threadIdx.x; i < all; i += (i64)gridDim.x * kThreads) {
+    const unsigned channel = (unsigned)(i % vectors) * V;
+    float bias[V] = {};
+    add_bias<T, V>(bias, a.bias, channel);
+    add_bias<T, V>(bias, a.bias_2, channel);
+    const Vector<T, V> v = ((const Vector<T, V>*)a.x)[i];
+    Vector<T, V> w = ((const Vector<T, V>*)a.y)[i];
+#pragma unroll
+    for (int e = 0; e < V; ++e) put(&w.e[e], load(v.e[e]) + load(w.e[e]) + bias[e]);
+    ((Vector<T, V>*)a.y)[i] = w;
+  }
+}
+
+struct NormPixels { i64 x, bias, weight, out, pixels, channels, silu; };
+// A part of a warp computes a pixel. It reads it twice, the second time from the cache.
+template <typename T, int V>
+__device__ __forceinline__ void norm_pixels(const NormPixels& a) {
+  const unsigned vectors = (unsigned)a.channels / V;
+  unsigned lanes = 1;
+  while (lanes < 32 && lanes < vectors) lanes *= 2;
+  const unsigned lane = threadIdx.x % lanes, of_block = kThreads / lanes;
+  const unsigned mask = lanes == 32 ? 0xffffffffu : ((1u << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
+  const float root = sqrtf((float)a.channels);
+  for (i64 pixel = (i64)blockIdx.x * of_block + threadIdx.x / lanes; pixel < a.pixels;
+       pixel += (i64)gridDim.x * of_block) {
+    const Vector<T, V>* x = (const Vector<T, V>*)((const T*)a.x + pixel * a.channels);
+    Vector<T, V>* out = (Vector<T, V>*)((T*)a.out + pixel * a.channels);
+    float sum = 0;
+    for (unsigned i = lane; i < vectors; i += lanes) {
+      const Vector<T, V> v = x[i];
+      float bias[V] = {};
+      add_bias<T, V>(bias, a.bias, i * V);
+#pragma unroll
+      for (int e = 0; e < V; ++e) {
+        const float value = load(v.e[e]) + bias[e];
+        sum += value * value;
+      }
+    }
+    for (unsigned step = lanes / 2; step > 0; step >>= 1) sum += __shfl_xor_sync(mask, sum, step);
+    const float scale = root / fmaxf(sqrtf(sum), 1e-12f);
+    for (unsigned i = lane; i < vectors; i += lanes) {
+      Vector<T, V> v = x[i];
+      float bias[V] = {};
+      add_bias<T, V>(bias, a.bias, i * V);
+#pragma unroll
+      for (int e = 0; e < V; ++e) {
+        const float value = (load(v.e[e]) + bias[e]) * scale * load(((const T*)a.weight)[i * V + e]);
+        put(&v.e[e], a.silu ? silu(value) : value);
+      }
+      out[i] = v;
+    }
+  }
+}
 )";
 
 void add_kernel(Source& source, const std::string& name, const std::string& arguments, std::size_t words,
@@ -212,6 +271,8 @@ FixedProgram channels_last_program() {
     add_kernel(program.source, "scales" + suffix, "Scales", 12, "scales<" + type + ">(a);");
     add_kernel(program.source, "apply" + suffix, "Apply", 8, both("apply", ""));
     add_kernel(program.source, "upsample" + suffix, "Upsample", 6, both("upsample", ""));
+    add_kernel(program.source, "add_pixels" + suffix, "AddPixels", 6, both("add_pixels", ""));
+    add_kernel(program.source, "norm_pixels" + suffix, "NormPixels", 7, both("norm_pixels", ""));
   }
   return program;
 }

@@ -1,0 +1,67 @@
+"""Writes folders with the sizes of Wan 2.2 A14B and random weights (40 GB), for gpu.sh wan.
+
+    make_wan_size.py DIR     writes DIR/two, and DIR/one with one transformer
+
+Both transformers have the same files, to which the second one's are links: what is measured does not depend on values.
+"""
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+import torch
+from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanTransformer3DModel
+from transformers import UMT5Config, UMT5EncoderModel
+
+TOKENIZER = pathlib.Path(__file__).parents[1] / "fixtures/wan/two/model/tokenizer"
+
+
+def randomize(model):
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1 or name.endswith("gamma"):
+            parameter.fill_(1.0 if "norm" in name and not name.endswith("bias") else 0.0)
+        else:
+            parameter.normal_(0, 0.02)
+    return model
+
+
+def save(folder, make):
+    with torch.device("cuda"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = randomize(make())
+        torch.set_default_dtype(torch.float32)
+    model.save_pretrained(folder)
+    del model
+    torch.cuda.empty_cache()
+
+
+def main(folder):
+    torch.set_grad_enabled(False)
+    two, one = folder / "two", folder / "one"
+    save(two / "transformer", lambda: WanTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=40, attention_head_dim=128, in_channels=16, out_channels=16,
+        text_dim=4096, freq_dim=256, ffn_dim=13824, num_layers=40))
+    save(two / "text_encoder", lambda: UMT5EncoderModel(UMT5Config(
+        vocab_size=256384, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64,
+        feed_forward_proj="gated-gelu", tie_word_embeddings=False)))
+    save(two / "vae", AutoencoderKLWan)
+    UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0).save_pretrained(
+        two / "scheduler")
+    shutil.copytree(TOKENIZER, two / "tokenizer", dirs_exist_ok=True)
+    one.mkdir(exist_ok=True)
+    for part in ("transformer", "text_encoder", "vae", "scheduler", "tokenizer"):
+        os.symlink(two / part, one / part)
+    os.symlink(two / "transformer", two / "transformer_2")
+    index = {"_class_name": "WanPipeline", "_diffusers_version": "0.42.1",
+             "scheduler": ["diffusers", "UniPCMultistepScheduler"], "text_encoder": ["transformers", "UMT5EncoderModel"],
+             "tokenizer": ["transformers", "T5TokenizerFast"], "transformer": ["diffusers", "WanTransformer3DModel"],
+             "vae": ["diffusers", "AutoencoderKLWan"]}
+    (one / "model_index.json").write_text(json.dumps(index, indent=2))
+    index |= {"boundary_ratio": 0.875, "transformer_2": ["diffusers", "WanTransformer3DModel"]}
+    (two / "model_index.json").write_text(json.dumps(index, indent=2))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))
