@@ -164,7 +164,8 @@ class Chunk {
     return x.permute({0, 2, 3, 1})
         .view({t, h, w, 2, c})
         .permute({0, 3, 1, 2, 4})
-        .reshape({2 * t, h, w, c})
+        .contiguous()
+        .view({2 * t, h, w, c})
         .permute({0, 3, 1, 2});
   }
 

@@ -42,6 +42,8 @@ at::TensorOptions fp32_beside(const at::Tensor& x) {
 void ChannelsLast::start(ChannelsLastKernel kernel, const at::Tensor& x, std::int64_t blocks,
                          const std::vector<long long>& argument) const {
   if (x.is_meta()) return;
+  if (!x.is_contiguous(c10::MemoryFormat::ChannelsLast))
+    pipeline::fail(Code::kInternal, "[region] a tensor of the VAE is not in channels-last layout");
   const auto index =
       static_cast<std::size_t>(kernel) +
       (x.scalar_type() == c10::ScalarType::BFloat16 ? 0 : static_cast<std::size_t>(ChannelsLastKernel::kCount));
