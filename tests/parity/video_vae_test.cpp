@@ -33,8 +33,9 @@ class VideoVaeCase : public ::testing::TestWithParam<std::tuple<Case, bool>> {
   std::string frames() const { return std::to_string(std::get<0>(GetParam()).frames); }
   bool bf16() const { return std::get<1>(GetParam()); }
   VideoVae load() const {
-    return VideoVae::load(fixture(std::get<0>(GetParam()).folder), {.dtype = bf16() ? at::kBFloat16 : at::kFloat},
-                          true);
+    const c10::Device where = region::device();
+    return VideoVae::load(fixture(std::get<0>(GetParam()).folder), {where, bf16() ? at::kBFloat16 : at::kFloat}, true,
+                          where.is_cpu() ? nullptr : region::host());
   }
   // In bf16 the limit is 1.5 × diffusers' own distance to fp32.
   void compare(const at::Tensor& got, const std::string& want) const {
