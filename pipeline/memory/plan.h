@@ -84,6 +84,7 @@ struct PlanReport {
   std::int64_t driver = 0;                      // bytes that the driver takes beside them
   std::map<std::string, std::string> quantize;  // component → format that it is quantized to on load
   double bandwidth = 0;                         // of copies from host memory, in bytes per second
+  std::string mode;                             // compile mode of the steps (compile.mode, compile.rules)
 };
 
 // Why no plan fits: the bytes by part, and each plan with its reason. `problem`: what the device reported, or empty.

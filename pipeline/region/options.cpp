@@ -21,6 +21,8 @@ std::optional<Mode> parse_mode(std::string_view name) {
   return std::nullopt;
 }
 
+std::string_view mode_name(Mode mode) { return kModes[static_cast<std::size_t>(mode)].second; }
+
 bool runs_eagerly(const CompileOptions& options, bool cpu, bool bf16) {
   if (options.backend == "eager") return true;
   // Eager bf16 on a CPU equals diffusers bit for bit. Compiled blocks add in another order, which moves the image by

@@ -15,6 +15,7 @@ enum class Mode { kNone, kDefault, kReduceOverhead, kMaxAutotuneNoCudagraphs, kM
 
 // none | default | reduce-overhead | max-autotune-no-cudagraphs | max-autotune
 std::optional<Mode> parse_mode(std::string_view name);
+std::string_view mode_name(Mode mode);
 constexpr bool uses_graphs(Mode mode) { return mode == Mode::kReduceOverhead || mode == Mode::kMaxAutotune; }
 constexpr bool autotunes(Mode mode) { return mode == Mode::kMaxAutotuneNoCudagraphs || mode == Mode::kMaxAutotune; }
 

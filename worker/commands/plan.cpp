@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <array>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -48,6 +49,7 @@ json::object as_json(const pipeline::PlanReport& report, const pipeline::Engine&
   for (const auto& [plan, reason] : report.choice.rejected)
     rejected.push_back(json::object{{"plan", plan}, {"reason", reason}});
   root["rejected"] = std::move(rejected);
+  root["mode"] = report.mode;
   root["plan"] = nullptr;
   if (const auto& plan = report.choice.plan) {
     const std::int64_t per_request = copied_per_request(needs, *plan), per_step = copied_per_step(needs, *plan);
@@ -89,6 +91,7 @@ void print(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
   bytes("denoising", needs.denoise);
   bytes("decoding", needs.decode);
   std::cout << "\n";
+  row("compile mode", report.mode);
   if (const auto& plan = report.choice.plan) {
     row("plan", plan->name);
     bytes("peak", plan->bytes);
@@ -99,6 +102,33 @@ void print(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
     row("plan", "none fits");
   }
   for (const auto& [plan, reason] : report.choice.rejected) row("not possible", plan + ": " + reason);
+}
+
+// How videos of these numbers of frames would run, so that an operator sees which rules are needed (compile.rules).
+constexpr std::array<int, 6> kFrames{1, 25, 49, 61, 81, 121};
+
+using FramesPlans = std::vector<std::pair<int, pipeline::PlanReport>>;
+
+Result<FramesPlans> plans_by_frames(pipeline::Engine& engine, const pipeline::ModelSource& source,
+                                    pipeline::GenerationRequest request) {
+  FramesPlans plans;
+  for (const int frames : kFrames) {
+    request.fields.set("frames", frames);
+    auto report = engine.plan(source, request);
+    if (!report) return report.error();
+    plans.emplace_back(frames, std::move(*report));
+  }
+  return plans;
+}
+
+void print(const FramesPlans& plans) {
+  std::printf("\n%8s %-28s%-10s%12s%18s\n", "frames", "compile mode", "plan", "peak", "copied per step");
+  for (const auto& [frames, report] : plans) {
+    const auto& plan = report.choice.plan;
+    std::printf("%8d %-28s%-10s%12s%18s\n", frames, report.mode.c_str(), plan ? plan->name.c_str() : "none fits",
+                plan ? pipeline::bytes_text(plan->bytes).c_str() : "",
+                plan ? pipeline::bytes_text(copied_per_step(report.needs, *plan)).c_str() : "");
+  }
 }
 
 Result<void> run(PlanFlags flags) {
@@ -115,10 +145,27 @@ Result<void> run(PlanFlags flags) {
   if (!engine) return engine.error();
   auto report = (*engine)->plan(*source, request_of(*spec, 0));
   if (!report) return job::name_the_flag(report.error());
-  if (flags.json)
-    std::cout << json::serialize(as_json(*report, **engine)) << "\n";
-  else
+  FramesPlans by_frames;
+  if (spec->fields.integer("frames").value_or(1) > 1) {
+    auto plans = plans_by_frames(**engine, *source, request_of(*spec, 0));
+    if (!plans) return plans.error();
+    by_frames = std::move(*plans);
+  }
+  if (flags.json) {
+    json::object root = as_json(*report, **engine);
+    json::array rows;
+    for (const auto& [frames, plan] : by_frames) {
+      json::object made = as_json(plan, **engine);
+      rows.push_back(json::object{{"frames", frames}, {"mode", made["mode"]}, {"plan", made["plan"]}});
+    }
+    if (!rows.empty()) root["by_frames"] = std::move(rows);
+    std::cout << json::serialize(root) << "\n";
+  } else {
     print(*report, **engine);
+    std::cout.flush();
+    if (!by_frames.empty()) print(by_frames);
+    std::fflush(stdout);
+  }
   std::cout.flush();
   if (!std::cout) return internal_error("cannot write to standard output");
   if (!report->choice.plan) {

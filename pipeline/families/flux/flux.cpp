@@ -53,6 +53,7 @@ PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
   const Fit<FluxNeeds> fit = fit_flux(context, true);
   PlanReport report = context.memory->plan(fit.needs->of(size));
   report.quantize = fit.source.quantize;
+  report.mode = region::mode_name(region::mode_for(context.regions->options, size[0] * size[1], /*frames=*/1));
   return report;
 }
 

@@ -22,6 +22,7 @@ class WanNeeds {
   // What the bytes of this request depend on. Throws what read_wan_request() throws.
   RequestSize size(const GenerationRequest& request) const;
   static RequestSize size(const WanRequest& request, int size_multiple);
+  static std::int64_t frames(const RequestSize& size) { return 4 * (size[0] - 1) + 1; }
   // Runs the model's stages for a new size and remembers the result. Thread-safe.
   MemoryNeeds of(const RequestSize& size);
   // A video of 832 × 480 with this number of frames, and its width × height × frames. 0: the request that needs least.

@@ -42,7 +42,10 @@ std::unique_ptr<Model> load(const LoadContext& context) {
 
 PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
   const Fit<WanNeeds> fit = fit_wan(context, true);
-  PlanReport report = context.memory->plan(fit.needs->of(fit.needs->size(request)));
+  const RequestSize size = fit.needs->size(request);
+  PlanReport report = context.memory->plan(fit.needs->of(size));
+  report.mode = region::mode_name(
+      region::mode_for(context.regions->options, size[0] * size[1] * size[2], fit.needs->frames(size)));
   report.quantize = fit.source.quantize;
   return report;
 }
