@@ -19,18 +19,18 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::unique_ptr<Model> load(const std::string& dir, bool bf16) {
+std::unique_ptr<Model> load(const std::string& dir, bool bf16, const std::string& vae_dtype = {}) {
   EngineOptions options{golden::test_device(), bf16 ? "bf16" : "fp32", 1, golden::test_compile()};
   static std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
   engines.push_back(unwrap(Engine::create(options, {&wan_family()})));
-  return unwrap(engines.back()->load_model({"wan", dir}));
+  return unwrap(engines.back()->load_model({"wan", dir, {}, {}, vae_dtype}));
 }
 
 class WanPipeline : public ::testing::TestWithParam<golden::Case> {};
 
 TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
   const golden::Golden golden = golden::load(GetParam());
-  const auto model = load(GetParam().model_dir(), golden.bf16);
+  const auto model = load(GetParam().model_dir(), golden.bf16, golden.vae_dtype);
   auto generation = unwrap(model->encode(golden.request));
   unwrap(model->denoise(*generation, nullptr));
   const Media video = unwrap(model->decode(*generation));
@@ -43,6 +43,9 @@ TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
   EXPECT_LE(golden::distance(got("sigmas"), golden.tensor("sigmas")), 1e-6);
   EXPECT_LE(golden::distance(got("noise"), golden.tensor("noise")), 1e-5);
   const double limit = golden.bf16 ? 4e-2 : 2e-4;
+  if (golden.request.image && (!golden.bf16 || !golden.vae_dtype.empty())) {
+    EXPECT_LE(golden::distance(got("condition"), golden.tensor("condition")), limit);
+  }
   EXPECT_LE(golden::distance(got("prompt_embeds"), golden.tensor("prompt_embeds")), limit);
   if (!golden.bf16) {
     EXPECT_LE(golden::distance(got("latents"), golden.tensor("latents")), limit);
@@ -105,6 +108,35 @@ TEST(WanEngine, RefusesBadRequests) {
   EXPECT_THAT(message(*one, job::Field("width"), 40), HasSubstr("must be a multiple of 16"));
   EXPECT_THAT(message(*one, job::Field("guidance_scale_2"), 2.0), HasSubstr("needs a model with two transformers"));
   EXPECT_TRUE(two->encode(golden::load({"two", "plain", "wan"}).request));
+}
+
+TEST(WanEngine, TakesTheSizeFromTheImage) {
+  golden::Golden golden = golden::load({"i2v", "one", "wan"});
+  const auto model = load(golden::Case{"i2v", "", "wan"}.model_dir(), false);
+  GenerationRequest request = golden.request;
+  request.fields = {};
+  request.fields.set("frames", 1);
+  request.fields.set("guidance_scale", 1);
+  request.fields.set("max_sequence_length", 16);
+  request.image = std::make_shared<const Media>(Media{300, 100, 1, 0, std::vector<std::uint8_t>(300 * 100 * 3, 60)});
+  const std::string dump = ::testing::TempDir() + "wan_size.safetensors";
+  unwrap(unwrap(model->encode(request))->dump(dump));
+  // round(sqrt(832 * 480 / 3)) = 365 → 352, round(sqrt(832 * 480 * 3)) = 1095 → 1088.
+  EXPECT_EQ(golden::read_tensor(dump, "noise").sizes(), (std::vector<std::int64_t>{1, 16, 1, 352 / 8, 1088 / 8}));
+}
+
+TEST(WanEngine, NeedsAnImageExactlyInImageModels) {
+  GenerationRequest request = golden::load({"i2v", "one", "wan"}).request;
+  const auto text_model = load(golden::Case{"two", "", "wan"}.model_dir(), false);
+  const auto image_model = load(golden::Case{"i2v", "", "wan"}.model_dir(), false);
+  const auto refused = text_model->encode(request);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("image does not apply to this model"));
+  request.image = nullptr;
+  const auto missing = image_model->encode(request);
+  ASSERT_FALSE(missing);
+  EXPECT_THAT(missing.error().message, HasSubstr("image is missing"));
+  EXPECT_EQ(missing.error().param, "image");
 }
 
 TEST(WanPrompts, AreCleanedAsFtfyDoes) {
