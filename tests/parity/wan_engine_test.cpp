@@ -150,10 +150,11 @@ TEST(WanPrompts, AreCleanedAsFtfyDoes) {
 }
 
 TEST(WanFolder, RefusesFoldersThatDoNotFitTogether) {
-  const auto problem = [](const std::string& from, const std::string& to, bool drop_second = false) {
+  const auto problem = [](const std::string& from, const std::string& to, bool drop_second = false,
+                          const std::string& folder = "two") {
     const std::filesystem::path copy = ::testing::TempDir() + "wan_folder";
     std::filesystem::remove_all(copy);
-    std::filesystem::copy(golden::Case{"two", "", "wan"}.model_dir(), copy, std::filesystem::copy_options::recursive);
+    std::filesystem::copy(golden::Case{folder, "", "wan"}.model_dir(), copy, std::filesystem::copy_options::recursive);
     if (drop_second) std::filesystem::remove_all(copy / "transformer_2");
     std::ifstream in(copy / "model_index.json");
     std::string text((std::istreambuf_iterator<char>(in)), {});
@@ -169,6 +170,11 @@ TEST(WanFolder, RefusesFoldersThatDoNotFitTogether) {
   EXPECT_THAT(problem("0.875", "null"), HasSubstr("transformer_2 needs a boundary_ratio"));
   EXPECT_THAT(problem("0.875", "1.5"), HasSubstr("boundary_ratio must be between 0 and 1"));
   EXPECT_THAT(problem("\"expand_timesteps\": false", "\"expand_timesteps\": true"), HasSubstr("TI2V-5B"));
+  EXPECT_THAT(problem("WanPipeline", "WanImageToVideoPipeline"), HasSubstr("in_channels is 16, but twice vae's z_dim"));
+  const std::string none = "\"image_encoder\": [\n    null,\n    null\n  ]";
+  EXPECT_THAT(problem(none, R"("image_encoder": ["transformers", "CLIPVisionModel"])", false, "i2v"),
+              HasSubstr("models conditioned on CLIP (Wan 2.1 image to video) are not supported"));
+  EXPECT_THAT(problem("WanImageToVideoPipeline", "WanPipeline", false, "i2v"), HasSubstr("in_channels is 36"));
   EXPECT_THAT(problem("0.875", "0.875", true), HasSubstr("transformer_2"));
   EXPECT_THAT(problem("UMT5EncoderModel", "T5EncoderModel"), HasSubstr("must be [LIBRARY, \"UMT5EncoderModel\"]"));
 }
