@@ -32,6 +32,8 @@ struct GenerationRequest {
   job::FieldValues fields;  // what the family reads; a field that is not set gets the family's default
   std::int64_t seed = 0;
   std::vector<LoraRequest> loras;  // at most 16; an unusable file is an error with param "loras"
+  // The picture of the field "image", of any size; null: none. encode() reads it.
+  std::shared_ptr<const Media> image = {};
 };
 
 struct StepProgress {
@@ -49,6 +51,7 @@ struct ModelSource {
   // Components to quantize while they are loaded, and the format: transformer → fp8 or nf4, text_encoder_2 → nf4.
   // {"*": "auto"}: the components that the device's memory requires.
   std::map<std::string, std::string> quantize = {};
+  std::string vae_dtype = {};  // "fp32" or "bf16"; empty: the engine's
 };
 
 using PartTimes = std::vector<std::pair<std::string, std::chrono::microseconds>>;

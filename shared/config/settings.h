@@ -24,6 +24,7 @@ struct ModelSetting {
   std::string path;         // a model folder in diffusers' layout
   std::string transformer;  // a safetensors file in place of the folder's transformer, or empty
   std::map<std::string, std::string> quantize = {};  // as pipeline::ModelSource::quantize
+  std::string vae_dtype = {};                        // fp32 or bf16; empty: as worker.dtype
   double objective_s = 0;                            // in which a job should end, for metrics; 0: none
 };
 
@@ -114,6 +115,7 @@ struct Settings {
   struct {
     std::string backend = "redis", dir;
     std::int64_t preview_ms = 600'000, redis_max_bytes = 32 << 20;
+    std::int64_t input_ms = 86'400'000, input_max_bytes = 20 << 20;
   } results;
   struct {
     std::string folders;  // separated by ':'

@@ -46,7 +46,7 @@ WanNeeds::WanNeeds(const LoadContext& context)
 
 RequestSize WanNeeds::size(const GenerationRequest& request) const {
   const int multiple = folder_.size_multiple();
-  return size(read_wan_request(request, multiple, folder_.transformer_2.has_value()), multiple);
+  return size(read_wan_request(request, multiple, folder_.transformer_2.has_value(), folder_.from_image), multiple);
 }
 
 RequestSize WanNeeds::size(const WanRequest& request, int size_multiple) {
@@ -91,6 +91,11 @@ MemoryNeeds WanNeeds::measure(const RequestSize& size) const {
   };
   std::vector<at::Tensor> prompts, texts;
   needs.encode = peak_of([&] {
+    if (folder_.from_image) {
+      const std::int64_t factor = folder_.vae.config().spatial_factor();
+      folder_.vae.encode(at::empty({1, 3, frames > 1 ? 5 : 1, rows * factor, columns * factor},
+                                   at::TensorOptions(placement_.device).dtype(c10::ScalarType::Float)));
+    }
     for (std::int64_t i = 0; i < passes; ++i) {
       const at::Tensor embeds = folder_.text.encode(std::vector<std::int32_t>(static_cast<std::size_t>(text_tokens)));
       prompts.push_back(at::constant_pad_nd(embeds, {0, 0, 0, 0}));
