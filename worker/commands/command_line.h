@@ -42,8 +42,9 @@ void add_model_flags(CLI::App& command, ModelFlags& flags);
 // Loads the configuration and sets up the log. kInvalidArgument: `param` is the key at fault.
 Result<config::Settings> settings_of(const config::Sources& sources);
 
-// The complete and valid spec of a request to the model in `dir`; `out`: the file to write. Errors: kInvalidArgument
-// (the message contains the flag), those of families::read_model_entry().
+// The complete and valid spec of a request to the model in `dir`; `out`: the file to write. Its adapters are the
+// preset's, without digests. Errors: kInvalidArgument (the message contains the flag), those of
+// families::read_model_entry().
 Result<job::JobSpec> spec_of(const job::FieldFlags& fields, const std::string& out, const std::string& dir);
 
 // Returns kExitOk if the command is done. Otherwise prints "ditfleet-worker COMMAND: message" to stderr and returns

@@ -27,6 +27,7 @@ Result<void> read(job::ModelEntry& entry) {
   const bool experts = boundary && !boundary->is_null();
 
   entry.media = job::MediaKind::kVideo;
+  entry.experts = experts;
   entry.guidance = guidance_of;
   entry.max_pixels = kLargestSide * kLargestSide;
   for (const Field side : {Field("width"), Field("height")})
@@ -37,7 +38,8 @@ Result<void> read(job::ModelEntry& entry) {
   entry.apply("num_inference_steps").high = kMostSteps;
   entry.apply("guidance_scale");
   if (experts) entry.apply("guidance_scale_2");
-  entry.apply("max_sequence_length");
+  for (const Field field : {Field("flow_shift"), Field("sampler"), Field("sigmas"), Field("max_sequence_length")})
+    entry.apply(field);
   // WanPipeline's defaults, and Wan's frame rate.
   entry.defaults.set("width", std::int64_t{832});
   entry.defaults.set("height", std::int64_t{480});
