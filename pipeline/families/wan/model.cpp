@@ -28,6 +28,28 @@ WanGeneration& own(Generation& generation) {
   return *mine;
 }
 
+// The expert's transformer with the request's adapters.
+const WanTransformer& transformer_of(const WanFolder& folder, const WanGeneration& generation, std::size_t expert) {
+  if (const auto& adapted = generation.adapters.transformers[expert]) return *adapted;
+  return expert ? *folder.transformer_2 : folder.transformer;
+}
+
+// The folder's scheduler with what the request changes. Another class has its defaults and the folder's shift.
+FlowSchedulerConfig scheduler_of(const WanFolder& folder, const WanRequest& request) {
+  FlowSchedulerConfig c = folder.scheduler;
+  if (request.euler && *request.euler == c.unipc) {
+    c.unipc = !*request.euler;
+    if (c.unipc)
+      c.flow_shift = c.euler.shift;
+    else
+      c.euler = {.shift = c.flow_shift, .use_flow_sigmas = true};
+  }
+  if (request.flow_shift) (c.unipc ? c.flow_shift : c.euler.shift) = *request.flow_shift;
+  if (c.unipc && !request.sigmas.empty())
+    fail(Code::kInvalidArgument, "sigmas are given, but the sampler is unipc; set sampler to euler", "sigmas");
+  return c;
+}
+
 // Follows diffusers' WanPipeline: the first transformer at timesteps from boundary · 1000 on, the second one below.
 class WanDenoiser final : public Denoiser {
  public:
@@ -37,7 +59,7 @@ class WanDenoiser final : public Denoiser {
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents) override {
     const double timestep = generation_.schedule.timesteps[static_cast<std::size_t>(step)];
     const std::size_t expert = folder_.transformer_2 && timestep < folder_.boundary * 1000 ? 1 : 0;
-    const WanTransformer& transformer = expert ? *folder_.transformer_2 : folder_.transformer;
+    const WanTransformer& transformer = transformer_of(folder_, generation_, expert);
     const at::Tensor input = latents.to(dtype_);
     if (!rope_.defined()) rope_ = transformer.rope(latents.size(2), latents.size(3), latents.size(4));
     const at::Tensor positive = transformer.velocity(input, timestep, generation_.text[expert], rope_);
@@ -91,7 +113,7 @@ Media preview(const at::Tensor& estimate) {
 
 WanModel::WanModel(ModelInfo info, Placement placement, WanFolder folder, WanPrompts prompts,
                    AdapterStore::Limits adapters)
-    : ModelBase(std::move(info), placement, {"Wan", {{"transformer", {"transformer."}, {}}}}, adapters),
+    : ModelBase(std::move(info), placement, lora_base(folder), adapters),
       folder_(std::move(folder)),
       prompts_(std::move(prompts)),
       embeddings_(kCachedPrompts) {}
@@ -119,15 +141,18 @@ std::unique_ptr<Generation> WanModel::run_encode(const GenerationRequest& asked)
   p->noise = at::randn(
       {1, folder_.transformer.config().in_channels, (r.num_frames - 1) / 4 + 1, r.height / factor, r.width / factor},
       generator, at::TensorOptions().dtype(c10::ScalarType::Float));
-  p->schedule = make_flow_schedule(folder_.scheduler, r.num_inference_steps);
+  p->scheduler = scheduler_of(folder_, r);
+  p->schedule = make_flow_schedule(p->scheduler, r.num_inference_steps, r.sigmas);
+  p->adapters = adapt(folder_, adapter_store(), r.loras);
   p->prompt = embed(r.prompt, r.max_sequence_length);
   if (r.guidance_scale > 1) p->negative = embed(r.negative_prompt, r.max_sequence_length);
   for (std::size_t expert = 0; expert < (folder_.transformer_2 ? 2 : 1); ++expert) {
-    const WanTransformer& transformer = expert ? *folder_.transformer_2 : folder_.transformer;
+    const WanTransformer& transformer = transformer_of(folder_, *p, expert);
     p->text[expert] = transformer.embed_text(p->prompt.embeds);
     if (p->negative) p->negative_text[expert] = transformer.embed_text(p->negative->embeds);
   }
   for (const auto& warning : r.warnings) p->add_warning(warning);
+  for (const auto& warning : p->adapters.warnings) p->add_warning(warning);
   for (const auto& warning : p->prompt.warnings) p->add_warning(warning);
   if (p->negative)
     for (const auto& warning : p->negative->warnings) p->add_warning("negative " + warning);
@@ -141,7 +166,7 @@ Result<void> WanModel::run_denoise(Generation& generation, const StepCallback& o
   const auto start = Clock::now();
   WanGeneration& p = own(generation);
   WanDenoiser denoiser(folder_, p, placement().dtype);
-  const auto sampler = make_flow_sampler(folder_.scheduler, p.schedule, placement().device);
+  const auto sampler = make_flow_sampler(p.scheduler, p.schedule, placement().device);
   auto latents = denoise_loop(denoiser, *sampler, p.noise.to(placement().device),
                               static_cast<std::int64_t>(p.schedule.timesteps.size()), {on_step, preview, wait});
   p.add_phase("denoise", start);
@@ -155,9 +180,11 @@ Media WanModel::run_decode(Generation& generation) {
   WanGeneration& p = own(generation);
   if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
   if (!are_finite({p.latents})[0])
-    fail(Code::kDataCorrupt,
-         "[decode] the latents after denoising contain NaN or infinity; check the model's weights, or use another "
-         "precision (worker.dtype)");
+    fail(p.adapters.held.empty() ? Code::kDataCorrupt : Code::kInvalidArgument,
+         p.adapters.held.empty() ? "[decode] the latents after denoising contain NaN or infinity; check the model's "
+                                   "weights, or use another precision (worker.dtype)"
+                                 : "[decode] the latents after denoising contain NaN or infinity with adapters; use "
+                                   "smaller strengths or other adapters");
   Media video;
   video.width = p.request.width;
   video.height = p.request.height;
