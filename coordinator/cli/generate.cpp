@@ -148,8 +148,9 @@ Result<std::string> job_body(const GenerateFlags& flags) {
           "--lora is '" + use +
           "'; it must be NAME, NAME:SCALE or NAME:SCALE:EXPERT with a number from -100 to 100 and high, "
           "low or both, such as pixel:0.8");
-    loras.push_back(
-        json::object{{"name", lora->name}, {"scale", lora->scale}, {"expert", job::expert_name(lora->expert)}});
+    json::object entry{{"name", lora->name}, {"scale", lora->scale}};
+    if (lora->expert != job::Expert::kBoth) entry["expert"] = job::expert_name(lora->expert);
+    loras.push_back(std::move(entry));
   }
   if (!loras.empty()) body["loras"] = std::move(loras);
   return json::serialize(body);

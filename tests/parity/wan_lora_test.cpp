@@ -205,7 +205,15 @@ TEST_F(WanLora, RefusesWhatItCannotApply) {
   EXPECT_THAT(with("block", "blocks.1.", "blocks.2."), HasSubstr("blocks or layers that this model lacks"));
   EXPECT_THAT(with("image", "blocks.1.cross_attn.k.lora", "blocks.1.cross_attn.k_img.lora"), HasSubstr("k_img"));
   EXPECT_THAT(with("typo", "self_attn.q.lora", "self_attn.query.lora"), HasSubstr("do not exist in a Wan model"));
-  EXPECT_THAT(with("shape", "blocks.0.ffn.0.diff_b", "blocks.0.self_attn.k.lora_B.bias"), HasSubstr("same weight"));
+  EXPECT_THAT(with("twice", "blocks.0.ffn.0.diff_b", "blocks.0.self_attn.k.lora_B.bias"), HasSubstr("same weight"));
+  request.loras.at(0).path = renamed(adapter("bias_only"), "shape", [](const std::string& name) {
+    return name.ends_with("blocks.0.ffn.0.diff_b") ? "text_embedding.0.diff_b" : name;
+  });
+  EXPECT_THAT(refusal(request), HasSubstr("text_embedding.0.diff_b is [40], in this model it must be [30]"));
+  request.loras.at(0).path = renamed(adapter("original"), "no_bias_of_the_head", [](const std::string& name) {
+    return name.ends_with("head.head.diff") ? "head.head.lora_down.weight" : name;
+  });
+  EXPECT_THAT(refusal(request), HasSubstr("has no counterpart"));
 }
 
 TEST_F(WanLora, RefusesBadSchedules) {

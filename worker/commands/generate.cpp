@@ -51,7 +51,8 @@ Result<pipeline::LoraRequest> lora_of(const std::string& text) {
   if (use && exists(use->name))
     return pipeline::LoraRequest{.path = use->name, .scale = use->scale, .expert = use->expert};
   if (exists(text)) return pipeline::LoraRequest{text, 1.0};  // the file name may contain a colon
-  if (!use && exists(text.substr(0, text.rfind(':')))) {
+  for (auto colon = text.rfind(':'); colon != text.npos && colon > 0; colon = text.rfind(':', colon - 1)) {
+    if (!exists(text.substr(0, colon))) continue;
     return invalid_argument(
         "--lora is '" + text + "' but must be " + kForms +
         " with a finite number from -100 to 100 and high, low or both, such as style.safetensors:0.7");
