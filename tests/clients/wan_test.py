@@ -5,8 +5,10 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import browser
 from adapters import BYTES
 from api import Client
+from browser import Browser
 from fleet import BIN, cli, ROOT, run, Shared
 
 FIXTURES = ROOT / "tests/fixtures/wan"
@@ -90,6 +92,29 @@ class TestWan(unittest.TestCase):
                       self.refused("loras[0].expert", model="one", loras=[{"name": "ink", "expert": "low"}]))
         self.assertIn("high, low or both", self.refused("loras[0].expert", loras=[{"name": "ink", "expert": "mid"}]))
         self.assertIn("flow_shift is 101", self.refused("flow_shift", flow_shift=101))
+
+    @unittest.skipUnless(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
+    def test_the_console_offers_presets(self):
+        with Browser() as page:
+            page.open(shared.fleet.url + "/")
+            page.until("document.getElementById('model')?.value === 'two'")
+            page.js("model.value = 'one', model.onchange()")
+            self.assertTrue(page.js("preset.parentElement.hidden"))
+            page.js("model.value = 'two', model.onchange()")
+            self.assertEqual(page.js("[...preset.options].map(o => o.value)"), ["", "draft", "lightning-4", "lost"])
+            self.assertEqual(page.js("num_inference_steps.value"), "6")
+            page.js("preset.value = 'lightning-4', preset.onchange()")
+            self.assertEqual(page.js("num_inference_steps.value"), "")
+            page.js("""for (const [name, value] of Object.entries({prompt: 'from the console', width: 48, height: 32, frames: 5,
+                       adapters: 'ink:0.5:low'})) document.getElementById(name).value = value""")
+            page.js("submit.click()")
+            page.until("document.querySelector('article')?.textContent.includes('from the console')")
+            self.assertEqual(page.errors, [])
+        spec = self.client.get("/v1/jobs?limit=1").json()["jobs"][0]["id"]
+        spec = self.client.wait(spec)["spec"]
+        self.assertEqual((spec["num_inference_steps"], spec["sampler"]), (4, "euler"))
+        self.assertEqual([(use["name"], use["scale"], use.get("expert")) for use in spec["loras"]],
+                         [("ink", 0.5, "low"), ("fast-high_noise", 1, "high"), ("fast-low", 0.5, "low")])
 
     def test_both_programs_take_presets_and_experts(self):
         flags = ["--size", "48x32", "--frames", "5", "--max-sequence-length", "48", "--seed", "7", "--preset", "lightning-4"]
