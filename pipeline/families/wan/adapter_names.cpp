@@ -9,7 +9,7 @@ namespace {
 
 // diffusers' name and that of Wan's own code.
 using Names = std::pair<std::string_view, std::string_view>;
-constexpr std::array<Names, 10> kBlock{{{"attn1.to_q", "self_attn.q"},
+constexpr std::array<Names, 12> kBlock{{{"attn1.to_q", "self_attn.q"},
                                         {"attn1.to_k", "self_attn.k"},
                                         {"attn1.to_v", "self_attn.v"},
                                         {"attn1.to_out.0", "self_attn.o"},
@@ -17,23 +17,18 @@ constexpr std::array<Names, 10> kBlock{{{"attn1.to_q", "self_attn.q"},
                                         {"attn2.to_k", "cross_attn.k"},
                                         {"attn2.to_v", "cross_attn.v"},
                                         {"attn2.to_out.0", "cross_attn.o"},
+                                        {"attn2.add_k_proj", "cross_attn.k_img"},
+                                        {"attn2.add_v_proj", "cross_attn.v_img"},
                                         {"ffn.net.0.proj", "ffn.0"},
                                         {"ffn.net.2", "ffn.2"}}};
-constexpr std::array<Names, 6> kOuter{{{"condition_embedder.time_embedder.linear_1", "time_embedding.0"},
+constexpr std::array<Names, 8> kOuter{{{"condition_embedder.time_embedder.linear_1", "time_embedding.0"},
                                        {"condition_embedder.time_embedder.linear_2", "time_embedding.2"},
                                        {"condition_embedder.time_proj", "time_projection.1"},
                                        {"condition_embedder.text_embedder.linear_1", "text_embedding.0"},
                                        {"condition_embedder.text_embedder.linear_2", "text_embedding.2"},
+                                       {"condition_embedder.image_embedder.ff.net.0.proj", "img_emb.proj.1"},
+                                       {"condition_embedder.image_embedder.ff.net.2", "img_emb.proj.3"},
                                        {"proj_out", "head.head"}}};
-// Linears of models conditioned on CLIP.
-constexpr std::array<std::string_view, 8> kElsewhere{"blocks.0.attn2.add_k_proj",
-                                                     "blocks.0.attn2.add_v_proj",
-                                                     "blocks.0.cross_attn.k_img",
-                                                     "blocks.0.cross_attn.v_img",
-                                                     "img_emb.proj.1",
-                                                     "img_emb.proj.3",
-                                                     "condition_embedder.image_embedder.ff.net.0.proj",
-                                                     "condition_embedder.image_embedder.ff.net.2"};
 
 // "blocks.7.attn1.to_q" → "blocks.7.self_attn.q". Empty: it has no other name.
 std::string own_name(std::string_view name) {
@@ -44,6 +39,20 @@ std::string own_name(std::string_view name) {
   for (const auto& [diffusers, own] : kBlock)
     if (name.substr(end + 1) == diffusers) return std::string(name.substr(0, end + 1)).append(own);
   return {};
+}
+
+// Every name of a linear, in block 0. A model may lack those of the image, and blocks.
+std::vector<std::string> linears_elsewhere() {
+  std::vector<std::string> names;
+  const auto add = [&](const auto& pairs, const std::string& at) {
+    for (const auto& [diffusers, own] : pairs) {
+      names.push_back(at + std::string(diffusers));
+      names.push_back(at + std::string(own));
+    }
+  };
+  add(kBlock, "blocks.0.");
+  add(kOuter, "");
+  return names;
 }
 
 }  // namespace
@@ -62,7 +71,7 @@ LoraBase wan_lora_base(std::vector<BaseLinear> transformer) {
             {"transformer.", "diffusion_model.", "lora_unet_"},
             std::move(transformer),
             std::move(aliases),
-            {kElsewhere.begin(), kElsewhere.end()}}},
+            linears_elsewhere()}},
           /*differences=*/true};
 }
 
