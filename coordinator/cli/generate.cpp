@@ -157,9 +157,13 @@ Result<std::string> job_body(const GenerateFlags& flags) {
   for (const std::string& use : flags.loras) {
     const auto lora = job::parse_lora_flag(use);
     if (!lora)
-      return invalid_argument("--lora is '" + use +
-                              "'; it must be NAME or NAME:SCALE with a number from -100 to 100, such as pixel:0.8");
-    loras.push_back(json::object{{"name", lora->name}, {"scale", lora->scale}});
+      return invalid_argument(
+          "--lora is '" + use +
+          "'; it must be NAME, NAME:SCALE or NAME:SCALE:EXPERT with a number from -100 to 100 and high, "
+          "low or both, such as pixel:0.8");
+    json::object entry{{"name", lora->name}, {"scale", lora->scale}};
+    if (lora->expert != job::Expert::kBoth) entry["expert"] = job::expert_name(lora->expert);
+    loras.push_back(std::move(entry));
   }
   if (!loras.empty()) body["loras"] = std::move(loras);
   return json::serialize(body);
@@ -171,8 +175,8 @@ void add_generate(CLI::App& app, Invocation& run) {
   add_target_flags(*command, flags->target);
   command->add_option("--model", flags->model, "Model; default: the service's default model");
   job::add_field_flags(*command, flags->fields, true);
-  command->add_option("--lora", flags->loras, "LoRA adapter; may be repeated")
-      ->type_name("NAME[:SCALE]")
+  command->add_option("--lora", flags->loras, "LoRA adapter; EXPERT is high, low or both; may be repeated")
+      ->type_name("NAME[:SCALE[:EXPERT]]")
       ->allow_extra_args(false);
   command
       ->add_option(

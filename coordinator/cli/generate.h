@@ -13,7 +13,7 @@ namespace ditfleet::cli {
 struct GenerateFlags {
   Target target;
   std::string model, out;
-  std::vector<std::string> loras;  // NAME[:SCALE]
+  std::vector<std::string> loras;  // NAME[:SCALE[:EXPERT]]
   job::FieldFlags fields;
 };
 

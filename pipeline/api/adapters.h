@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "shared/job/fields.h"
+
 namespace ditfleet::pipeline {
 
 // A safetensors file in the names of PEFT, kohya, BFL or XLabs, and its strength.
@@ -14,6 +16,8 @@ struct LoraRequest {
   // A digest of the content, if the caller has it. The adapter is then cached under this id and the file is read once.
   // If empty, the adapter is cached under the file's path, size, time and inode.
   std::string id = {};
+  job::Expert expert = job::Expert::kBoth;  // kBoth in a model with one transformer
+  std::string name = {};                    // in warnings; if empty, the file's name
 };
 
 // Adapters to evict first when space is needed, by LoraRequest::id and in this order. An adapter leaves its slot before

@@ -59,6 +59,7 @@ using PartTimes = std::vector<std::pair<std::string, std::chrono::microseconds>>
 struct ModelInfo {
   std::string name, dir;
   int size_multiple = 1;  // width and height are multiples of it
+  bool experts = false;   // two transformers, for high and for low noise levels
   std::int64_t weight_bytes = 0;
   // Number of linears by component and format ("nf4", "fp8", "fp8 with dynamic activations", "bf16", "fp32").
   std::map<std::string, std::map<std::string, int>> linears = {};

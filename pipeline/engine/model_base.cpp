@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "pipeline/device/failure.h"
+#include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
 
@@ -25,6 +26,12 @@ auto ModelBase::stage(const char* name, Run run, std::int64_t* lap_us)
 }
 
 Result<std::unique_ptr<Generation>> ModelBase::encode(const GenerationRequest& request) {
+  for (const LoraRequest& lora : request.loras)
+    if (!info_.experts && lora.expert != job::Expert::kBoth)
+      return invalid_argument("loras gives " + excerpt(lora.name.empty() ? lora.path : lora.name, 200) +
+                                  " the expert " + std::string(job::expert_name(lora.expert)) +
+                                  ", but this model has one transformer; leave the expert out",
+                              "loras");
   std::int64_t took_us = 0;
   auto generation = stage(
       "encode", [&](StageScope&) { return run_encode(request); }, &took_us);

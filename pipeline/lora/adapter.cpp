@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 
+#include "pipeline/device/failure.h"
 #include "pipeline/weights/safetensors.h"
 
 namespace ditfleet::pipeline {
@@ -17,6 +19,37 @@ std::int64_t microseconds_since(std::chrono::steady_clock::time_point begun) {
 }
 
 }  // namespace
+
+std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears) {
+  std::vector<BaseLinear> base;
+  for (std::size_t i = 0; i < linears.size(); ++i) {
+    const NamedLinear& l = linears[i];
+    const bool next_rows = i > 0 && linears[i - 1].slot == l.slot;
+    base.push_back({l.name, next_rows ? base.back().slot : i, l.first_row, l.slot->in(), l.rows});
+  }
+  return base;
+}
+
+void add_adapter(const Adapter& adapter, double strength, std::span<const std::vector<NamedLinear>> linears) {
+  for (const Adapter::Term& term : adapter.terms) {
+    LinearSlot& slot = *linears[term.component][term.slot].slot;
+    LowRank low_rank = term.low_rank;
+    low_rank.scale *= strength;
+    if (!std::isfinite(static_cast<float>(low_rank.scale)))
+      fail(Code::kInvalidArgument,
+           "loras gives an adapter a scale of " + std::to_string(strength) +
+               ", which multiplied by the adapter's scale (alpha / rank) overflows fp32",
+           "loras");
+    if (slot.weight.defined()) {
+      low_rank.down = low_rank.down.to(slot.weight.scalar_type());
+      low_rank.up = low_rank.up.to(slot.weight.scalar_type());
+    }
+    slot.low_rank.push_back(std::move(low_rank));
+  }
+  for (const Adapter::Bias& bias : adapter.biases)
+    linears[bias.component][bias.slot].slot->bias_changes.push_back(
+        {bias.change.values, bias.change.first_row, strength});
+}
 
 AdapterStore::AdapterStore(LoraBase base, Placement placement, Limits limits)
     : names_(std::move(base)),
@@ -116,12 +149,14 @@ std::shared_ptr<const Adapter> AdapterStore::copy(const Kept& kept, const at::Te
   const PackedAdapter& packed = *kept.packed;
   memory.narrow(0, 0, packed.values.numel()).copy_(packed.values, /*non_blocking=*/true);
   memory.narrow(0, packed.values.numel(), memory.numel() - packed.values.numel()).zero_();
-  auto adapter = std::make_shared<Adapter>(Adapter{kept.number, {}, packed.changes_text});
+  auto adapter = std::make_shared<Adapter>(Adapter{kept.number, {}, packed.changes_text, {}, packed.unused});
   for (const auto& term : packed.terms) {
     const at::Tensor down = memory.narrow(0, term.down_at, term.rank * term.in).view({term.rank, term.in});
     const at::Tensor up = memory.narrow(0, term.up_at, term.rows * term.rank).view({term.rows, term.rank});
     adapter->terms.push_back({term.component, term.slot, {down, up, term.first_row, term.scale}});
   }
+  for (const auto& bias : packed.biases)
+    adapter->biases.push_back({bias.component, bias.slot, {memory.narrow(0, bias.at, bias.rows), bias.first_row, 1}});
   synchronize_current(placement_.device);
   return adapter;
 }

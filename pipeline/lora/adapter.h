@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,21 @@ struct Adapter {
   std::uint64_t id;  // of this content; a changed file gets a new id
   std::vector<Term> terms;
   bool changes_text;  // has terms for a text encoder
+  struct Bias {
+    std::size_t component, slot;
+    BiasChange change;  // with scale 1
+  };
+  std::vector<Bias> biases = {};
+  std::string unused = {};  // lists tensors of the file that are left out; empty: none
 };
+
+// Describes linears for LoraBase. BaseLinear::slot is the index of the first linear of that matrix in `linears`.
+std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears);
+
+// Adds an adapter's terms and bias changes, times `strength`, to the linears of each component (by index in LoraBase).
+// Terms get the type of a weight that has another than the adapter. Throws Failure (kInvalidArgument) if the scale
+// overflows fp32.
+void add_adapter(const Adapter& adapter, double strength, std::span<const std::vector<NamedLinear>> linears);
 
 // Reads the adapter files of one model, caches them in host memory and copies them into slots. A slot is device memory
 // that is large enough for any adapter, allocated on first use and never freed; a new adapter overwrites all of it.

@@ -26,13 +26,6 @@ constexpr std::size_t kListed = 6, kLongestName = 120;
 // A name as shown in messages. Even a name that matches the base may contain anything: .lora_A.NAME.weight of PEFT.
 std::string shown(std::string_view name) { return excerpt(name, kLongestName); }
 
-// "a, b and 3 more"
-std::string list(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < names.size() && i < kListed; ++i) text += (i == 0 ? "" : ", ") + shown(names[i]);
-  return names.size() > kListed ? text + " and " + std::to_string(names.size() - kListed) + " more" : text;
-}
-
 bool is_pickle(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored)) return false;
@@ -77,8 +70,11 @@ struct Module {
   const TensorEntry* down = nullptr;
   const TensorEntry* up = nullptr;
   const TensorEntry* alpha = nullptr;
+  const TensorEntry* diff = nullptr;
+  const TensorEntry* bias = nullptr;
 
-  const TensorEntry* any() const { return down ? down : up ? up : alpha; }
+  bool has_pair() const { return down || up || alpha; }  // or a part of one
+  const TensorEntry* any() const { return down ? down : up ? up : alpha ? alpha : diff ? diff : bias; }
 };
 
 Error unreadable(const Error& error) { return Error{error.code, "[lora] " + error.message, "loras"}; }
@@ -88,19 +84,27 @@ class Reader {
   Reader(const SafetensorsFile& file, const LoraNames& names, std::int64_t max_rank)
       : file_(file), names_(names), max_rank_(max_rank) {}
 
-  Result<std::vector<LoraTerm>> terms() {
+  // Fills everything but the file.
+  Result<void> read(LoraFile& out) {
     if (auto sorted = sort_keys(); !sorted) return sorted.error();
     auto scaling = LoraScaling::parse(file_.metadata(), names_.base());
     if (!scaling) return wrong(scaling.error().message);
     if (auto told = every_alpha_or_none(); !told) return told.error();
     if (auto once = no_rows_twice(); !once) return once.error();
-    std::vector<LoraTerm> terms;
     for (const auto& [target, module] : modules_) {
-      auto term = term_of(*target, module, *scaling);
-      if (!term) return term.error();
-      terms.push_back(*term);
+      if (module.has_pair() || module.diff) {
+        auto term = module.diff ? difference_of(*target, module) : term_of(*target, module, *scaling);
+        if (!term) return term.error();
+        out.terms.push_back(*term);
+      }
+      if (module.bias) {
+        auto values = values_of(*module.bias, {target->out});
+        if (!values) return values.error();
+        out.biases.push_back({target, *values});
+      }
     }
-    return terms;
+    out.unused = std::move(unused_);
+    return {};
   }
 
  private:
@@ -116,28 +120,43 @@ class Reader {
         dora.push_back(entry.name);
         continue;
       }
-      const LoraTarget* target = key.kind == LoraKeyKind::kUnknown ? nullptr : names_.find(key.module);
+      const bool difference = key.kind == LoraKeyKind::kDiff || key.kind == LoraKeyKind::kBias;
+      const bool known = difference ? names_.base().differences : key.kind != LoraKeyKind::kUnknown;
+      const LoraTarget* target = known ? names_.find(key.module) : nullptr;
+      if (known && difference && (!target || (key.kind == LoraKeyKind::kDiff && !target->takes_difference))) {
+        unused_.push_back(entry.name);
+        continue;
+      }
       if (!target) {
-        const bool elsewhere = key.kind != LoraKeyKind::kUnknown && names_.knows_elsewhere(key.module);
+        const bool elsewhere = known && names_.knows_elsewhere(key.module);
         (elsewhere ? lacking : unknown).push_back(entry.name);
         continue;
       }
       Module& module = modules_[target];
       module.name = key.module;
-      const TensorEntry*& place = key.kind == LoraKeyKind::kDown ? module.down
-                                  : key.kind == LoraKeyKind::kUp ? module.up
-                                                                 : module.alpha;
+      const TensorEntry*& place = key.kind == LoraKeyKind::kDown   ? module.down
+                                  : key.kind == LoraKeyKind::kUp   ? module.up
+                                  : key.kind == LoraKeyKind::kDiff ? module.diff
+                                  : key.kind == LoraKeyKind::kBias ? module.bias
+                                                                   : module.alpha;
       if (place)
         return wrong(shown(place->name) + " and " + shown(entry.name) + " are the same weight; remove one of them");
       place = &entry;
     }
-    if (!dora.empty()) return wrong("it is a DoRA adapter (" + list(dora) + "); only plain LoRA can be applied");
+    if (!dora.empty()) return wrong("it is a DoRA adapter (" + list_text(dora) + "); only plain LoRA can be applied");
     if (!unknown.empty())
       return wrong("it has weights for modules that do not exist in a " + names_.base().family +
-                   " model: " + list(unknown) + "; supported are the names of PEFT, kohya, BFL and XLabs");
+                   " model: " + list_text(unknown) + "; supported are the names of PEFT, kohya, BFL and XLabs");
     if (!lacking.empty())
-      return wrong("it has weights for blocks or layers that this model lacks: " + list(lacking) +
+      return wrong("it has weights for blocks or layers that this model lacks: " + list_text(lacking) +
                    "; is it for another base model?");
+    for (auto at = modules_.begin(); at != modules_.end();) {
+      const auto& [target, module] = *at;
+      const bool lone = module.bias && !module.has_pair() && !module.diff;
+      if (lone && !target->takes_lone_bias) unused_.push_back(module.bias->name);
+      at = lone && !target->takes_lone_bias ? modules_.erase(at) : std::next(at);
+    }
+    std::sort(unused_.begin(), unused_.end());
     if (modules_.empty()) return wrong("it contains no LoRA weights");
     return {};
   }
@@ -145,6 +164,7 @@ class Reader {
   // If only some modules have an alpha tensor, programs disagree for PEFT's format: diffusers uses the first module's
   // alpha for the others, other programs a scale of 1. For kohya's format all of them use a scale of 1.
   Result<void> every_alpha_or_none() const {
+    if (names_.base().differences) return {};
     std::vector<std::vector<std::string>> with(names_.base().components.size()), without = with;  // by component
     for (const auto& [target, module] : modules_) {
       if (!module.down || !module.up || module.down->name.ends_with(".lora_down.weight")) continue;
@@ -152,8 +172,8 @@ class Reader {
     }
     for (std::size_t i = 0; i < with.size(); ++i) {
       if (with[i].empty() || without[i].empty()) continue;
-      return wrong("it gives " + std::to_string(with[i].size()) + " modules an alpha (" + list(with[i]) + ") and " +
-                   std::to_string(without[i].size()) + " none (" + list(without[i]) +
+      return wrong("it gives " + std::to_string(with[i].size()) + " modules an alpha (" + list_text(with[i]) +
+                   ") and " + std::to_string(without[i].size()) + " none (" + list_text(without[i]) +
                    "), which programs interpret differently; give an alpha to every module or to none (alpha = rank "
                    "means a scale of 1)");
     }
@@ -183,6 +203,43 @@ class Reader {
     return {};
   }
 
+  // A tensor with this shape and finite values.
+  Result<TensorView> values_of(const TensorEntry& entry, const std::vector<std::int64_t>& shape) const {
+    auto view = file_.view(entry);
+    if (!view) return unreadable(view.error());
+    if (!std::equal(shape.begin(), shape.end(), view->shape.begin(), view->shape.end()))
+      return wrong(shown(entry.name) + " is " + shape_of(*view) + ", in this model it must be " + shape_text(shape) +
+                   "; the adapter is for another base model");
+    if (auto finite = check_finite(*view); !finite) return finite.error();
+    return view;
+  }
+
+  Result<void> check_finite(const TensorView& view) const {
+    const auto finite = all_finite(view.dtype, view.bytes);
+    if (!finite)
+      return wrong(shown(view.name) + " is of type " + std::string(dtype_name(view.dtype)) +
+                   "; adapters must be F32, BF16, F16 or F64");
+    if (!*finite) return wrong(shown(view.name) + " contains NaN or infinity; every weight must be finite");
+    return {};
+  }
+
+  Result<void> check_rank(const std::string& module, std::int64_t rank) const {
+    if (rank >= 1 && rank <= max_rank_) return {};
+    return wrong(module + " has rank " + std::to_string(rank) + "; it must be from 1 to " + std::to_string(max_rank_) +
+                 " (worker.lora.max_rank)");
+  }
+
+  // The difference of a whole weight, as A with the identity as B.
+  Result<LoraTerm> difference_of(const LoraTarget& target, const Module& module) const {
+    if (module.has_pair())
+      return wrong(shown(module.diff->name) + " and " + shown(module.any()->name) +
+                   " change the same weight; remove one of them");
+    auto values = values_of(*module.diff, {target.out, target.in});
+    if (!values) return values.error();
+    if (auto fits = check_rank(module.name, target.out); !fits) return fits.error();
+    return LoraTerm{&target, std::move(*values), {}, target.out, 1, 1, /*identity=*/true};
+  }
+
   Result<LoraTerm> term_of(const LoraTarget& target, const Module& module, const LoraScaling& scaling) const {
     if (!module.down || !module.up) {
       return wrong(shown(module.any()->name) + " has no counterpart; a module needs both A (down) and B (up)");
@@ -206,16 +263,9 @@ class Reader {
       term.blocks = static_cast<std::int64_t>(target.linears.size());
       term.rank /= term.blocks;
     }
-    if (term.rank < 1 || term.rank > max_rank_)
-      return wrong(module.name + " has rank " + std::to_string(term.rank) + "; it must be from 1 to " +
-                   std::to_string(max_rank_) + " (worker.lora.max_rank)");
-    for (const TensorView* view : {&term.down, &term.up}) {
-      const auto finite = all_finite(view->dtype, view->bytes);
-      if (!finite)
-        return wrong(shown(view->name) + " is of type " + std::string(dtype_name(view->dtype)) +
-                     "; adapters must be F32, BF16, F16 or F64");
-      if (!*finite) return wrong(shown(view->name) + " contains NaN or infinity; every weight must be finite");
-    }
+    if (auto fits = check_rank(module.name, term.rank); !fits) return fits.error();
+    for (const TensorView* view : {&term.down, &term.up})
+      if (auto finite = check_finite(*view); !finite) return finite.error();
     std::optional<double> alpha;
     if (module.alpha) {
       const auto value = file_.view(*module.alpha);
@@ -243,9 +293,16 @@ class Reader {
     }
   };
   std::map<const LoraTarget*, Module, ByName> modules_;
+  std::vector<std::string> unused_;
 };
 
 }  // namespace
+
+std::string list_text(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < kListed; ++i) text += (i == 0 ? "" : ", ") + shown(names[i]);
+  return names.size() > kListed ? text + " and " + std::to_string(names.size() - kListed) + " more" : text;
+}
 
 Result<LoraFile> read_lora_file(const std::string& path, const LoraNames& names, std::int64_t max_rank) {
   if (is_pickle(path))
@@ -255,9 +312,9 @@ Result<LoraFile> read_lora_file(const std::string& path, const LoraNames& names,
         "loras");
   auto file = SafetensorsFile::open(path);
   if (!file) return unreadable(file.error());
-  auto terms = Reader(*file, names, max_rank).terms();
-  if (!terms) return terms.error();
-  return LoraFile{std::move(*file), std::move(*terms)};
+  LoraFile out{std::move(*file), {}, {}, {}};
+  if (auto read = Reader(out.file, names, max_rank).read(out); !read) return read.error();
+  return out;
 }
 
 }  // namespace ditfleet::pipeline

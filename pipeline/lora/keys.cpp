@@ -13,7 +13,7 @@ bool cut_end(std::string_view& text, std::string_view end) {
 }
 
 // Longer suffixes before their own suffixes.
-constexpr std::array<std::pair<std::string_view, LoraKeyKind>, 14> kEndings{{
+constexpr std::array<std::pair<std::string_view, LoraKeyKind>, 17> kEndings{{
     {".lora_A.weight", LoraKeyKind::kDown},
     {".lora_B.weight", LoraKeyKind::kUp},
     {".lora_linear_layer.down.weight", LoraKeyKind::kDown},
@@ -28,6 +28,9 @@ constexpr std::array<std::pair<std::string_view, LoraKeyKind>, 14> kEndings{{
     {".dora_scale", LoraKeyKind::kDora},
     {".lora_magnitude_vector.weight", LoraKeyKind::kDora},
     {".lora_magnitude_vector", LoraKeyKind::kDora},
+    {".diff", LoraKeyKind::kDiff},
+    {".diff_b", LoraKeyKind::kBias},
+    {".lora_B.bias", LoraKeyKind::kBias},
 }};
 
 // ".lora_A.NAME.weight": PEFT's format for named adapters.
@@ -48,6 +51,9 @@ LoraKey parse_lora_key(std::string_view name) {
           rest.find('.', at + middle.size()) == rest.npos)
         return {kind, rest.substr(0, at)};
     }
+  if (std::string_view rest = name; cut_end(rest, ".bias"))
+    if (const auto at = rest.rfind(".lora_B."); at != rest.npos && at > 0)
+      return {LoraKeyKind::kBias, rest.substr(0, at)};
   return {LoraKeyKind::kUnknown, name};
 }
 

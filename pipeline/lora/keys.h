@@ -10,6 +10,8 @@ enum class LoraKeyKind {
   kUp,       // B: [out, rank]
   kAlpha,    // a number
   kDora,     // DoRA's magnitudes
+  kDiff,     // difference of a weight: [out, in]
+  kBias,     // difference of a bias: [out]
   kUnknown,  // anything else
 };
 
@@ -19,8 +21,8 @@ struct LoraKey {
 };
 
 // Supports PEFT's .lora_A.weight and .lora_A.NAME.weight, kohya's .lora_down.weight, XLabs' .down.weight, diffusers'
-// old .lora.down.weight and .lora_linear_layer.down.weight, the corresponding names of B, .alpha, .dora_scale and
-// .lora_magnitude_vector.
+// old .lora.down.weight and .lora_linear_layer.down.weight, the corresponding names of B, .alpha, .dora_scale,
+// .lora_magnitude_vector, .diff, .diff_b, and .lora_B.bias or .lora_B.NAME.bias.
 LoraKey parse_lora_key(std::string_view name);
 
 }  // namespace ditfleet::pipeline

@@ -1,6 +1,7 @@
 #include "pipeline/lora/packed.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/eye.h>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/lora/file.h"
@@ -46,13 +47,19 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
                                term.target->in, piece.rows, piece.first_row, term.scale});
     }
   }
+  for (const LoraBias& bias : file.biases)
+    for (const LoraPiece& piece : bias.target->pieces)
+      made->biases.push_back({bias.target->component, piece.slot, take(piece.rows), piece.rows, piece.first_row});
+  if (const std::size_t count = file.unused.size(); count > 0)
+    made->unused = std::to_string(count) + (count == 1 ? " tensor: " : " tensors: ") + list_text(file.unused);
   made->values = at::empty({end}, at::TensorOptions(placement.dtype).pinned_memory(!placement.device.is_cpu()));
   auto at = made->terms.cbegin();
+  const auto place = [&](std::int64_t begin, const at::Tensor& matrix) {
+    made->values.narrow(0, begin, matrix.numel()).view(matrix.sizes()).copy_(matrix);
+  };
   for (const LoraTerm& term : file.terms) {
-    const at::Tensor down = cast(file, term.down, placement.dtype), up = cast(file, term.up, placement.dtype);
-    const auto place = [&](std::int64_t begin, const at::Tensor& matrix) {
-      made->values.narrow(0, begin, matrix.numel()).view(matrix.sizes()).copy_(matrix);
-    };
+    const at::Tensor down = cast(file, term.down, placement.dtype);
+    const at::Tensor up = term.identity ? at::eye(term.rank, down.options()) : cast(file, term.up, placement.dtype);
     std::int64_t row = 0;
     for (std::int64_t block = 0; block < term.blocks; ++block) {
       place(at->down_at, down.narrow(0, block * term.rank, term.rank));
@@ -62,6 +69,11 @@ std::shared_ptr<const PackedAdapter> read_packed_adapter(const std::string& path
       }
     }
   }
+  auto to = made->biases.cbegin();
+  for (const LoraBias& bias : file.biases) {
+    const at::Tensor values = cast(file, bias.values, placement.dtype);
+    for (std::int64_t row = 0; row < values.size(0); row += to++->rows) place(to->at, values.narrow(0, row, to->rows));
+  }
   return made;
 }
 
@@ -69,7 +81,8 @@ std::int64_t most_packed_elements(const LoraBase& base, std::int64_t max_rank) {
   std::int64_t elements = 0;
   for (const LoraComponent& component : base.components)
     for (const BaseLinear& linear : component.linears)  // an alias may split B into two pieces
-      elements += aligned(max_rank * linear.in) + aligned(max_rank * linear.out) + kPackedAlignment;
+      elements += aligned(max_rank * linear.in) + aligned(max_rank * linear.out) + kPackedAlignment +
+                  (base.differences ? aligned(linear.out) : 0);
   return elements;
 }
 

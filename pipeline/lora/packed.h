@@ -22,7 +22,14 @@ struct PackedAdapter {
     double scale;
   };
   at::Tensor values;  // 1-D, in the pipeline's element type, finite; pinned if the device is a GPU
+  // The difference of a bias: rows of one matrix.
+  struct Bias {
+    std::size_t component, slot;
+    std::int64_t at, rows, first_row;  // at: offset in `values`
+  };
   std::vector<Term> terms;
+  std::vector<Bias> biases;
+  std::string unused;         // lists tensors that are left out; empty: none
   bool changes_text = false;  // has terms for a text encoder
 
   std::int64_t bytes() const { return static_cast<std::int64_t>(values.nbytes()); }

@@ -37,9 +37,20 @@ void add_part(PartSequence& parts, const std::vector<const LinearSlot*>& linears
   parts.add(std::move(part));
 }
 
+at::Tensor bias_of(const LinearSlot& slot) {
+  if (slot.bias_changes.empty()) return slot.bias;
+  const auto& first = slot.bias_changes.front().values;
+  const auto fp32 = first.options().dtype(c10::ScalarType::Float);
+  at::Tensor bias =
+      slot.bias.defined() ? slot.bias.to(fp32, /*non_blocking=*/false, /*copy=*/true) : at::zeros({slot.out()}, fp32);
+  for (const BiasChange& change : slot.bias_changes)
+    bias.narrow(0, change.first_row, change.values.size(0)).add_(change.values, change.scale);
+  return bias.to(slot.bias.defined() ? slot.bias.scalar_type() : first.scalar_type());
+}
+
 at::Tensor apply_linear(const LinearSlot& slot, const at::Tensor& x) {
-  at::Tensor out =
-      slot.quantized ? quantized_linear(*slot.quantized, slot.bias, x) : at::linear(x, slot.weight, slot.bias);
+  const at::Tensor bias = bias_of(slot);
+  at::Tensor out = slot.quantized ? quantized_linear(*slot.quantized, bias, x) : at::linear(x, slot.weight, bias);
   // Not mul_(): on a CPU that rounds the factor itself to the tensor's type before it multiplies, which Python's
   // operators do not.
   for (const LowRank& term : slot.low_rank)

@@ -21,6 +21,13 @@ struct LowRank {
   double scale;
 };
 
+// Adds scale · values to the rows of the bias from first_row.
+struct BiasChange {
+  at::Tensor values;  // [rows]
+  std::int64_t first_row;
+  double scale;
+};
+
 // Columns reserved next to a weight for the B of adapters. Regions read weight and B as one matrix.
 struct LoraColumns {
   std::int64_t count = 0;
@@ -33,7 +40,9 @@ struct LinearSlot {
   // [out, in + lora_columns.count], or undefined; all finite. With `quantized` [out, lora_columns.count].
   at::Tensor wide = {};
   LoraColumns lora_columns = {};
-  std::vector<LowRank> low_rank = {};  // set only in a request's copy; empty in the model itself
+  // Of adapters: set only in a request's copy; empty in the model itself.
+  std::vector<LowRank> low_rank = {};
+  std::vector<BiasChange> bias_changes = {};
   std::shared_ptr<const QuantizedWeight> quantized = nullptr;
 
   bool defined() const { return quantized || weight.defined(); }  // false: the model does without this linear
@@ -51,6 +60,9 @@ at::Tensor lora_columns_of(const LinearSlot& slot);
 // what PartSequence::add throws.
 void add_part(PartSequence& parts, const std::vector<const LinearSlot*>& linears,
               const std::vector<at::Tensor>& tensors = {});
+
+// The bias with its changes, added in fp32 and rounded once: [out], or undefined.
+at::Tensor bias_of(const LinearSlot& slot);
 
 // Converts [..., in] to [..., out]. Computes the product and then adds the terms in order. Rounds like PEFT: after A,
 // B, the scale and the sum.

@@ -125,8 +125,8 @@ FlowSchedulerConfig read_flow_scheduler_config(const ConfigFile& file) {
   return c;
 }
 
-Schedule make_flow_schedule(const FlowSchedulerConfig& config, int steps) {
-  if (!config.unipc) return make_schedule(config.euler, steps, /*image_tokens=*/0);
+Schedule make_flow_schedule(const FlowSchedulerConfig& config, int steps, const std::vector<double>& sigmas) {
+  if (!config.unipc) return make_schedule(config.euler, steps, /*image_tokens=*/0, sigmas);
   Schedule schedule;
   const double step = (1 / kTrainTimesteps - 1) / steps;
   for (int i = 0; i < steps; ++i) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <vector>
 
 #include "pipeline/sampling/sampler.h"
 #include "pipeline/sampling/schedule.h"
@@ -23,8 +24,8 @@ struct FlowSchedulerConfig {
 // field and what would be right.
 FlowSchedulerConfig read_flow_scheduler_config(const ConfigFile& file);
 
-// Precondition: steps ≥ 1. UniPC's timesteps are whole numbers.
-Schedule make_flow_schedule(const FlowSchedulerConfig& config, int steps);
+// Precondition: steps ≥ 1. UniPC's timesteps are whole numbers. `sigmas`: as make_schedule(), for Euler only.
+Schedule make_flow_schedule(const FlowSchedulerConfig& config, int steps, const std::vector<double>& sigmas = {});
 
 // The sampler of one video, with sigmas on the device.
 std::unique_ptr<Sampler> make_flow_sampler(const FlowSchedulerConfig& config, const Schedule& schedule,

@@ -120,9 +120,11 @@ SchedulerConfig read_scheduler_config(const ConfigFile& file) {
   return c;
 }
 
-Schedule make_schedule(const SchedulerConfig& c, int steps, std::int64_t image_tokens) {
-  const auto sigmas = c.use_flow_sigmas ? spaced<double>(c, flow_sigmas(c, steps), image_tokens)
-                                        : spaced<float>(c, linspace(1.0, 1.0 / steps, steps), image_tokens);
+Schedule make_schedule(const SchedulerConfig& c, int steps, std::int64_t image_tokens,
+                       const std::vector<double>& given) {
+  const auto sigmas = !given.empty()      ? spaced<float>(c, given, image_tokens)
+                      : c.use_flow_sigmas ? spaced<double>(c, flow_sigmas(c, steps), image_tokens)
+                                          : spaced<float>(c, linspace(1.0, 1.0 / steps, steps), image_tokens);
   Schedule schedule;
   const auto scale = static_cast<float>(c.num_train_timesteps);
   for (double s : sigmas) {

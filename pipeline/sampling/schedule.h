@@ -35,6 +35,9 @@ struct Schedule {
 };
 
 // Precondition: steps ≥ 1. `image_tokens`: the number of packed tokens of the image; determines a dynamic shift.
-Schedule make_schedule(const SchedulerConfig& config, int steps, std::int64_t image_tokens);
+// `sigmas`: those of the steps before the shift, without the last one, as diffusers' set_timesteps(sigmas=); empty: the
+// scheduler's own.
+Schedule make_schedule(const SchedulerConfig& config, int steps, std::int64_t image_tokens,
+                       const std::vector<double>& sigmas = {});
 
 }  // namespace ditfleet::pipeline

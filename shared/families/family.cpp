@@ -4,10 +4,14 @@
 #include <vector>
 
 #include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
 #include "shared/job/object_reader.h"
+#include "shared/job/spec_json.h"
 
 namespace ditfleet::families {
 namespace {
+
+constexpr std::size_t kMostPresets = 32;
 
 Result<const Family*> find_family(const std::string& index_path, const json::object& index, Families families) {
   const json::value* class_name = index.if_contains("_class_name");
@@ -22,18 +26,51 @@ Result<const Family*> find_family(const std::string& index_path, const json::obj
                                  "; supported: " + supported);
 }
 
-// ditfleet.json sets defaults of the fields that apply to the model.
-Result<void> read_defaults(const std::string& path, const json::object& object, job::ModelEntry& entry) {
-  job::ObjectReader reader(object, "");
-  std::vector<std::string> known;
+// Reads the fields that apply to the model, and nothing but these and `more`.
+job::FieldValues read_fields(job::ObjectReader& reader, const job::ModelEntry& entry, std::string_view more) {
+  std::vector<std::string> known{std::string(more)};
   for (const auto& [field, limits] : entry.fields) known.emplace_back(field.name());
   reader.refuse_unknown(known);
+  job::FieldValues fields;
   for (const auto& [field, limits] : entry.fields) {
     auto value = reader.value(field);
     if (!value) continue;
     if (const auto error = job::check_value(entry, field, *value)) reader.fail(*error);
-    entry.defaults.set(field, std::move(*value));
+    fields.set(field, std::move(*value));
   }
+  return fields;
+}
+
+void read_presets(job::ObjectReader& reader, job::ModelEntry& entry) {
+  const json::value* presets = reader.find("presets");
+  if (!presets) return;
+  if (!presets->is_object() || presets->get_object().size() > kMostPresets)
+    return reader.fail("presets", "must be an object with at most " + std::to_string(kMostPresets) +
+                                      " presets, each with fields and loras");
+  for (const auto& [key, value] : presets->get_object()) {
+    const std::string name(key);
+    if (name.empty() || name.size() > static_cast<std::size_t>(job::kMaxNameBytes) || !value.is_object())
+      return reader.fail("presets", "has '" + excerpt(name, 60) + "'; it must be an object, with a name of 1 to " +
+                                        std::to_string(job::kMaxNameBytes) + " bytes");
+    job::ObjectReader own(value.get_object(), "");
+    job::Preset preset;
+    preset.fields = read_fields(own, entry, "loras");
+    preset.loras = job::read_loras(own);
+    for (const job::LoraUse& use : preset.loras)
+      if (use.expert != job::Expert::kBoth && !entry.experts)
+        own.fail("loras", "has an expert, but the model has one transformer; leave expert out");
+    if (!own.ok()) return reader.fail("presets", "has '" + excerpt(name, 60) + "': " + own.error()->message);
+    entry.presets.emplace(name, std::move(preset));
+  }
+}
+
+// ditfleet.json sets defaults of the fields that apply to the model, and presets.
+Result<void> read_own_file(const std::string& path, const json::object& object, job::ModelEntry& entry) {
+  job::ObjectReader reader(object, "");
+  const job::FieldValues fields = read_fields(reader, entry, "presets");
+  for (const auto& [field, limits] : entry.fields)
+    if (const auto* value = fields.find(field)) entry.defaults.set(field, *value);
+  read_presets(reader, entry);
   if (!reader.ok()) return corrupt(path, "is wrong: " + reader.error()->message);
   return {};
 }
@@ -75,7 +112,7 @@ Result<job::ModelEntry> read_model_entry(const std::string& name, const std::str
     if (own.error().code == Code::kNotFound) return entry;
     return own.error();
   }
-  if (auto read = read_defaults(own_path, *own, entry); !read) return read.error();
+  if (auto read = read_own_file(own_path, *own, entry); !read) return read.error();
   return entry;
 }
 

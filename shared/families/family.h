@@ -22,8 +22,9 @@ struct Family {
 
 using Families = std::span<const Family* const>;
 
-// Returns the entry of the model folder `dir`, with the defaults of its ditfleet.json. kNotFound; kDataCorrupt, also if
-// no family has the folder's _class_name. The message contains the file's path. Blocks on the disk.
+// Returns the entry of the model folder `dir`, with the defaults and presets of its ditfleet.json. kNotFound;
+// kDataCorrupt, also if no family has the folder's _class_name. The message contains the file's path. Blocks on the
+// disk.
 Result<job::ModelEntry> read_model_entry(const std::string& name, const std::string& dir, Families families);
 
 // Helpers for families. read_json_object() returns kNotFound or kDataCorrupt.

@@ -7,9 +7,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "shared/core/error.h"
 #include "shared/job/fields.h"
+#include "shared/job/spec.h"
 
 namespace ditfleet::job {
 
@@ -25,14 +27,22 @@ struct FieldLimits {
   bool required = false;         // a request without the field, or a default of it, is an error
 };
 
+// Settings that belong together, such as those of a distilled model.
+struct Preset {
+  FieldValues fields;
+  std::vector<LoraUse> loras;  // by the names that the tenant has registered
+};
+
 // A model. A model family (shared/families) fills the entry from the model's folder.
 struct ModelEntry {
   std::string name;
   std::string dir;   // diffusers folder; it may not exist on the coordinator's host
   std::string kind;  // name of the family
   MediaKind media = MediaKind::kImage;
-  std::map<Field, FieldLimits> fields;                                 // the generation fields that apply to this model
-  FieldValues defaults;                                                // a field without a default stays unset
+  std::map<Field, FieldLimits> fields;    // the generation fields that apply to this model
+  FieldValues defaults;                   // a field without a default stays unset
+  std::map<std::string, Preset> presets;  // by name
+  bool experts = false;                   // two transformers, for high and for low noise levels
   std::int64_t max_pixels = std::numeric_limits<std::int64_t>::max();  // width × height
   // The size by which a request without a size is scheduled, where the model takes the size from the request's image.
   int free_width = 0, free_height = 0;

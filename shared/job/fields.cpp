@@ -16,6 +16,17 @@ bool has_type(FieldType type, const FieldValues::Value& value) {
 
 }  // namespace
 
+std::string_view expert_name(Expert expert) {
+  return expert == Expert::kHigh ? "high" : expert == Expert::kLow ? "low" : "both";
+}
+
+std::optional<Expert> find_expert(std::string_view name) {
+  for (const Expert expert : {Expert::kBoth, Expert::kHigh, Expert::kLow}) {
+    if (expert_name(expert) == name) return expert;
+  }
+  return std::nullopt;
+}
+
 std::optional<Field> find_field(std::string_view name) {
   for (const Field field : kFields) {
     if (field.name() == name) return field;

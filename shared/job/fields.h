@@ -42,10 +42,17 @@ inline constexpr std::size_t kMaxMarks = 30;
 inline constexpr std::int64_t kMaxSide = 16384;
 inline constexpr double kMaxLoraScale = 100.0;  // largest absolute value
 
+// Which transformers an adapter changes, in a model that has one for high and one for low noise levels.
+enum class Expert { kBoth, kHigh, kLow };
+std::string_view expert_name(Expert expert);  // "both", "high" or "low"
+std::optional<Expert> find_expert(std::string_view name);
+
 // In the order of the canonical JSON.
 inline constexpr auto kFieldRows = std::to_array<FieldRow>({
     {"model", FieldType::kText, FieldUse::kJob, 0, kMaxNameBytes, "",
      "One of /v1/models; the default model if left out."},
+    {"preset", FieldType::kText, FieldUse::kJob, 0, kMaxNameBytes, "--preset",
+     "One of the model's presets (see /v1/models). It sets the fields that the request leaves out, and adds adapters."},
     {"prompt", FieldType::kText, FieldUse::kJob, 0, kMaxTextBytes, "--prompt",
      "What the image should show; may be empty. At most 16 KiB and 30 combining marks in a row."},
     {"negative_prompt", FieldType::kText, FieldUse::kGeneration, 0, kMaxTextBytes, "--negative",
@@ -67,6 +74,12 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
      "Guidance scale of the second transformer, in models that switch between two."},
     {"true_cfg_scale", FieldType::kReal, FieldUse::kGeneration, 0, 100, "--true-cfg",
      "Scale of classifier-free guidance with a second pass per step; 1 is off."},
+    {"flow_shift", FieldType::kReal, FieldUse::kGeneration, 0, 100, "--flow-shift",
+     "Shift of the noise levels; above 1 more steps run at high noise levels. Replaces the scheduler's."},
+    {"sampler", FieldType::kText, FieldUse::kGeneration, 0, kMaxNameBytes, "--sampler",
+     "euler or unipc instead of the model's scheduler."},
+    {"sigmas", FieldType::kText, FieldUse::kGeneration, 0, kMaxTextBytes, "--sigmas",
+     "Noise levels of the steps before the shift, from 1 down, separated by commas. Needs the sampler euler."},
     {"max_sequence_length", FieldType::kInteger, FieldUse::kGeneration, 1, 512, "--max-sequence-length",
      "Text tokens; the prompt is padded to exactly this length."},
     {"seed", FieldType::kInteger, FieldUse::kJob, 0, std::numeric_limits<std::int64_t>::max(), "--seed",

@@ -47,8 +47,14 @@ Error name_the_flag(Error error) {
 }
 
 std::optional<LoraUse> parse_lora_flag(std::string_view text) {
-  const auto colon = text.rfind(':');
-  LoraUse use{.name = std::string(text.substr(0, colon))};
+  LoraUse use;
+  auto colon = text.rfind(':');
+  if (const auto expert = colon == text.npos ? std::nullopt : find_expert(text.substr(colon + 1))) {
+    use.expert = *expert;
+    text = text.substr(0, colon);
+    colon = text.rfind(':');
+  }
+  use.name = text.substr(0, colon);
   if (colon == std::string_view::npos) return use;
   const auto scale = number_of(text.substr(colon + 1), -kMaxLoraScale, kMaxLoraScale);
   if (!scale) return std::nullopt;

@@ -45,8 +45,9 @@ Result<json::object> body_of(const FieldFlags& texts, const std::string& out_fla
 // Prefixes the message with the flag of the field error.param, if it has a flag.
 Error name_the_flag(Error error);
 
-// Parses NAME or NAME:SCALE. SCALE follows the last colon and defaults to 1. Nothing if the scale is not a number from
-// -kMaxLoraScale to kMaxLoraScale.
+// Parses NAME[:SCALE][:EXPERT]. SCALE defaults to 1, EXPERT (high, low or both) to both. Nothing if the text after the
+// last colon is neither an expert nor a number from -kMaxLoraScale to kMaxLoraScale, or if the one before an expert is
+// no such number.
 std::optional<LoraUse> parse_lora_flag(std::string_view text);
 
 // The path of image `index` of `count`: "out.png" if count is 1, otherwise "out-<index + 1>.png".

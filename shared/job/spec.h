@@ -18,11 +18,13 @@ struct LoraUse {
   // SHA-256 of the file, 64 lower-case hexadecimal digits. It identifies the adapter even if the name is reused. A
   // client may omit it; a complete spec has it.
   std::string sha256 = {};
+  Expert expert = Expert::kBoth;  // kBoth in a model with one transformer
 };
 
 // Fields that the client omitted are unset. `complete_spec` (validate.h) fills them with the model's defaults.
 struct JobSpec {
   std::string model;
+  std::string preset;  // empty: none. complete_spec applies it
   std::string prompt;
   FieldValues fields;                // generation fields
   std::optional<int> n;              // number of images

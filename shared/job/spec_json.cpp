@@ -22,6 +22,7 @@ struct Binding {
 };
 constexpr Binding kBindings[] = {
     {"model", &JobSpec::model},
+    {"preset", &JobSpec::preset},
     {"prompt", &JobSpec::prompt},
     {"n", &JobSpec::n},
     {"seed", &JobSpec::seed},
@@ -114,34 +115,6 @@ void read_size(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
   spec.fields.set("height", size->second);
 }
 
-void read_adapters(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
-  const json::value* v = reader.find(row.name);
-  if (!v || !reader.ok()) return;
-  if (!v->is_array())
-    return reader.fail(row.name, "is " + std::string(kind_name(*v)) + "; it must be an array of {\"name\", \"scale\"}");
-  const json::array& list = v->get_array();
-  if (list.size() > static_cast<std::size_t>(row.high))
-    return reader.fail(row.name, "has " + std::to_string(list.size()) + " entries; at most " +
-                                     std::to_string(row.high) + " are allowed");
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const std::string at = std::string(row.name) + "[" + std::to_string(i) + "]";
-    if (!list[i].is_object())
-      return reader.fail(at, "is " + std::string(kind_name(list[i])) + "; it must be {\"name\", \"scale\"}");
-    ObjectReader entry(list[i].get_object(), at + ".");
-    LoraUse use;
-    entry.refuse_unknown({"name", "scale", "sha256"});
-    use.name = entry.text("name", kMaxNameBytes).value_or("");
-    if (entry.ok() && use.name.empty()) entry.fail("name", "is missing; it must be the name of an adapter");
-    use.scale = entry.real("scale", -kMaxLoraScale, kMaxLoraScale).value_or(1.0);
-    use.sha256 = entry.text("sha256", kMaxNameBytes).value_or("");
-    if (entry.ok() && !use.sha256.empty() && !is_sha256_hex(use.sha256)) {
-      entry.fail("sha256", "is '" + use.sha256 + "'; it must be 64 lower-case hexadecimal digits or omitted");
-    }
-    if (!entry.ok()) return reader.fail(*entry.error());
-    spec.loras.push_back(std::move(use));
-  }
-}
-
 void read_format(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
   const auto name = reader.text(row.name, kMaxNameBytes);
   if (!name) return;
@@ -153,7 +126,7 @@ void read_field(ObjectReader& reader, Field field, JobSpec& spec) {
   const FieldRow& row = field.row();
   switch (row.type) {
     case FieldType::kSize: return read_size(reader, row, spec);
-    case FieldType::kAdapters: return read_adapters(reader, row, spec);
+    case FieldType::kAdapters: spec.loras = read_loras(reader); return;
     case FieldType::kFormat: return read_format(reader, row, spec);
     default:
       if (auto value = reader.value(field)) store(spec, field, std::move(*value));
@@ -172,7 +145,9 @@ std::string adapters_json(const std::vector<LoraUse>& loras) {
   std::string list;
   for (const LoraUse& use : loras) {
     list += (list.empty() ? "" : ",") + ("{\"name\":" + quoted(use.name) + ",\"scale\":" + number_text(use.scale) +
-                                         (use.sha256.empty() ? "" : ",\"sha256\":" + quoted(use.sha256)) + "}");
+                                         (use.sha256.empty() ? "" : ",\"sha256\":" + quoted(use.sha256)));
+    if (use.expert != Expert::kBoth) list += ",\"expert\":" + quoted(expert_name(use.expert));
+    list += "}";
   }
   return "[" + list + "]";
 }
@@ -191,6 +166,49 @@ std::string field_json(const JobSpec& spec, Field field) {
 }
 
 }  // namespace
+
+std::vector<LoraUse> read_loras(ObjectReader& reader) {
+  const FieldRow& row = Field("loras").row();
+  std::vector<LoraUse> loras;
+  const auto refused = [&](std::string_view at, const std::string& message) {
+    reader.fail(at, message);
+    return std::vector<LoraUse>();
+  };
+  const json::value* v = reader.find(row.name);
+  if (!v || !reader.ok()) return {};
+  if (!v->is_array())
+    return refused(row.name, "is " + std::string(kind_name(*v)) + "; it must be an array of {\"name\", \"scale\"}");
+  const json::array& list = v->get_array();
+  if (list.size() > static_cast<std::size_t>(row.high))
+    return refused(row.name, "has " + std::to_string(list.size()) + " entries; at most " + std::to_string(row.high) +
+                                 " are allowed");
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::string at = std::string(row.name) + "[" + std::to_string(i) + "]";
+    if (!list[i].is_object())
+      return refused(at, "is " + std::string(kind_name(list[i])) + "; it must be {\"name\", \"scale\"}");
+    ObjectReader entry(list[i].get_object(), at + ".");
+    LoraUse use;
+    entry.refuse_unknown({"name", "scale", "sha256", "expert"});
+    use.name = entry.text("name", kMaxNameBytes).value_or("");
+    if (entry.ok() && use.name.empty()) entry.fail("name", "is missing; it must be the name of an adapter");
+    use.scale = entry.real("scale", -kMaxLoraScale, kMaxLoraScale).value_or(1.0);
+    use.sha256 = entry.text("sha256", kMaxNameBytes).value_or("");
+    if (entry.ok() && !use.sha256.empty() && !is_sha256_hex(use.sha256)) {
+      entry.fail("sha256", "is '" + use.sha256 + "'; it must be 64 lower-case hexadecimal digits or omitted");
+    }
+    const std::string expert = entry.text("expert", kMaxNameBytes).value_or("both");
+    if (const auto known = find_expert(expert))
+      use.expert = *known;
+    else
+      entry.fail("expert", "is '" + expert + "'; it must be high, low or both");
+    if (!entry.ok()) {
+      reader.fail(*entry.error());
+      return {};
+    }
+    loras.push_back(std::move(use));
+  }
+  return loras;
+}
 
 Result<JobSpec> parse_spec(std::string_view json_text) {
   if (json_text.size() > kMaxSpecBytes) {

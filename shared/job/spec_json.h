@@ -3,9 +3,11 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "shared/core/json.h"
 #include "shared/core/result.h"
+#include "shared/job/object_reader.h"
 #include "shared/job/spec.h"
 
 namespace ditfleet::job {
@@ -21,6 +23,9 @@ Result<JobSpec> parse_spec(const json::value& body);
 // Without these overloads, strings and literals would also convert to json::value.
 inline Result<JobSpec> parse_spec(const std::string& json_text) { return parse_spec(std::string_view(json_text)); }
 inline Result<JobSpec> parse_spec(const char* json_text) { return parse_spec(std::string_view(json_text)); }
+
+// Reads the field `loras` of an object. An error is the reader's.
+std::vector<LoraUse> read_loras(ObjectReader& reader);
 
 // Parses a spec from complete_spec. Also returns kInvalidArgument if it has no model, n, seed, output_format,
 // output_compression or adapter digest.

@@ -2,6 +2,7 @@
 
 #include <sodium.h>
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 #include <string>
@@ -29,6 +30,45 @@ Result<const ModelEntry*> find_model(JobSpec& spec, const Catalogue& catalogue) 
   const auto found = catalogue.models.find(spec.model);
   if (found != catalogue.models.end()) return &found->second;
   return Error{Code::kNotFound, "there is no model '" + spec.model + "'; " + known_models(catalogue), "model"};
+}
+
+std::optional<Error> apply_preset(JobSpec& spec, const ModelEntry& entry) {
+  if (spec.preset.empty()) return std::nullopt;
+  const auto found = entry.presets.find(spec.preset);
+  if (found == entry.presets.end()) {
+    std::string list;
+    for (const auto& [name, unused] : entry.presets) list += (list.empty() ? "; it has " : ", ") + name;
+    return invalid_argument("preset is '" + spec.preset + "', which model '" + entry.name + "' does not have" +
+                                (list.empty() ? "; it has no presets" : list),
+                            "preset");
+  }
+  for (const Field field : kFields) {
+    const auto* value = found->second.fields.find(field);
+    if (value && !spec.fields.has(field)) spec.fields.set(field, *value);
+  }
+  const auto named = [uses = spec.loras](const std::string& name) {
+    return std::any_of(uses.begin(), uses.end(), [&](const LoraUse& use) { return use.name == name; });
+  };
+  for (const LoraUse& use : found->second.loras) {
+    if (!named(use.name)) spec.loras.push_back(use);
+  }
+  if (const auto most = static_cast<std::size_t>(Field("loras").row().high); spec.loras.size() > most) {
+    return invalid_argument("loras has " + std::to_string(spec.loras.size()) + " entries with those of preset '" +
+                                spec.preset + "'; at most " + std::to_string(most) + " are allowed",
+                            "loras");
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> check_experts(const JobSpec& spec, const ModelEntry& entry) {
+  for (std::size_t i = 0; !entry.experts && i < spec.loras.size(); ++i) {
+    if (spec.loras[i].expert == Expert::kBoth) continue;
+    const std::string at = "loras[" + std::to_string(i) + "].expert";
+    return invalid_argument(at + " is " + std::string(expert_name(spec.loras[i].expert)) + ", but model '" +
+                                entry.name + "' has one transformer; leave expert out",
+                            at);
+  }
+  return std::nullopt;
 }
 
 // Sets defaults, and checks every generation field against the model.
@@ -111,6 +151,8 @@ Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const Ad
   if (!spec.output_format)
     spec.output_format = entry.media == MediaKind::kVideo ? OutputFormat::kMp4 : OutputFormat::kPng;
   if (!spec.output_compression) spec.output_compression = 100;
+  if (auto error = apply_preset(spec, entry)) return *error;
+  if (auto error = check_experts(spec, entry)) return *error;
   if (auto error = complete_fields(spec.fields, entry)) return *error;
   if (auto error = check_last_seed(spec)) return *error;
   if (auto error = check_format(spec, entry)) return *error;

@@ -16,10 +16,12 @@ namespace ditfleet::job {
 // request has another digest. If the error has no param, complete_spec sets param to the field of the adapter's name.
 using AdapterResolver = std::function<Result<std::string>(const LoraUse& use, const ModelEntry& model)>;
 
-// Checks the spec against its model and sets all unset fields that have a default, and the digest of each adapter.
+// Checks the spec against its model and sets all unset fields that the preset or the model sets, and the digest of each
+// adapter. Adapters of the preset are added, except those that the spec already names. Idempotent.
 // Draws a missing seed, so that every attempt generates the same image. Without `resolve`, every adapter must have a
-// digest. Errors: kNotFound (unknown model; the message lists the known ones), kInvalidArgument (a field that does not
-// apply to the model or is outside its limits), and those of `resolve`. `param` is the field.
+// digest. Errors: kNotFound (unknown model; the message lists the known ones), kInvalidArgument (an unknown preset; the
+// message lists the model's), kInvalidArgument (a field that does not apply to the model or is outside its limits), and
+// those of `resolve`. `param` is the field.
 Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const AdapterResolver& resolve = {});
 
 }  // namespace ditfleet::job

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "pipeline/families/flux/adapter_names.h"
+#include "pipeline/families/wan/adapter_names.h"
 #include "pipeline/lora/file.h"
 #include "shared/loras/content.h"
 
@@ -44,14 +45,44 @@ std::string file_of(std::string_view input) {
   return file.append(header).append(data);
 }
 
-const pipeline::LoraNames& names() {
-  static const pipeline::LoraNames names(pipeline::flux_lora_base(
-      {{"transformer_blocks.0.attn.to_q", 0, 0, 4, 4},
-       {"transformer_blocks.0.attn.to_k", 0, 4, 4, 4},
-       {"transformer_blocks.0.attn.to_v", 0, 8, 4, 4},
-       {"transformer_blocks.0.attn.to_out.0", 1, 0, 4, 4}},
-      {{"encoder.layers.0.mlp.fc1", 0, 0, 4, 8}}, {{"encoder.block.0.layer.0.SelfAttention.q", 0, 0, 4, 4}}));
-  return names;
+// A base without differences of weights and biases, and one with them.
+const pipeline::LoraNames (&bases())[2] {
+  static const pipeline::LoraNames bases[] = {
+      pipeline::LoraNames(pipeline::flux_lora_base({{"transformer_blocks.0.attn.to_q", 0, 0, 4, 4},
+                                                    {"transformer_blocks.0.attn.to_k", 0, 4, 4, 4},
+                                                    {"transformer_blocks.0.attn.to_v", 0, 8, 4, 4},
+                                                    {"transformer_blocks.0.attn.to_out.0", 1, 0, 4, 4}},
+                                                   {{"encoder.layers.0.mlp.fc1", 0, 0, 4, 8}},
+                                                   {{"encoder.block.0.layer.0.SelfAttention.q", 0, 0, 4, 4}})),
+      pipeline::LoraNames(pipeline::wan_lora_base({{"blocks.0.attn1.to_q", 0, 0, 4, 4},
+                                                   {"condition_embedder.time_proj", 1, 0, 4, 24},
+                                                   {"proj_out", 2, 0, 4, 8}}))};
+  return bases;
+}
+
+void check(const std::string& path, const pipeline::LoraNames& names) {
+  const auto adapter = pipeline::read_lora_file(path, names, 64);
+  if (!adapter) {
+    if (adapter.error().message.empty()) std::abort();
+    return;
+  }
+  if (adapter->terms.empty() && adapter->biases.empty()) std::abort();
+  std::string copy;  // the sanitizer checks the views
+  const auto read = [&](const pipeline::TensorView& view) {
+    copy.assign(reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size());
+  };
+  for (const pipeline::LoraTerm& term : adapter->terms) {
+    if (term.rank < 1 || term.rank > 64 || term.down.shape[1] != term.target->in ||
+        (term.identity ? term.rank : term.up.shape[0]) != term.target->out ||
+        term.down.shape[0] != term.rank * term.blocks)
+      std::abort();
+    read(term.down);
+    if (!term.identity) read(term.up);
+  }
+  for (const pipeline::LoraBias& bias : adapter->biases) {
+    if (bias.values.shape.size() != 1 || bias.values.shape[0] != bias.target->out) std::abort();
+    read(bias.values);
+  }
 }
 
 }  // namespace
@@ -71,19 +102,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const std::string path = "/proc/self/fd/" + std::to_string(fd);
   if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, file.data(), file.size(), 0) != static_cast<ssize_t>(file.size()))
     return 0;
-  const auto adapter = pipeline::read_lora_file(path, names(), 64);
-  if (!adapter) {
-    if (adapter.error().message.empty()) std::abort();
-    return 0;
-  }
-  if (adapter->terms.empty()) std::abort();
-  for (const pipeline::LoraTerm& term : adapter->terms) {
-    if (term.rank < 1 || term.rank > 64 || term.down.shape[1] != term.target->in ||
-        term.up.shape[0] != term.target->out || term.down.shape[0] != term.rank * term.blocks)
-      std::abort();
-    std::string copy(term.down.bytes.size() + term.up.bytes.size(), '\0');  // the sanitizer checks the views
-    std::memcpy(copy.data(), term.down.bytes.data(), term.down.bytes.size());
-    std::memcpy(copy.data() + term.down.bytes.size(), term.up.bytes.data(), term.up.bytes.size());
-  }
+  for (const pipeline::LoraNames& names : bases()) check(path, names);
   return 0;
 }

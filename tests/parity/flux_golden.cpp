@@ -102,7 +102,10 @@ Golden load(const Case& which) {
   if (spec.contains("loras"))
     for (const auto& lora : spec.at("loras").as_array()) {
       const auto file = fixtures() / which.set / (std::string(lora.at(0).as_string()) + ".safetensors");
-      r.loras.push_back({file.string(), lora.at(1).to_number<double>()});
+      const auto& parts = lora.as_array();
+      const std::string expert(parts.size() > 2 ? parts[2].as_string() : json::string("both"));
+      r.loras.push_back(
+          {.path = file.string(), .scale = lora.at(1).to_number<double>(), .expert = job::find_expert(expert).value()});
     }
   golden.bf16 = spec.contains("bf16");
   if (spec.contains("vae_dtype")) golden.vae_dtype = std::string(spec.at("vae_dtype").as_string());

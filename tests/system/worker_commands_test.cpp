@@ -128,7 +128,7 @@ TEST_F(WorkerCommands, AdaptersAreAppliedAndBadOnesRefused) {
   expect_refused(generate({"--lora", attention + ":much"}), {"--lora", "FILE:SCALE"});
   expect_refused(generate({"--lora", attention + ":1e300"}), {"--lora", "from -100 to 100"});
   expect_refused(generate({"--lora", attention + ":inf"}), {"--lora", "finite"});
-  expect_refused(generate({"--lora", ":1"}), {"--lora", "must be FILE or FILE:SCALE"});
+  expect_refused(generate({"--lora", ":1"}), {"--lora", "must be FILE, FILE:SCALE or FILE:SCALE:EXPERT"});
   expect_refused(generate({"--lora", dir_ + "/none.safetensors"}),
                  {"--lora", "'" + dir_ + "/none.safetensors' does not exist"}, 1);
   expect_refused(generate({"--lora", dir_ + "/none:a/b.safetensors:0.5"}),

@@ -63,7 +63,7 @@ TEST(Generate, BodySaysWhatWasTypedAndNothingElse) {
                   {job::Field("n"), "2"},
                   {job::Field("seed"), "7"},
                   {job::Field("negative_prompt"), ""}};
-  flags.loras = {"pixel:0.5", "ink"};
+  flags.loras = {"pixel:0.5", "ink", "oil:-1:high", "tar:low"};
   const auto body = parse_json(*job_body(flags));
   ASSERT_TRUE(body.ok());
   EXPECT_EQ(body->at("output_format"), "webp");
@@ -71,6 +71,8 @@ TEST(Generate, BodySaysWhatWasTypedAndNothingElse) {
   EXPECT_EQ(body->at("negative_prompt"), "");
   EXPECT_EQ(body->at("loras").at(0).at("scale"), 0.5);
   EXPECT_EQ(body->at("loras").at(1).at("name"), "ink");
+  EXPECT_EQ(json::serialize(body->at("loras").at(2)), R"({"name":"oil","scale":-1E0,"expert":"high"})");
+  EXPECT_EQ(json::serialize(body->at("loras").at(3)), R"({"name":"tar","scale":1E0,"expert":"low"})");
 }
 
 TEST(Generate, RefusesWhatCannotBeWritten) {
@@ -78,7 +80,8 @@ TEST(Generate, RefusesWhatCannotBeWritten) {
   flags.out = "x.gif";
   EXPECT_THAT(job_body(flags).error().message, HasSubstr(".png, .jpg, .webp or .mp4"));
   flags.out = "x.png";
-  for (const char* lora : {"pixel:much", "pixel:nan", "pixel:inf", "pixel:1e3", "pixel:"}) {
+  for (const char* lora :
+       {"pixel:much", "pixel:nan", "pixel:inf", "pixel:1e3", "pixel:", "pixel:1:medium", "pixel:x:low"}) {
     flags.loras = {lora};
     const auto body = job_body(flags);
     ASSERT_FALSE(body.ok()) << lora;

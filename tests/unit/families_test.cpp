@@ -88,6 +88,31 @@ TEST_F(ModelFolder, ItsOwnFileSetsTheDefaults) {
   EXPECT_EQ(entry->defaults.integer("max_sequence_length"), 64);
 }
 
+TEST_F(ModelFolder, ItsOwnFileHasPresets) {
+  write("ditfleet.json", R"({"num_inference_steps":20,"presets":{"fast":{"num_inference_steps":4,"guidance_scale":1,)"
+                         R"("loras":[{"name":"ink","scale":0.5}]},"plain":{}}})");
+  const auto entry = read_model_entry("m", dir_, kFamilies);
+  ASSERT_TRUE(entry.ok()) << entry.error().message;
+  ASSERT_EQ(entry->presets.size(), 2u);
+  const job::Preset& fast = entry->presets.at("fast");
+  EXPECT_EQ(fast.fields.integer("num_inference_steps"), 4);
+  ASSERT_EQ(fast.loras.size(), 1u);
+  EXPECT_DOUBLE_EQ(fast.loras[0].scale, 0.5);
+  EXPECT_EQ(entry->defaults.integer("num_inference_steps"), 20);
+  const auto problem = [&](const std::string& presets) {
+    write("ditfleet.json", R"({"presets":)" + presets + "}");
+    return refusal().message;
+  };
+  EXPECT_THAT(problem("[]"), HasSubstr("presets must be an object"));
+  EXPECT_THAT(problem(R"({"":{}})"), HasSubstr("a name of 1 to 128 bytes"));
+  EXPECT_THAT(problem(R"({"a":{"width":250}})"), HasSubstr("presets has 'a': width is 250"));
+  EXPECT_THAT(problem(R"({"a":{"steps":3}})"), HasSubstr("unknown field 'steps'"));
+  EXPECT_THAT(problem(R"({"a":{"loras":[{"name":"b","expert":"low"}]}})"), HasSubstr("the model has one transformer"));
+  std::string many;
+  for (int i = 0; i < 33; ++i) many += (i ? ",\"" : "{\"") + std::to_string(i) + "\":{}";
+  EXPECT_THAT(problem(many + "}"), HasSubstr("at most 32 presets"));
+}
+
 TEST_F(ModelFolder, SaysWhichFileIsWrong) {
   write("ditfleet.json", R"({"width":250})");
   EXPECT_THAT(refusal().message, testing::AllOf(HasSubstr("ditfleet.json"), HasSubstr("multiple of 16")));

@@ -201,6 +201,7 @@ TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
       {R"({"prompt":"x","loras":[5]})", "loras[0]", "name"},
       {R"({"prompt":"x","loras":[{"scale":1}]})", "loras[0].name", "missing"},
       {R"({"prompt":"x","loras":[{"name":"a","scal":1}]})", "loras[0].scal", "did you mean 'scale'?"},
+      {R"({"prompt":"x","loras":[{"name":"a","expert":"medium"}]})", "loras[0].expert", "high, low or both"},
       {R"([1])", "", "a JSON object"},
       {R"({"prompt":"x")", "", "not valid JSON"},
       {R"({"prompt":"x"} y)", "", "not valid JSON"},
@@ -214,7 +215,7 @@ TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
     EXPECT_THAT(error.message, HasSubstr(c.says)) << c.text;
   }
   EXPECT_EQ(refused(R"({"prompt":"x","loras":[{"name":"a","weight":1}]})").message,
-            "unknown field 'loras[0].weight'; known are name, scale, sha256");
+            "unknown field 'loras[0].weight'; known are name, scale, sha256, expert");
   EXPECT_EQ(refused("{\"prompt\":\"" + std::string(kMaxSpecBytes, 'x') + "\"}").code, Code::kPayloadTooLarge);
   std::string deep;
   for (int i = 0; i < 1000; ++i) deep += "{\"a\":";
@@ -286,6 +287,70 @@ TEST(CompleteSpec, PinsAdaptersToTheirDigests) {
   ASSERT_FALSE(unknown.ok());
   EXPECT_EQ(unknown.error().param, "loras[1].name");
   EXPECT_EQ(refused(R"({"prompt":"","loras":[{"name":"ink","sha256":"AB"}]})").param, "loras[0].sha256");
+}
+
+TEST(CompleteSpec, RefusesAnExpertOfAModelWithOneTransformer) {
+  const Error error = refused_by_model(R"({"prompt":"","loras":[{"name":"a"},{"name":"b","expert":"low"}]})");
+  EXPECT_EQ(error.param, "loras[1].expert");
+  EXPECT_EQ(error.message, "loras[1].expert is low, but model 'demo' has one transformer; leave expert out");
+}
+
+Catalogue catalogue_with_presets() {
+  Catalogue catalogue = demo_catalogue();
+  ModelEntry& demo = catalogue.models["demo"];
+  demo.experts = true;
+  Preset& fast = demo.presets["fast"];
+  fast.fields.set("num_inference_steps", 4);
+  fast.fields.set("guidance_scale", 1);
+  fast.loras = {{.name = "fast-high", .expert = Expert::kHigh},
+                {.name = "fast-low", .scale = 0.5, .expert = Expert::kLow}};
+  demo.presets["slow"].fields.set("num_inference_steps", 200);
+  return catalogue;
+}
+
+TEST(CompleteSpec, APresetSetsWhatTheRequestLeavesOut) {
+  const AdapterResolver resolve = [](const LoraUse&, const ModelEntry&) { return std::string(64, 'a'); };
+  const auto completed = [&](const std::string& text) {
+    const auto spec = complete_spec(*parse_spec(text), catalogue_with_presets(), resolve);
+    EXPECT_TRUE(spec.ok()) << spec.error().message;
+    return *spec;
+  };
+  const JobSpec spec = completed(
+      R"({"prompt":"","preset":"fast","guidance_scale":2,"loras":[{"name":"ink"},{"name":"fast-low","scale":2}]})");
+  EXPECT_EQ(spec.fields.integer("num_inference_steps"), 4);
+  EXPECT_DOUBLE_EQ(*spec.fields.real("guidance_scale"), 2.0);
+  EXPECT_DOUBLE_EQ(*spec.fields.real("true_cfg_scale"), 3.0);  // the model's default
+  ASSERT_EQ(spec.loras.size(), 3u);
+  EXPECT_EQ(spec.loras[0].name, "ink");
+  EXPECT_EQ(spec.loras[1].expert, Expert::kBoth);  // the request's
+  EXPECT_DOUBLE_EQ(spec.loras[1].scale, 2.0);
+  EXPECT_EQ(spec.loras[2].name, "fast-high");
+  EXPECT_EQ(spec.loras[2].expert, Expert::kHigh);
+  EXPECT_EQ(spec.loras[2].sha256, std::string(64, 'a'));
+  // What reaches a worker needs no presets, and completing it again changes nothing.
+  EXPECT_EQ(to_json(*parse_complete_spec(to_json(spec))), to_json(spec));
+  EXPECT_EQ(to_json(completed(to_json(spec))), to_json(spec));
+  EXPECT_THAT(to_json(spec), HasSubstr(R"("preset":"fast")"));
+  EXPECT_EQ(completed(R"({"prompt":"","preset":"slow"})").fields.integer("num_inference_steps"), 200);
+  EXPECT_EQ(completed(R"({"prompt":"","preset":"fast"})").loras.size(), 2u);
+}
+
+TEST(CompleteSpec, RefusesAPresetThatTheModelDoesNotHave) {
+  const auto refusal = [](const char* text) {
+    const auto spec = complete_spec(*parse_spec(text), catalogue_with_presets());
+    EXPECT_FALSE(spec.ok());
+    return spec.error();
+  };
+  EXPECT_EQ(refusal(R"({"prompt":"","preset":"quick"})").message,
+            "preset is 'quick', which model 'demo' does not have; it has fast, slow");
+  EXPECT_EQ(refusal(R"({"prompt":"","preset":"fast","model":"large"})").message,
+            "preset is 'fast', which model 'large' does not have; it has no presets");
+  EXPECT_EQ(refusal(R"({"prompt":"","preset":"quick"})").param, "preset");
+  std::string loras;
+  for (int i = 0; i < 15; ++i) loras += R"({"name":"a)" + std::to_string(i) + "\"},";
+  EXPECT_THAT(
+      refusal((R"({"prompt":"","preset":"fast","loras":[)" + loras.substr(0, loras.size() - 1) + "]}").c_str()).message,
+      HasSubstr("loras has 17 entries with those of preset 'fast'; at most 16"));
 }
 
 TEST(CompleteSpec, RefusesAFieldThatDoesNotApplyToTheModel) {

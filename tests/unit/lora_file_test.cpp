@@ -24,12 +24,16 @@ TEST(LoraKey, KnowsEveryEnding) {
                                           {"a.b.alpha", LoraKeyKind::kAlpha},
                                           {"a.b.dora_scale", LoraKeyKind::kDora},
                                           {"a.b.lora_magnitude_vector", LoraKeyKind::kDora},
-                                          {"a.b.lora_magnitude_vector.default.weight", LoraKeyKind::kDora}}) {
+                                          {"a.b.lora_magnitude_vector.default.weight", LoraKeyKind::kDora},
+                                          {"a.b.diff", LoraKeyKind::kDiff},
+                                          {"a.b.diff_b", LoraKeyKind::kBias},
+                                          {"a.b.lora_B.bias", LoraKeyKind::kBias},
+                                          {"a.b.lora_B.my_style.bias", LoraKeyKind::kBias}}) {
     EXPECT_EQ(parse_lora_key(name).kind, kind) << name;
     EXPECT_EQ(parse_lora_key(name).module, "a.b") << name;
   }
-  for (const char* name : {"a.b.diff", "a.b.lora_B.bias", "a.b.lora_mid.weight", "a.b.hada_w1_a", ".lora_A.weight", "",
-                           "a.b.lora_A.x.y.weight"})
+  for (const char* name :
+       {"a.b.bias", "a.b.lora_mid.weight", "a.b.hada_w1_a", ".lora_A.weight", "", "a.b.lora_A.x.y.weight"})
     EXPECT_EQ(parse_lora_key(name).kind, LoraKeyKind::kUnknown) << name;
 }
 
@@ -244,6 +248,15 @@ TEST_F(LoraFileTest, ListsUnknownKeysShortened) {
   EXPECT_SAYS(message, "and 3 more");
   EXPECT_SAYS(refusal(read_these(pair_of(std::string(5000, 'x'), kWidth, kWidth))), "xxx");
   EXPECT_LT(refusal(read()).size(), 1000u);
+}
+
+// A family without LoraBase::differences.
+TEST_F(LoraFileTest, RefusesDifferencesOfLinearsThatExist) {
+  for (const char* suffix : {".diff", ".diff_b", ".lora_B.bias"}) {
+    auto tensors = pair_of(kQ, kWidth, kWidth);
+    tensors[kQ + suffix] = filled({kWidth});
+    EXPECT_SAYS(refusal(read_these(tensors)), "modules that do not exist in a FLUX model: " + kQ + suffix);
+  }
 }
 
 TEST_F(LoraFileTest, NamesDriveNoTerminal) {

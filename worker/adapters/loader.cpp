@@ -95,7 +95,8 @@ asio::awaitable<Result<void>> AdapterLoader::fetch(const Request& request, Loade
       co_return fetched.error();
     }
     note_pin(use.sha256, fetched->pinned);
-    loaded.loras.push_back({.path = fetched->copy->path(), .scale = use.scale, .id = use.sha256});
+    loaded.loras.push_back(
+        {.path = fetched->copy->path(), .scale = use.scale, .id = use.sha256, .expert = use.expert, .name = use.name});
     loaded.copies.push_back(std::move(fetched->copy));
   }
   co_return Result<void>();

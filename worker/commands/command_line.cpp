@@ -80,7 +80,8 @@ Result<job::JobSpec> spec_of(job::FieldFlags fields, const std::string& out, con
   if (!body) return body.error();
   auto parsed = job::parse_spec(json::value(std::move(*body)));
   if (!parsed) return job::name_the_flag(parsed.error());
-  auto complete = job::complete_spec(std::move(*parsed), {{{model->name, *model}}, model->name});
+  auto complete = job::complete_spec(std::move(*parsed), {{{model->name, *model}}, model->name},
+                                     [](const auto&, const auto&) -> Result<std::string> { return std::string(); });
   if (!complete) return job::name_the_flag(complete.error());
   return complete;
 }

@@ -23,7 +23,7 @@ struct GenerateFlags {
   ModelFlags model;
   std::string out, dump, frames_dir;
   job::FieldFlags fields;
-  std::vector<std::string> loras;  // FILE[:SCALE]
+  std::vector<std::string> loras;  // FILE[:SCALE[:EXPERT]]
 };
 
 // Reports an unusable path before the image is computed.
@@ -39,27 +39,30 @@ Result<void> check_folder_of(const char* flag, const std::string& path) {
   return {};
 }
 
-// Parses FILE or FILE:SCALE, such as "style.safetensors:0.7". The text after the last colon is the scale if it is a
-// number and the file before it exists. Errors: kInvalidArgument (invalid scale, empty file name), kNotFound (no such
-// file). The message contains the flag.
+// Parses FILE, FILE:SCALE or FILE:SCALE:EXPERT, such as "style.safetensors:0.7:high". The text after the last colons is
+// scale and expert if it can be and the file before it exists. Errors: kInvalidArgument (invalid scale, empty file
+// name), kNotFound (no such file). The message contains the flag.
 Result<pipeline::LoraRequest> lora_of(const std::string& text) {
   const auto exists = [](const std::string& path) {
     std::error_code unknown;
     return std::filesystem::exists(path, unknown);
   };
   const auto use = job::parse_lora_flag(text);
-  if (use && use->name.empty()) return invalid_argument("--lora is '" + text + "' but must be FILE or FILE:SCALE");
-  if (use && exists(use->name)) return pipeline::LoraRequest{use->name, use->scale};
+  constexpr const char* kForms = "FILE, FILE:SCALE or FILE:SCALE:EXPERT";
+  if (use && use->name.empty()) return invalid_argument("--lora is '" + text + "' but must be " + kForms);
+  if (use && exists(use->name))
+    return pipeline::LoraRequest{.path = use->name, .scale = use->scale, .expert = use->expert};
   if (exists(text)) return pipeline::LoraRequest{text, 1.0};  // the file name may contain a colon
-  if (!use && exists(text.substr(0, text.rfind(':')))) {
+  for (auto colon = text.rfind(':'); colon != text.npos && colon > 0; colon = text.rfind(':', colon - 1)) {
+    if (!exists(text.substr(0, colon))) continue;
     return invalid_argument(
-        "--lora is '" + text +
-        "' but must be FILE or FILE:SCALE with a finite number from -100 to 100, such as style.safetensors:0.7");
+        "--lora is '" + text + "' but must be " + kForms +
+        " with a finite number from -100 to 100 and high, low or both, such as style.safetensors:0.7");
   }
-  return Error{Code::kNotFound,
-               "--lora is '" + text + "' but the file '" + (use ? use->name : text) +
-                   "' does not exist; pass FILE or FILE:SCALE",
-               {}};
+  return Error{
+      Code::kNotFound,
+      "--lora is '" + text + "' but the file '" + (use ? use->name : text) + "' does not exist; pass " + kForms,
+      {}};
 }
 
 // Writes frame_0000.png … into `dir`, which is created.
@@ -103,6 +106,14 @@ Result<void> run(const GenerateFlags& flags) {
     auto lora = lora_of(text);
     if (!lora) return lora.error();
     loras.push_back(std::move(*lora));
+  }
+  // A preset names adapters that a service has registered.
+  if (loras.size() < spec->loras.size()) {
+    std::string needed;
+    for (const job::LoraUse& use : spec->loras)
+      needed += (needed.empty() ? "" : ", ") + use.name + " (" + std::string(job::expert_name(use.expert)) + ")";
+    return invalid_argument("--preset is '" + spec->preset + "', which needs the adapters " + needed +
+                            "; pass their files with --lora FILE:SCALE:EXPERT");
   }
 
   auto source = source_of(flags.model);
@@ -167,8 +178,8 @@ void add_generate(CLI::App& app, Invocation& invoked) {
   command
       .add_option("--lora", flags.loras,
                   "Adapter: a safetensors file of PEFT/diffusers, kohya, BFL or XLabs, for the transformer, CLIP and "
-                  "T5; SCALE (default 1) may be negative; repeatable")
-      ->type_name("FILE[:SCALE]")
+                  "T5; SCALE (default 1) may be negative; EXPERT is high, low or both (default); repeatable")
+      ->type_name("FILE[:SCALE[:EXPERT]]")
       ->allow_extra_args(false);
   command
       .add_option("--frames-dir", flags.frames_dir,

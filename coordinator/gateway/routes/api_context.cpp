@@ -159,7 +159,7 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
   const std::string_view key = call->request.header("Idempotency-Key");
   if (call->request.has_header("Idempotency-Key") && !is_idempotency_key(key))
     co_return invalid_argument("the Idempotency-Key header must be 1 to 255 visible ASCII characters, such as a UUID");
-  if (!spec.loras.empty()) {
+  if (!spec.loras.empty() || !spec.preset.empty()) {
     auto fresh = co_await refresh_adapters();
     if (!fresh) co_return fresh.error();
   }

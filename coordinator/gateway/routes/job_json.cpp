@@ -209,6 +209,8 @@ json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
     }
     fields[field.name()] = std::move(schema);
   }
+  json::array presets;
+  for (const auto& [name, preset] : model.presets) presets.emplace_back(name);
   return {{"id", model.name},
           {"object", "model"},
           {"created", created_s},
@@ -217,6 +219,7 @@ json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
           {"media", model.media == job::MediaKind::kVideo ? "video" : "image"},
           {"fields", std::move(fields)},
           {"defaults", std::move(defaults)},
+          {"presets", std::move(presets)},
           {"limits", json::object{{"max_pixels", model.max_pixels}}}};
 }
 

@@ -1,10 +1,8 @@
 #include "pipeline/families/flux/adapters.h"
 
-#include <cmath>
 #include <cstring>
 #include <utility>
 
-#include "pipeline/device/failure.h"
 #include "pipeline/families/flux/adapter_names.h"
 
 namespace ditfleet::pipeline {
@@ -18,16 +16,6 @@ std::string bits_of(double value) {
 }
 
 }  // namespace
-
-std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears) {
-  std::vector<BaseLinear> base;
-  for (std::size_t i = 0; i < linears.size(); ++i) {
-    const NamedLinear& l = linears[i];
-    const bool next_rows = i > 0 && linears[i - 1].slot == l.slot;
-    base.push_back({l.name, next_rows ? base.back().slot : i, l.first_row, l.slot->in(), l.rows});
-  }
-  return base;
-}
 
 LoraBase lora_base(const FluxFolder& folder) {
   FluxSlots slots = folder.transformer.slots();
@@ -53,15 +41,8 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
     // In the order of flux_lora_base().
     const std::vector<NamedLinear> linears[] = {named_linears(slots), clip.named_linears(), t5.named_linears()};
     for (const auto& [adapter, strength] : used) {
+      add_adapter(*adapter, strength, linears);
       for (const Adapter::Term& term : adapter->terms) {
-        LowRank low_rank = term.low_rank;
-        low_rank.scale *= strength;
-        if (!std::isfinite(static_cast<float>(low_rank.scale)))
-          fail(Code::kInvalidArgument,
-               "loras gives an adapter a scale of " + std::to_string(strength) +
-                   ", which multiplied by the adapter's scale (alpha / rank) overflows fp32",
-               "loras");
-        linears[term.component][term.slot].slot->low_rank.push_back(std::move(low_rank));
         if (term.component == 1) clip.run_eagerly();
         if (term.component == 2) t5.run_eagerly();
       }

@@ -22,9 +22,6 @@ struct AdaptedModels {
   std::vector<std::shared_ptr<const Adapter>> held;  // the memory that the terms point into
 };
 
-// Describes the linears for LoraBase. BaseLinear::slot is the index of the first linear of that matrix in `linears`.
-std::vector<BaseLinear> base_linears(const std::vector<NamedLinear>& linears);
-
 // The model's linears and their names in adapter files.
 LoraBase lora_base(const FluxFolder& folder);
 

@@ -51,6 +51,7 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement, std::s
   has_part(index, "text_encoder", "UMT5EncoderModel");
   has_part(index, "transformer", "WanTransformer3DModel");
   has_part(index, "vae", "AutoencoderKLWan");
+  std::optional<WanConfig> first;
   const bool second = has_part(index, "transformer_2", "WanTransformer3DModel", /*optional=*/true);
   const std::optional<double> boundary = index.optional_number("boundary_ratio");
   if (second != boundary.has_value())
@@ -71,6 +72,12 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement, std::s
     else
       must_match(dir, std::string(name) + "'s in_channels", wan.in_channels, "vae's z_dim", vae.z_dim);
     must_match(dir, std::string(name) + "'s out_channels", wan.out_channels, "vae's z_dim", vae.z_dim);
+    if (!first) first = wan;
+    // Adapters are read for both transformers at once.
+    must_match(dir, std::string(name) + "'s num_layers", wan.num_layers, "transformer's", first->num_layers);
+    must_match(dir, std::string(name) + "'s width", wan.width(), "transformer's", first->width());
+    must_match(dir, std::string(name) + "'s ffn_dim", wan.ffn_dim, "transformer's", first->ffn_dim);
+    must_match(dir, std::string(name) + "'s freq_dim", wan.freq_dim, "transformer's", first->freq_dim);
   }
   auto last = std::chrono::steady_clock::now();
   const auto lap = [&] {

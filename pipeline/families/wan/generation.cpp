@@ -1,10 +1,14 @@
 #include "pipeline/families/wan/generation.h"
 
+#include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/dump.h"
 #include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -20,6 +24,20 @@ void check_range(const std::string& field, int value, int least, int most) {
   if (value < least || value > most)
     refuse(field, "is " + std::to_string(value) + "; it must be from " + std::to_string(least) + " to " +
                       std::to_string(most));
+}
+
+// "1, 0.75, 0.5": from at most 1, falling, above 0.
+std::vector<double> read_sigmas(std::string_view text) {
+  std::vector<double> sigmas;
+  for (std::string_view part : split(text, ',')) {
+    part.remove_prefix(std::min(part.find_first_not_of(' '), part.size()));
+    part = part.substr(0, part.find_last_not_of(' ') + 1);
+    const auto sigma = number_of<double>(part, 0, 1);
+    if (!sigma || *sigma == 0 || (!sigmas.empty() && *sigma >= sigmas.back()))
+      refuse("sigmas", "must be falling numbers from 1 to above 0, separated by commas, such as 1, 0.75, 0.5, 0.25");
+    sigmas.push_back(*sigma);
+  }
+  return sigmas;
 }
 
 }  // namespace
@@ -41,6 +59,8 @@ WanRequest read_wan_request(const GenerationRequest& request, int size_multiple,
   r.guidance_scale_2 = fields.real("guidance_scale_2");
   r.max_sequence_length = integer("max_sequence_length", r.max_sequence_length);
   r.seed = request.seed;
+  r.loras = request.loras;
+  r.flow_shift = fields.real("flow_shift");
 
   if (from_image && !request.image) refuse("image", "is missing; this model makes a video from an image");
   if (!from_image && request.image)
@@ -70,7 +90,19 @@ WanRequest read_wan_request(const GenerationRequest& request, int size_multiple,
   if (!(r.frame_rate > 0) || !std::isfinite(r.frame_rate)) refuse("fps", "must be a number above 0");
   if (!is_valid_utf8(r.prompt)) refuse("prompt", "is not valid UTF-8");
   if (!is_valid_utf8(r.negative_prompt)) refuse("negative_prompt", "is not valid UTF-8");
-  if (!request.loras.empty()) refuse("loras", "are not supported by Wan models yet");
+  if (r.flow_shift && !(*r.flow_shift > 0 && std::isfinite(*r.flow_shift)))
+    refuse("flow_shift", "must be a number above 0");
+  if (const std::string* sampler = fields.text("sampler")) {
+    if (*sampler != "euler" && *sampler != "unipc")
+      refuse("sampler", "is \"" + excerpt(*sampler, 40) + "\"; it must be euler or unipc");
+    r.euler = *sampler == "euler";
+  }
+  if (const std::string* sigmas = fields.text("sigmas")) {
+    r.sigmas = read_sigmas(*sigmas);
+    if (static_cast<int>(r.sigmas.size()) != r.num_inference_steps)
+      refuse("sigmas", "has " + std::to_string(r.sigmas.size()) + " numbers, but num_inference_steps is " +
+                           std::to_string(r.num_inference_steps) + "; they must agree");
+  }
   if (r.num_frames % 4 != 1) {
     const int frames = r.num_frames / 4 * 4 + 1;
     r.warnings.push_back("frames is " + std::to_string(r.num_frames) + "; Wan generates 4k + 1 frames, so it is " +

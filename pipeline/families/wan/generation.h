@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pipeline/engine/generation.h"
+#include "pipeline/families/wan/adapters.h"
 #include "pipeline/sampling/flow_scheduler.h"
 
 namespace ditfleet::pipeline {
@@ -26,6 +27,10 @@ struct WanRequest {
   std::optional<double> guidance_scale_2;  // none: guidance_scale
   int max_sequence_length = 512;
   std::int64_t seed = 0;
+  std::optional<double> flow_shift;  // none: the scheduler's
+  std::optional<bool> euler;         // else UniPC; none: the scheduler's
+  std::vector<double> sigmas;        // before the shift, without the last 0; empty: computed
+  std::vector<LoraRequest> loras;
   std::vector<std::string> warnings;  // values that were changed
 };
 
@@ -47,10 +52,12 @@ class WanGeneration : public GenerationBase {
   Result<void> dump(const std::string& path) const override;
 
   WanRequest request;
+  WanAdapters adapters;
   WanText prompt;
   std::optional<WanText> negative;  // with classifier-free guidance
   // The prompts embedded by each transformer, [1, max_sequence_length, inner_dim]; undefined: not used.
   std::array<at::Tensor, 2> text, negative_text;
+  FlowSchedulerConfig scheduler;
   Schedule schedule;
   // Mask and encoded image, [1, 4 + channels, latent frames, rows, columns] in the pipeline's type; undefined without
   // an image.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "pipeline/families/wan/adapters.h"
 #include "pipeline/memory/dry_run.h"
 #include "pipeline/region/run/region_host.h"
 #include "pipeline/sampling/latents.h"
@@ -42,6 +43,8 @@ WanNeeds::WanNeeds(const LoadContext& context)
   }
   weights_.blocks_leave_to_decode = true;
   weights_.fixed -= weights_.text.bytes + weights_.blocks.bytes + weights_.other_blocks;
+  if (context.adapters.slots > 0)
+    weights_.fixed += AdapterStore(lora_base(folder_), context.placement, context.adapters).slot_bytes();
 }
 
 RequestSize WanNeeds::size(const GenerationRequest& request) const {

@@ -31,6 +31,28 @@ WanGeneration& own(Generation& generation) {
   return *mine;
 }
 
+// The expert's transformer with the request's adapters.
+const WanTransformer& transformer_of(const WanFolder& folder, const WanGeneration& generation, std::size_t expert) {
+  if (const auto& adapted = generation.adapters.transformers[expert]) return *adapted;
+  return expert ? *folder.transformer_2 : folder.transformer;
+}
+
+// The folder's scheduler with what the request changes. Another class has its defaults and the folder's shift.
+FlowSchedulerConfig scheduler_of(const WanFolder& folder, const WanRequest& request) {
+  FlowSchedulerConfig c = folder.scheduler;
+  if (request.euler && *request.euler == c.unipc) {
+    c.unipc = !*request.euler;
+    if (c.unipc)
+      c.flow_shift = c.euler.shift;
+    else
+      c.euler = {.shift = c.flow_shift, .use_flow_sigmas = true};
+  }
+  if (request.flow_shift) (c.unipc ? c.flow_shift : c.euler.shift) = *request.flow_shift;
+  if (c.unipc && !request.sigmas.empty())
+    fail(Code::kInvalidArgument, "sigmas are given, but the sampler is unipc; set sampler to euler", "sigmas");
+  return c;
+}
+
 // Follows diffusers' WanPipeline and WanImageToVideoPipeline: the first transformer at timesteps from boundary · 1000
 // on, the second one below.
 class WanDenoiser final : public Denoiser {
@@ -41,7 +63,7 @@ class WanDenoiser final : public Denoiser {
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents) override {
     const double timestep = generation_.schedule.timesteps[static_cast<std::size_t>(step)];
     const std::size_t expert = folder_.transformer_2 && timestep < folder_.boundary * 1000 ? 1 : 0;
-    const WanTransformer& transformer = expert ? *folder_.transformer_2 : folder_.transformer;
+    const WanTransformer& transformer = transformer_of(folder_, generation_, expert);
     memory_.use_blocks(expert);
     at::Tensor input = latents.to(dtype_);
     if (generation_.condition.defined()) input = at::cat({input, generation_.condition}, 1);
@@ -82,13 +104,15 @@ constexpr std::array<std::array<float, 3>, 17> kRgb{{{-0.1299F, -0.1692F, 0.2932
                                                      {0.1984F, 0.0913F, 0.1861F},
                                                      {-0.1835F, -0.0868F, -0.3360F}}};
 
-ModelMemory::Source memory_source(const WanFolder& folder, PartSequence& none, std::shared_ptr<WanNeeds> needs) {
+ModelMemory::Source memory_source(const WanFolder& folder, const AdapterStore& adapters, PartSequence& none,
+                                  std::shared_ptr<WanNeeds> needs) {
   ModelMemory::Source source{.parts = {{&folder.text.parts()}, &none, {&folder.transformer.parts()}}};
   if (folder.transformer_2) source.parts.blocks.push_back(&folder.transformer_2->parts());
   if (!needs) return source;
   source.small = needs->video(25);
   source.large = needs->video(81);
   source.needs = [needs = std::move(needs)](const RequestSize& size) { return needs->of(size); };
+  source.unallocated = [&] { return adapters.unallocated_slot_bytes(); };
   return source;
 }
 
@@ -125,12 +149,12 @@ at::Tensor encode_image(const VideoVae& vae, const Media& image, const WanReques
 
 WanModel::WanModel(ModelInfo info, Placement placement, WanFolder folder, WanPrompts prompts,
                    AdapterStore::Limits adapters, std::shared_ptr<DeviceMemory> memory, std::shared_ptr<WanNeeds> needs)
-    : ModelBase(std::move(info), placement, {"Wan", {{"transformer", {"transformer."}, {}}}}, adapters),
+    : ModelBase(std::move(info), placement, lora_base(folder), adapters),
       folder_(std::move(folder)),
       prompts_(std::move(prompts)),
       embeddings_(kCachedPrompts),
       no_modulation_(placement, "none", /*repeats=*/false),
-      memory_(std::move(memory), this->info().name, memory_source(folder_, no_modulation_, std::move(needs))) {}
+      memory_(std::move(memory), this->info().name, memory_source(folder_, adapter_store(), no_modulation_, std::move(needs))) {}
 
 RequestSize WanModel::size_of(const WanRequest& request) const {
   return WanNeeds::size(request, folder_.size_multiple());
@@ -159,18 +183,21 @@ std::unique_ptr<Generation> WanModel::run_encode(const GenerationRequest& asked)
   const at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(r.seed));
   p->noise = at::randn({1, folder_.vae.config().z_dim, (r.num_frames - 1) / 4 + 1, r.height / factor, r.width / factor},
                        generator, at::TensorOptions().dtype(c10::ScalarType::Float));
-  p->schedule = make_flow_schedule(folder_.scheduler, r.num_inference_steps);
+  p->scheduler = scheduler_of(folder_, r);
+  p->schedule = make_flow_schedule(p->scheduler, r.num_inference_steps, r.sigmas);
   memory_.run_encode(size_of(r), [&] {
     if (asked.image) p->condition = encode_image(folder_.vae, *asked.image, r, p->noise).to(placement().dtype);
+    p->adapters = adapt(folder_, adapter_store(), r.loras);
     p->prompt = embed(r.prompt, r.max_sequence_length);
     if (r.guidance_scale > 1) p->negative = embed(r.negative_prompt, r.max_sequence_length);
     for (std::size_t expert = 0; expert < (folder_.transformer_2 ? 2 : 1); ++expert) {
-      const WanTransformer& transformer = expert ? *folder_.transformer_2 : folder_.transformer;
+      const WanTransformer& transformer = transformer_of(folder_, *p, expert);
       p->text[expert] = transformer.embed_text(p->prompt.embeds);
       if (p->negative) p->negative_text[expert] = transformer.embed_text(p->negative->embeds);
     }
   });
   for (const auto& warning : r.warnings) p->add_warning(warning);
+  for (const auto& warning : p->adapters.warnings) p->add_warning(warning);
   for (const auto& warning : p->prompt.warnings) p->add_warning(warning);
   if (p->negative)
     for (const auto& warning : p->negative->warnings) p->add_warning("negative " + warning);
@@ -186,7 +213,7 @@ Result<void> WanModel::run_denoise(Generation& generation, const StepCallback& o
   WanGeneration& p = own(generation);
   auto latents = memory_.run_steps(size_of(p.request), on_step, [&](const StepCallback& callback) {
     WanDenoiser denoiser(folder_, p, placement().dtype, memory_);
-    const auto sampler = make_flow_sampler(folder_.scheduler, p.schedule, placement().device);
+    const auto sampler = make_flow_sampler(p.scheduler, p.schedule, placement().device);
     return denoise_loop(denoiser, *sampler, p.noise.to(placement().device),
                         static_cast<std::int64_t>(p.schedule.timesteps.size()), {callback, preview, wait});
   });
@@ -219,9 +246,11 @@ Media WanModel::run_decode(Generation& generation) {
   WanGeneration& p = own(generation);
   if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
   if (!are_finite({p.latents})[0])
-    fail(Code::kDataCorrupt,
-         "[decode] the latents after denoising contain NaN or infinity; check the model's weights, or use another "
-         "precision (worker.dtype)");
+    fail(p.adapters.held.empty() ? Code::kDataCorrupt : Code::kInvalidArgument,
+         p.adapters.held.empty() ? "[decode] the latents after denoising contain NaN or infinity; check the model's "
+                                   "weights, or use another precision (worker.dtype)"
+                                 : "[decode] the latents after denoising contain NaN or infinity with adapters; use "
+                                   "smaller strengths or other adapters");
   const RequestSize size = size_of(p.request);
   memory_.make_room_to_decode(size);
   Media video = memory_.run(size, [&] { return decode_frames(p); });

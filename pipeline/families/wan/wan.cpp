@@ -33,6 +33,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   info.name = context.source.name;
   info.dir = dir;
   info.size_multiple = folder.size_multiple();
+  info.experts = folder.transformer_2.has_value();
   info.weight_bytes = folder.weight_bytes();
   info.load_times = folder.load_times;
   info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});

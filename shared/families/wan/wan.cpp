@@ -31,6 +31,7 @@ Result<void> read(job::ModelEntry& entry) {
   const bool from_image = class_name && class_name->is_string() && class_name->get_string() == kImageToVideo;
 
   entry.media = job::MediaKind::kVideo;
+  entry.experts = experts;
   entry.guidance = guidance_of;
   entry.max_pixels = kLargestSide * kLargestSide;
   for (const Field side : {Field("width"), Field("height")})
@@ -41,7 +42,8 @@ Result<void> read(job::ModelEntry& entry) {
   entry.apply("num_inference_steps").high = kMostSteps;
   entry.apply("guidance_scale");
   if (experts) entry.apply("guidance_scale_2");
-  entry.apply("max_sequence_length");
+  for (const Field field : {Field("flow_shift"), Field("sampler"), Field("sigmas"), Field("max_sequence_length")})
+    entry.apply(field);
   // The pipelines' defaults, and Wan's frame rate. An image gives the size, within the default area.
   if (from_image) {
     entry.apply("image").required = true;

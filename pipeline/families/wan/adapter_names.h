@@ -1,0 +1,15 @@
+// The names of Wan's linears in adapter files.
+#pragma once
+
+#include <vector>
+
+#include "pipeline/lora/base.h"
+
+namespace ditfleet::pipeline {
+
+// Linears have their names in diffusers or in Wan's own code (blocks.0.self_attn.q, head.head). There is one component,
+// transformer; a file does not say for which of two transformers it is. Of differences, those of biases apply, as in
+// diffusers, and the one of the head's weight.
+LoraBase wan_lora_base(std::vector<BaseLinear> transformer);
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,235 @@
+// Videos with adapters on one or both transformers, compared with those of diffusers with PEFT:
+// tests/fixtures/wan/make_lora.py. DITFLEET_TEST_DEVICE=cuda runs the same on a GPU.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/families/wan/adapters.h"
+#include "pipeline/families/wan/wan.h"
+#include "pipeline/weights/safetensors.h"
+#include "pipeline/weights/safetensors_writer.h"
+#include "tests/parity/flux_golden.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+using job::Expert;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+golden::Golden golden_of(const std::string& name) {
+  golden::Golden golden = golden::load({"lora", name, "wan"});
+  if (name == "four") {  // as the preset of a distilled model
+    golden.request.fields.set("sampler", std::string("euler"));
+    golden.request.fields.set("sigmas", std::string("1, 0.75,0.5, 0.25"));
+    golden.request.fields.set("flow_shift", 5.0);
+  }
+  return golden;
+}
+
+std::string adapter(const std::string& name) {
+  return (golden::fixtures() / "wan/lora/adapters" / (name + ".safetensors")).string();
+}
+
+// A copy of the file under other names for its tensors.
+std::string renamed(const std::string& path, const std::string& copy,
+                    const std::function<std::string(std::string)>& name) {
+  const auto file = unwrap(SafetensorsFile::open(path));
+  std::vector<TensorView> views;
+  for (const auto& entry : file.entries()) views.push_back(unwrap(file.view(entry)));
+  std::vector<TensorToWrite> tensors;
+  for (const TensorView& view : views)
+    tensors.push_back({name(std::string(view.name)), view.dtype, {view.shape.begin(), view.shape.end()}, view.bytes});
+  const std::string made = ::testing::TempDir() + copy + ".safetensors";
+  unwrap(write_safetensors(made, tensors));
+  return made;
+}
+
+class WanLora : public ::testing::Test {
+ protected:
+  static Model& model(bool bf16 = false, const char* folder = "two") {
+    static std::map<std::pair<bool, std::string>, std::pair<std::unique_ptr<Engine>, std::unique_ptr<Model>>> models;
+    auto& [engine, model] = models[{bf16, folder}];
+    if (!engine) {
+      EngineOptions options{golden::test_device(), bf16 ? "bf16" : "fp32", 1, golden::test_compile()};
+      options.max_lora_rank = 64;  // of the head's difference
+      options.lora_slots = 4;
+      engine = unwrap(Engine::create(options, {&wan_family()}));
+      model = unwrap(engine->load_model({"wan", golden::Case{folder, "", "wan"}.model_dir()}));
+    }
+    return *model;
+  }
+
+  struct Drawn {
+    Media video;
+    at::Tensor latents, timesteps;
+    std::vector<std::string> warnings;
+  };
+  static Drawn draw(const GenerationRequest& request, bool bf16 = false) {
+    auto generation = unwrap(model(bf16).encode(request));
+    unwrap(model(bf16).denoise(*generation, nullptr));
+    const Media video = unwrap(model(bf16).decode(*generation));
+    const std::string dump = ::testing::TempDir() + "wan_lora.safetensors";
+    unwrap(generation->dump(dump));
+    return {video, golden::read_tensor(dump, "latents"), golden::read_tensor(dump, "timesteps"),
+            generation->warnings()};
+  }
+
+  static std::string refusal(const GenerationRequest& request, const char* folder = "two") {
+    const auto encoded = model(false, folder).encode(request);
+    EXPECT_FALSE(encoded);
+    return encoded ? std::string() : encoded.error().param + ": " + encoded.error().message;
+  }
+};
+
+class WanLoraVideo : public WanLora, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(WanLoraVideo, IsWhatDiffusersDraws) {
+  const golden::Golden golden = golden_of(GetParam());
+  const Drawn drawn = draw(golden.request, golden.bf16);
+  EXPECT_LE(golden::distance(drawn.timesteps, golden.tensor("timesteps")), 1e-6);
+  if (!golden.bf16) {
+    EXPECT_LE(golden::distance(drawn.latents, golden.tensor("latents")), 2e-4);
+  }
+  const at::Tensor want = golden.tensor("pixels");
+  ASSERT_EQ(static_cast<std::size_t>(want.numel()), drawn.video.rgb.size());
+  double sum = 0;
+  int largest = 0;
+  for (std::size_t i = 0; i < drawn.video.rgb.size(); ++i) {
+    const int apart = std::abs(int{drawn.video.rgb[i]} - int{want.const_data_ptr<std::uint8_t>()[i]});
+    sum += apart;
+    largest = std::max(largest, apart);
+  }
+  const double mean = sum / static_cast<double>(drawn.video.rgb.size());
+  std::printf("%s: largest %d, mean %.5f of 255\n", GetParam(), largest, mean);
+  EXPECT_LE(largest, golden.bf16 ? 1.5 * golden.largest_apart : 1);
+  EXPECT_LE(mean, golden.bf16 ? 1.5 * golden.mean_apart : 0.006);
+}
+INSTANTIATE_TEST_SUITE_P(Cases, WanLoraVideo, ::testing::Values("high", "low", "both", "pair", "bias", "bf16", "four"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_F(WanLora, TwoAdaptersOnOneExpertEachAreOneOnBoth) {
+  GenerationRequest request = golden_of("low").request;
+  request.loras = {{.path = adapter("original")}};
+  const at::Tensor both = draw(request).latents;
+  request.loras = {{.path = adapter("original"), .expert = Expert::kLow},
+                   {.path = adapter("original"), .expert = Expert::kHigh}};
+  EXPECT_TRUE(at::equal(draw(request).latents, both));
+  request.loras.pop_back();
+  EXPECT_GT(golden::distance(draw(request).latents, both), 0.01);
+  request.loras[0].scale = 0;
+  const at::Tensor none = draw(request).latents;
+  request.loras.clear();
+  EXPECT_TRUE(at::equal(draw(request).latents, none));
+}
+
+TEST_F(WanLora, OtherSpellingsDrawTheSame) {
+  GenerationRequest request = golden_of("low").request;
+  const at::Tensor expected = draw(request).latents;
+  const auto with = [&](const char* copy, const std::function<std::string(std::string)>& name) {
+    request.loras.at(0).path = renamed(adapter("original"), copy, name);
+    EXPECT_TRUE(at::equal(draw(request).latents, expected)) << copy;
+  };
+  const auto replaced = [](std::string text, const std::string& from, const std::string& to) {
+    if (const auto at = text.find(from); at != text.npos) text.replace(at, from.size(), to);
+    return text;
+  };
+  with("no_prefix", [&](std::string name) { return replaced(name, "diffusion_model.", ""); });
+  with("peft_suffixes", [&](std::string name) {
+    for (const auto& [from, to] :
+         {std::pair(".lora_down.weight", ".lora_A.weight"), std::pair(".lora_up.weight", ".lora_B.style.weight"),
+          std::pair(".diff_b", ".lora_B.bias")})
+      name = replaced(name, from, to);
+    return name;
+  });
+  with("kohya", [](std::string name) {
+    name = name.substr(std::string("diffusion_model.").size());
+    // A suffix begins at the last dot, or at the one before ".weight".
+    auto dot = name.rfind('.');
+    if (name.ends_with(".weight")) dot = name.rfind('.', dot - 1);
+    std::replace(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(dot), '.', '_');
+    return "lora_unet_" + name;
+  });
+}
+
+TEST_F(WanLora, ListsWhatItLeavesOut) {
+  GenerationRequest request = golden_of("low").request;
+  EXPECT_THAT(draw(request).warnings,
+              ElementsAre(AllOf(HasSubstr("adapter original.safetensors: left out, as in diffusers, 5 tensors: "),
+                                HasSubstr("blocks.0.self_attn.norm_q.diff"), HasSubstr("blocks.0.self_attn.q.diff,"),
+                                HasSubstr("blocks.1.norm3.diff_b"), HasSubstr("patch_embedding.diff_b"))));
+  request.loras.at(0) = {.path = adapter("bias_only"), .name = "ink"};
+  EXPECT_THAT(
+      draw(request).warnings,
+      ElementsAre("adapter ink: left out, as in diffusers, 1 tensor: diffusion_model.time_projection.1.diff_b"));
+}
+
+TEST_F(WanLora, WarnsOfAnAdapterForTheOtherExpert) {
+  EXPECT_EQ(expert_in_name("wan2.2_t2v_A14b_high_noise_lora_rank64"), Expert::kHigh);
+  EXPECT_EQ(expert_in_name("Style-LowNoise.safetensors"), Expert::kLow);
+  for (const char* name : {"slow flow", "highlights", "high_and_low", "lowpoly", "", "style"})
+    EXPECT_EQ(expert_in_name(name), Expert::kBoth) << name;
+  GenerationRequest request = golden_of("high").request;
+  const auto warnings = [&](const char* name, Expert expert) {
+    request.loras.at(0).name = name;
+    request.loras.at(0).expert = expert;
+    return unwrap(model().encode(request))->warnings();
+  };
+  EXPECT_THAT(warnings("ink high_noise", Expert::kLow),
+              ElementsAre("adapter ink high_noise seems to be for the expert high, but is used for low"));
+  EXPECT_THAT(warnings("ink low_noise", Expert::kBoth), ElementsAre(HasSubstr("expert low, but is used for both")));
+  EXPECT_THAT(warnings("ink low_noise", Expert::kLow), IsEmpty());
+  EXPECT_THAT(warnings("ink", Expert::kHigh), IsEmpty());
+}
+
+TEST_F(WanLora, RefusesWhatItCannotApply) {
+  GenerationRequest request = golden::load({"one", "plain", "wan"}).request;
+  request.loras = {{.path = adapter("peft"), .expert = Expert::kHigh}};
+  EXPECT_THAT(refusal(request, "one"), AllOf(HasSubstr("loras: loras gives"), HasSubstr("peft.safetensors the expert"),
+                                             HasSubstr("high, but this model has one transformer")));
+  request.loras.at(0).expert = Expert::kBoth;
+  EXPECT_THAT(refusal(request, "one"), HasSubstr("the adapter is for another base model"));
+  const auto with = [&](const char* copy, const std::string& from, const std::string& to) {
+    request.loras.at(0).path = renamed(adapter("original"), copy, [&](std::string name) {
+      if (const auto at = name.find(from); at != name.npos) name.replace(at, from.size(), to);
+      return name;
+    });
+    return refusal(request);
+  };
+  EXPECT_THAT(with("block", "blocks.1.", "blocks.2."), HasSubstr("blocks or layers that this model lacks"));
+  EXPECT_THAT(with("image", "blocks.1.cross_attn.k.lora", "blocks.1.cross_attn.k_img.lora"), HasSubstr("k_img"));
+  EXPECT_THAT(with("typo", "self_attn.q.lora", "self_attn.query.lora"), HasSubstr("do not exist in a Wan model"));
+  EXPECT_THAT(with("twice", "blocks.0.ffn.0.diff_b", "blocks.0.self_attn.k.lora_B.bias"), HasSubstr("same weight"));
+  request.loras.at(0).path = renamed(adapter("bias_only"), "shape", [](const std::string& name) {
+    return name.ends_with("blocks.0.ffn.0.diff_b") ? "text_embedding.0.diff_b" : name;
+  });
+  EXPECT_THAT(refusal(request), HasSubstr("text_embedding.0.diff_b is [40], in this model it must be [30]"));
+  request.loras.at(0).path = renamed(adapter("original"), "no_bias_of_the_head", [](const std::string& name) {
+    return name.ends_with("head.head.diff") ? "head.head.lora_down.weight" : name;
+  });
+  EXPECT_THAT(refusal(request), HasSubstr("has no counterpart"));
+}
+
+TEST_F(WanLora, RefusesBadSchedules) {
+  GenerationRequest request = golden_of("four").request;
+  const auto with = [&](job::Field field, job::FieldValues::Value value) {
+    GenerationRequest changed = request;
+    changed.fields.set(field, std::move(value));
+    return refusal(changed);
+  };
+  EXPECT_THAT(with("num_inference_steps", std::int64_t{5}), HasSubstr("has 4 numbers, but num_inference_steps is 5"));
+  EXPECT_THAT(with("sampler", std::string("unipc")), HasSubstr("the sampler is unipc; set sampler to euler"));
+  EXPECT_THAT(with("sampler", std::string("ddim")), HasSubstr("must be euler or unipc"));
+  EXPECT_THAT(with("flow_shift", 0.0), HasSubstr("flow_shift must be a number above 0"));
+  for (const char* sigmas : {"1,2,3,4", "1,0.5,0.5,0.2", "1,0.5,0.2,0", "1,a,0.5,0.2", "1,,0.5,0.2", "1,0.5 0.2,0.1"})
+    EXPECT_THAT(with("sigmas", std::string(sigmas)), HasSubstr("must be falling numbers")) << sigmas;
+}
+
+}  // namespace
+}  // namespace ditfleet::pipeline
