@@ -34,6 +34,10 @@ struct ModelEntry {
   FieldValues defaults;                                                // a field without a default stays unset
   std::int64_t max_pixels = std::numeric_limits<std::int64_t>::max();  // width × height
   GuidanceKind (*guidance)(const FieldValues& complete) = nullptr;     // nullptr: always kNone
+  // A token of the transformer covers this area of a latent frame. A video of k · frames_per_latent + 1 frames has
+  // k + 1 latent frames.
+  std::int64_t pixels_per_token = 256;
+  int frames_per_latent = 1;
 
   // Adds a field with the bounds of the field table. Returns the limits, which the caller may narrow.
   FieldLimits& apply(Field field);
