@@ -81,6 +81,7 @@ Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, c
   spec.fields.set("width", one.width);
   spec.fields.set("height", one.height);
   spec.fields.set("num_inference_steps", 2);
+  if (one.frames) spec.fields.set("frames", *one.frames);
   if (one.max_sequence_length) spec.fields.set("max_sequence_length", *one.max_sequence_length);
   spec.seed = 0;
   add_picture(spec, set.catalogue.models.at(model));
@@ -95,8 +96,9 @@ Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, c
 }
 
 std::string label_of(const job::JobSpec& spec) {
+  const auto frames = spec.fields.integer("frames");
   return std::to_string(spec.fields.integer("width").value()) + "x" +
-         std::to_string(spec.fields.integer("height").value());
+         std::to_string(spec.fields.integer("height").value()) + (frames ? "x" + std::to_string(*frames) : "");
 }
 
 }  // namespace

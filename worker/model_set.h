@@ -21,7 +21,7 @@ using ImageEncoder = std::function<Result<std::string>(const pipeline::Media&, j
 struct WarmupClass {
   std::string model;  // empty: every model
   int width = 0, height = 0;
-  std::optional<int> max_sequence_length;  // nullopt: the model's default
+  std::optional<int> frames, max_sequence_length;  // nullopt: the model's default
   bool true_cfg = false;
 };
 

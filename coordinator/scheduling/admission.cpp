@@ -21,7 +21,8 @@ Classified classify(job::JobSpec spec, const job::ModelEntry& model, const std::
   Classified out;
   out.shape = job::shape_class_of(spec, model, precision);
   out.class_key = out.shape.key();
-  out.prior_us = prior_run_us(out.shape, steps_of(spec), !spec.loras.empty());
+  out.tokens = job::tokens_of(out.shape, model);
+  out.prior_us = prior_run_us(out.shape, out.tokens, steps_of(spec), !spec.loras.empty());
   out.spec = std::move(spec);
   return out;
 }
@@ -88,10 +89,11 @@ std::optional<Error> unmet_memory(const Classified& job, const std::string& work
                         : fmt::format("a {}×{} image", shape.width, shape.height);
   return invalid_argument(
       fmt::format("{} needs more memory than any worker of model '{}' has: at most {} pixels fit (worker {}, plan {}, "
-                  "{:.1f} GiB available); use a smaller size",
+                  "{:.1f} GiB available); use {}",
                   what, job.spec.model, with_commas(largest->max_pixels), worker, largest->plan,
-                  static_cast<double>(most.available_bytes) / 0x1p30),
-      "width");
+                  static_cast<double>(most.available_bytes) / 0x1p30,
+                  shape.frames > 1 ? "fewer frames or a smaller size" : "a smaller size"),
+      shape.frames > 1 ? "frames" : "width");
 }
 
 std::vector<std::string> adapters_of(const job::JobSpec& spec) {

@@ -22,6 +22,7 @@ struct Classified {
   job::JobSpec spec;
   std::string class_key;
   job::ShapeClass shape;
+  std::int64_t tokens = 0;    // of a forward pass
   std::int64_t prior_us = 0;  // of one unit (cost_model.h)
 };
 

@@ -88,6 +88,12 @@ void Scheduler::repark(std::int64_t now_us) {
   }
 }
 
+// A model that is no longer configured counts as one of images.
+std::int64_t Scheduler::tokens_of(const job::ShapeClass& shape) const {
+  const auto entry = options_.catalogue.models.find(shape.model);
+  return job::tokens_of(shape, entry == options_.catalogue.models.end() ? job::ModelEntry() : entry->second);
+}
+
 ClassId Scheduler::intern_class(const std::string& key, const std::string& model) {
   if (const auto it = class_ids_.find(key); it != class_ids_.end()) return it->second;
   if (free_classes_.empty() && classes_.size() >= kKeptClasses) {
@@ -107,6 +113,7 @@ ClassId Scheduler::intern_class(const std::string& key, const std::string& model
                   .pixels = shape ? shape->pixels() : 0};
   class_ids_.emplace(key, id);
   fleet_.define_class(id, key);
+  if (shape) costs_.define_class(id, tokens_of(*shape));
   return id;
 }
 
@@ -351,7 +358,7 @@ Scheduler::Job& Scheduler::job_of(const queue::UnitView& view, std::int64_t now_
   job.cost_us = view.cost_us;
   job.deadline_us = view.deadline_ms * 1000;
   const auto shape = job::parse_class_key(view.class_key);
-  job.prior_us = shape && view.steps > 0 ? prior_run_us(*shape, view.steps, !view.adapters.empty())
+  job.prior_us = shape && view.steps > 0 ? prior_run_us(*shape, tokens_of(*shape), view.steps, !view.adapters.empty())
                                          : std::max<std::int64_t>(1, view.cost_us);
   costs_.seed(job.cls, job.model, job.prior_us, job.cost_us);
   return job;
@@ -430,7 +437,8 @@ Estimate Scheduler::estimate(const job::JobSpec& spec, const std::string& tenant
   const auto cls = class_ids_.find(job.class_key);
   const auto c = cls == class_ids_.end() ? static_cast<ClassId>(-1) : cls->second;
   const auto m = model->second;
-  out.run_us = costs_.typical_run_us(c, m, job.prior_us);
+  out.run_us = cls == class_ids_.end() ? costs_.unseen_run_us(m, job.tokens, job.prior_us)
+                                       : costs_.typical_run_us(c, m, job.prior_us);
   out.observed = costs_.observed(m);
   // A lower bound: counts the tenant's own queue only, not the shares of other tenants.
   std::int64_t soonest = -1, workers = 0;

@@ -189,6 +189,7 @@ class Scheduler {
   void repark(std::int64_t now_us);
   std::vector<WorkerId> update_fleet(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us);
   ClassId intern_class(const std::string& key, const std::string& model);
+  std::int64_t tokens_of(const job::ShapeClass& shape) const;
   // enter_lane() counts one more user of the lane, leave_lane() one less.
   LaneId enter_lane(ClassId cls, std::vector<AdapterId> adapters, std::vector<std::string> failed_on);
   void leave_lane(LaneId id);

@@ -64,6 +64,7 @@ const auto& lists() {
           {{"model", &WarmupClass::model, "Name of a model; if empty, every model."},
            {"width", &WarmupClass::width, "Pixels.", 1, kMaxSide},
            {"height", &WarmupClass::height, "Pixels.", 1, kMaxSide},
+           {"frames", &WarmupClass::frames, "Frames of a video; if absent, the model's default.", 1, kMaxFrames},
            {"max_sequence_length", &WarmupClass::max_sequence_length, "Text tokens; if absent, the model's default.", 1,
             512},
            {"true_cfg", &WarmupClass::true_cfg,

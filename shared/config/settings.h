@@ -58,7 +58,7 @@ struct CompileRule {
 // A shape class that a worker runs before it reports ready. width and height are required.
 struct WarmupClass {
   std::string model;  // empty: every model
-  std::optional<int> width, height, max_sequence_length;
+  std::optional<int> width, height, frames, max_sequence_length;
   bool true_cfg = false;
 };
 

@@ -47,6 +47,10 @@ struct ModelEntry {
   // The size by which a request without a size is scheduled, where the model takes the size from the request's image.
   int free_width = 0, free_height = 0;
   GuidanceKind (*guidance)(const FieldValues& complete) = nullptr;  // nullptr: always kNone
+  // A token of the transformer covers this area of a latent frame. A video of k · frames_per_latent + 1 frames has
+  // k + 1 latent frames.
+  std::int64_t pixels_per_token = 256;
+  int frames_per_latent = 1;
 
   // Adds a field with the bounds of the field table. Returns the limits, which the caller may narrow.
   FieldLimits& apply(Field field);

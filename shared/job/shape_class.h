@@ -25,8 +25,12 @@ struct ShapeClass {
   std::int64_t pixels() const;  // width × height × frames, at most 2^50
 };
 
-// Precondition: `spec` is a result of complete_spec() for `model`.
+// Precondition: `spec` is a result of complete_spec() for `model`. Frames are rounded as the model rounds them: 82
+// become 81 with 4 frames per latent frame.
 ShapeClass shape_class_of(const JobSpec& spec, const ModelEntry& model, const std::string& precision);
+
+// The tokens of a forward pass: those of the latents and of the text.
+std::int64_t tokens_of(const ShapeClass& shape, const ModelEntry& model);
 
 // The inverse of key(). Nothing if the text is not a valid key.
 std::optional<ShapeClass> parse_class_key(std::string_view key);

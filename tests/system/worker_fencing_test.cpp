@@ -58,6 +58,26 @@ TEST_F(WorkerFencing, ALeaseThatCannotBeRenewedStopsTheUnitWithoutARedis) {
   EXPECT_EQ(keys_like("df:{0}:blob:*"), 0u);
 }
 
+// The lease is extended by more than its length while one step runs.
+TEST_F(WorkerFencing, AStepLongerThanTheLeaseKeepsIt) {
+  HeldEvent step(*script_, "step 1/2");
+  auto worker = start_ready_worker();
+  const std::string id = ready(spec(1));
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return step.reached(); }));
+  const auto lease_until = [&] {
+    const auto leases = redis({"ZRANGE", "df:{0}:lease", "0", "-1", "WITHSCORES"}).elements;
+    return leases.size() == 2 ? std::stod(leases[1].text) : 0;
+  };
+  const double first = lease_until();
+  ASSERT_GT(first, 0);
+  EXPECT_TRUE(until([&] { return reap() >= 0 && lease_until() > first + 2 * options_.lease_ms; }));
+  step.release();
+  ASSERT_TRUE(until([&] { return job(id).state == State::kSucceeded; }));
+  EXPECT_EQ(job(id).unit_records.at(0).attempt, 1);
+  EXPECT_FALSE(logged("stopped 1"));
+}
+
 // Twice in one unit, the worker is cut off for longer than its lease and the unit goes to another one. Each time the
 // worker reports with its old nonce that it has not crashed, so the unit does not fail after queue.max_crashes.
 TEST_F(WorkerFencing, AWorkerThatWasCutOffReportsBack) {

@@ -315,7 +315,7 @@ TEST(Settings, ListsOfMapsComeFromEverySource) {
   const std::string file = write_config(
       "compile:\n  rules:\n    - {max_frames: 49, mode: reduce-overhead}\n    - {min_frames: 81, min_tokens: 2, "
       "max_tokens: 9, mode: none}\n"
-      "worker: {warmup_classes: [{width: 64, height: 32, true_cfg: true, max_sequence_length: 16}]}\n");
+      "worker: {warmup_classes: [{width: 64, height: 32, frames: 81, true_cfg: true, max_sequence_length: 16}]}\n");
   const auto loaded = load({.file = file, .environment = false});
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
   ASSERT_EQ(loaded->compile.rules.size(), 2u);
@@ -326,6 +326,7 @@ TEST(Settings, ListsOfMapsComeFromEverySource) {
   EXPECT_EQ(loaded->compile.rules[1].max_tokens, 9);
   ASSERT_EQ(loaded->worker.warmup_classes.size(), 1u);
   EXPECT_EQ(loaded->worker.warmup_classes[0].width, 64);
+  EXPECT_EQ(loaded->worker.warmup_classes[0].frames, 81);
   EXPECT_TRUE(loaded->worker.warmup_classes[0].true_cfg);
   EXPECT_EQ(to_yaml(load_text(to_yaml(*loaded), "x").value()), to_yaml(*loaded)) << "what is shown loads back";
 

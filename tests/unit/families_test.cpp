@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "shared/families/flux/flux.h"
+#include "shared/families/wan/wan.h"
 #include "shared/job/shape_class.h"
 #include "shared/job/validate.h"
 
@@ -146,6 +147,29 @@ TEST_F(ModelFolder, IsReadByTheFamilyThatServesItsClass) {
   EXPECT_THAT(refusal().message, HasSubstr("unknown field 'num_inference_steps'"));
   write("ditfleet.json", R"({"frames":84})");
   EXPECT_THAT(refusal().message, HasSubstr("4 to 80"));
+}
+
+TEST_F(ModelFolder, ClassesOfWanHaveFourKPlusOneFrames) {
+  write("model_index.json", R"({"_class_name":"WanPipeline"})");
+  static constexpr const Family* kServed[] = {&kWan};
+  const auto entry = read_model_entry("m", dir_, kServed);
+  ASSERT_TRUE(entry.ok()) << entry.error().message;
+  const job::Catalogue catalogue{{{"m", *entry}}, "m"};
+  const auto with_frames = [&](std::int64_t frames) {
+    job::JobSpec spec{.prompt = "a"};
+    spec.fields.set("frames", frames);
+    return job::complete_spec(std::move(spec), catalogue);
+  };
+  const auto shape = job::shape_class_of(*with_frames(82), *entry, "bf16");
+  EXPECT_EQ(shape.key(), "m/832x480x81/true_cfg/512/bf16");
+  EXPECT_EQ(job::tokens_of(shape, *entry), 21 * 30 * 52 + 512);
+  for (const std::int64_t frames : {0, 258}) {
+    const auto refused = with_frames(frames);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().param, "frames");
+    EXPECT_THAT(refused.error().message, HasSubstr("frames is " + std::to_string(frames)));
+    EXPECT_THAT(refused.error().message, HasSubstr("1 to 257"));
+  }
 }
 
 TEST_F(ModelFolder, GuidanceOfItsRequestsIsTrueCfgOnlyWithBothFields) {

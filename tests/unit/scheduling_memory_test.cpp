@@ -383,6 +383,27 @@ TEST_F(MemoryTest, a_worker_that_goes_while_it_holds_a_unit_is_forgotten_safely)
   EXPECT_EQ(owner_of("2"), "y:1");
 }
 
+TEST_F(MemoryTest, a_video_of_too_many_frames_is_rejected_with_what_fits) {
+  scheduler = make_with([](SchedulerOptions& options) {
+    auto& clips = options.catalogue.models["tiny"];
+    clips.media = job::MediaKind::kVideo;
+    clips.frames_per_latent = 4;
+    clips.apply("frames");
+  });
+  register_workers({limited("small", 49 * kSmallest)});
+  submit("fits", spec(R"("width":256,"height":256,"frames":51)"));  // rounded to 49
+  EXPECT_EQ(owner_of("fits"), "small:1");
+  submit("long", spec(R"("width":256,"height":256,"frames":52)"));
+  ASSERT_EQ(store.rejected.size(), 1u);
+  const Error& error = store.rejected[0].error;
+  EXPECT_EQ(error.code, Code::kInvalidArgument);
+  EXPECT_EQ(error.param, "frames");
+  EXPECT_THAT(error.message, HasSubstr("a 256×256 video of 53 frames needs more memory"));
+  EXPECT_THAT(error.message, HasSubstr("use fewer frames or a smaller size"));
+  submit("short", spec(R"("width":256,"height":256,"frames":5)"));
+  EXPECT_EQ(store.rejected.size(), 1u);
+}
+
 TEST(ClassPixels, are_bounded_for_any_key) {
   const auto pixels = [](const std::string& size) {
     return job::parse_class_key("m/" + size + "/none/64/auto").value().pixels();

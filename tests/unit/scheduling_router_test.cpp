@@ -218,13 +218,100 @@ TEST_F(RouterTest, another_incarnation_of_a_worker_is_another_worker) {
   EXPECT_TRUE(fleet.at(fleet.intern_owner("a:b2")).held.empty());
 }
 
+std::int64_t prior_us(const job::ShapeClass& shape, int steps) {
+  return prior_run_us(shape, job::tokens_of(shape, job::ModelEntry()), steps);
+}
+
 TEST(CostModel, prior_orders_shapes) {
   job::ShapeClass small{.model = "m", .width = 512, .height = 512}, large{.model = "m", .width = 1024, .height = 1024};
   auto guided = large;
   guided.guidance = job::GuidanceKind::kTrueCfg;
-  EXPECT_LT(prior_run_us(small, 28), prior_run_us(large, 28));
-  EXPECT_LT(prior_run_us(large, 4), prior_run_us(large, 28));
-  EXPECT_NEAR(static_cast<double>(prior_run_us(guided, 28)) / static_cast<double>(prior_run_us(large, 28)), 2.0, 0.05);
+  EXPECT_LT(prior_us(small, 28), prior_us(large, 28));
+  EXPECT_LT(prior_us(large, 4), prior_us(large, 28));
+  EXPECT_NEAR(static_cast<double>(prior_us(guided, 28)) / static_cast<double>(prior_us(large, 28)), 2.0, 0.05);
+  EXPECT_GT(prior_us({.width = 1 << 30, .height = 1 << 30, .frames = 1 << 30}, 200), 0);
+}
+
+// Runs of one model, whose classes differ in size. A class is known once it ran.
+struct SizedRuns {
+  CostModel costs;
+  job::ModelEntry model;
+  int steps = 50;
+  std::function<double(const job::ShapeClass&)> step_us;  // of the device
+
+  std::int64_t tokens(const job::ShapeClass& shape) const { return job::tokens_of(shape, model); }
+  std::int64_t prior(const job::ShapeClass& shape) const { return prior_run_us(shape, tokens(shape), steps); }
+  void run(ClassId c, const job::ShapeClass& shape, double noise = 1) {
+    costs.define_class(c, tokens(shape));
+    costs.observe(c, 0, 0, prior(shape), std::llround(steps * step_us(shape) * noise), false);
+  }
+  // Predicted ÷ what it will take, of a class that did not run yet.
+  double error(const job::ShapeClass& shape) {
+    const auto unseen = costs.unseen_run_us(0, tokens(shape), prior(shape));
+    costs.define_class(99, tokens(shape));
+    EXPECT_EQ(costs.typical_run_us(99, 0, prior(shape)), unseen);
+    costs.forget_class(99);
+    return static_cast<double>(unseen) / (steps * step_us(shape));
+  }
+};
+
+job::ShapeClass video_of(int frames) {
+  return {.model = "m", .width = 832, .height = 480, .frames = frames, .guidance = job::GuidanceKind::kTrueCfg};
+}
+
+// A forward pass takes 1.400 s with 49 frames and 2.691 s with 81, measured at 832×480. A step has two.
+TEST(CostModel, one_length_of_video_predicts_others) {
+  SizedRuns runs{.step_us = [](const job::ShapeClass& shape) { return 2e6 * (shape.frames == 49 ? 1.400 : 2.691); }};
+  runs.model.frames_per_latent = 4;
+  runs.run(0, video_of(49));
+  EXPECT_NEAR(runs.error(video_of(81)), 1, 0.1);
+  SizedRuns reverse{.step_us = runs.step_us};
+  reverse.model = runs.model;
+  reverse.run(0, video_of(81));
+  EXPECT_NEAR(reverse.error(video_of(49)), 1, 0.1);
+}
+
+TEST(CostModel, two_lengths_of_video_predict_a_longer_one_from_noisy_runs) {
+  for (const double attention : {0.3, 1.0, 3.0, 5.0}) {  // the device's cost of attention, relative to this model's
+    for (const double first : {0.97, 1.0, 1.03}) {
+      for (const double second : {0.97, 1.0, 1.03}) {
+        SizedRuns runs;
+        runs.model.frames_per_latent = 4;
+        runs.step_us = [&](const job::ShapeClass& shape) {
+          const double t = static_cast<double>(shape.width) * shape.height / 256 * ((shape.frames - 1) / 4 + 1);
+          return 2 * (47.7 * t + 0.00105 * attention * t * t);
+        };
+        runs.run(0, video_of(25), first);
+        runs.run(1, video_of(49), second);
+        EXPECT_NEAR(runs.error(video_of(81)), 1, 0.15) << attention << " " << first << " " << second;
+        const auto known = runs.costs.typical_run_us(0, 0, runs.prior(video_of(25)));
+        runs.run(1, video_of(49), 5);
+        EXPECT_EQ(runs.costs.typical_run_us(0, 0, runs.prior(video_of(25))), known) << "a known class has its own runs";
+      }
+    }
+  }
+}
+
+// The steps of tests/sim/h200.json.
+TEST(CostModel, two_sizes_of_images_predict_others) {
+  SizedRuns runs{.steps = 28};
+  runs.step_us = [&](const job::ShapeClass& shape) {
+    const auto n = static_cast<double>(runs.tokens(shape));
+    return 22.2416 * n + 0.00087362 * n * n;
+  };
+  const auto image = [](int side) { return job::ShapeClass{.model = "m", .width = side, .height = side}; };
+  runs.run(0, image(512));
+  runs.run(1, image(1024));
+  for (const int side : {256, 768, 1536, 2048}) EXPECT_NEAR(runs.error(image(side)), 1, 0.1) << side;
+}
+
+TEST(CostModel, sizes_that_hardly_differ_do_not_extrapolate_noise) {
+  SizedRuns runs;
+  runs.model.frames_per_latent = 4;
+  runs.step_us = [&](const job::ShapeClass& shape) { return 1e-2 * static_cast<double>(runs.prior(shape)); };
+  runs.run(0, video_of(45), 1.03);
+  runs.run(1, video_of(49), 0.97);
+  for (const int frames : {5, 81, 161}) EXPECT_NEAR(runs.error(video_of(frames)), 1, 0.25) << frames;
 }
 
 TEST(CostModel, observed_runs_correct_the_prior) {

@@ -106,7 +106,7 @@ Result<ModelSet> load_models(const config::Settings& settings) {
   set.catalogue.default_model = settings.default_model;
   for (const auto& one : settings.worker.warmup_classes)
     set.warmup_classes.push_back(
-        {one.model, one.width.value(), one.height.value(), one.max_sequence_length, one.true_cfg});
+        {one.model, one.width.value(), one.height.value(), one.frames, one.max_sequence_length, one.true_cfg});
   return set;
 }
 

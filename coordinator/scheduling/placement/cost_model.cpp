@@ -12,6 +12,12 @@ constexpr double kWeight = 0.3;      // of a new observation
 constexpr double kColdWeight = 0.1;  // of a cold run: the small difference of two large times
 constexpr std::int64_t kColdPriorMax = 2'000'000;
 constexpr std::size_t kVariantsMost = 16;  // per class
+constexpr std::size_t kPointsMost = 16;    // per model
+
+// Keeps the noise of runs of nearly equal sizes out of the slope: (0.03)² ÷ 1², the variances of runs and of slopes,
+// both relative to a run.
+constexpr double kSlopeRidge = 0.001;
+constexpr double kPartsApart = 4;  // the ratios of the two parts differ by at most this factor
 
 // A 12-billion-parameter transformer at about 400 Tflop/s: 2 flop a parameter and token, and attention's
 // 4 · tokens² · width flop in 57 blocks.
@@ -19,6 +25,7 @@ constexpr double kUsPerToken = 60.0;
 constexpr double kUsPerTokenSquared = 0.0017;
 constexpr double kUsPerPixelVae = 0.06;
 constexpr double kUsText = 30'000.0;
+constexpr double kUsMost = 0x1p50;       // a stored class may have any size
 constexpr double kWithAdapters = 1.036;  // step with an adapter ÷ without (tests/bench/results/lora_h200.csv)
 
 template <class T>
@@ -30,14 +37,21 @@ std::int64_t scaled(std::int64_t prior_us, double ratio) {
   return std::max<std::int64_t>(1, std::llround(static_cast<double>(prior_us) * ratio));
 }
 
+// Of the prior of a step.
+double attention_share(std::int64_t tokens) {
+  const double quadratic = static_cast<double>(tokens) * kUsPerTokenSquared;
+  return quadratic / (kUsPerToken + quadratic);
+}
+
 }  // namespace
 
-std::int64_t prior_run_us(const job::ShapeClass& shape, int steps, bool adapters) {
-  const double pixels = static_cast<double>(shape.width) * shape.height * std::max(1, shape.frames);
-  const double tokens = pixels / 256.0 + shape.text_tokens;
+std::int64_t prior_run_us(const job::ShapeClass& shape, std::int64_t tokens, int steps, bool adapters) {
+  const auto n = static_cast<double>(tokens);
   const double passes = shape.guidance == job::GuidanceKind::kTrueCfg ? 2.0 : 1.0;
-  const double step = (tokens * kUsPerToken + tokens * tokens * kUsPerTokenSquared) * (adapters ? kWithAdapters : 1.0);
-  return std::llround(passes * (std::max(1, steps) * step + kUsText) + pixels * kUsPerPixelVae);
+  const double step = (n * kUsPerToken + n * n * kUsPerTokenSquared) * (adapters ? kWithAdapters : 1.0);
+  const double run =
+      passes * (std::max(1, steps) * step + kUsText) + static_cast<double>(shape.pixels()) * kUsPerPixelVae;
+  return std::llround(std::min(run, kUsMost));
 }
 
 const CostModel::Variant* CostModel::variant(ClassId c, std::int64_t prior_us) const {
@@ -53,9 +67,40 @@ double CostModel::ratio(ClassId c, ModelId m, std::int64_t prior_us) const {
   if (const auto* own = variant(c, prior_us)) return own->overall.value();
   const auto* cls = find(classes_, c);
   if (cls != nullptr && cls->overall.known()) return cls->overall.value();
+  return model_ratio(m, cls != nullptr ? cls->attention : std::nullopt);
+}
+
+double CostModel::model_ratio(ModelId m, std::optional<double> attention) const {
   const auto* model = find(models_, m);
-  if (model != nullptr && model->overall.known()) return model->overall.value();
-  return 1.0;
+  if (model == nullptr || !model->overall.known()) return 1.0;
+  if (!attention || model->points.empty()) return model->overall.value();
+  return model->fit.linear * (1 - *attention) + model->fit.quadratic * *attention;
+}
+
+// The prior of a step is the sum of a linear and a quadratic part, so that observed ÷ prior is linear in the share of
+// the quadratic part: this is the line through the points by least squares. One point gives one ratio for both parts.
+CostModel::Fit CostModel::fit(const std::vector<Point>& points) {
+  const auto n = static_cast<double>(points.size());
+  double x = 0, y = 0, xx = 0, xy = 0;
+  for (const auto& point : points) {
+    x += point.attention / n;
+    y += point.ratio.value() / n;
+  }
+  for (const auto& point : points) {
+    xx += (point.attention - x) * (point.attention - x);
+    xy += (point.attention - x) * (point.ratio.value() - y);
+  }
+  const double slope = xy / (xx + kSlopeRidge);
+  const Fit out{y - slope * x, y - slope * x + slope};
+  if (out.quadratic > kPartsApart * out.linear) {
+    const double linear = y / (1 - x + kPartsApart * x);
+    return {linear, kPartsApart * linear};
+  }
+  if (out.linear > kPartsApart * out.quadratic) {
+    const double quadratic = y / (kPartsApart * (1 - x) + x);
+    return {kPartsApart * quadratic, quadratic};
+  }
+  return out;
 }
 
 CostModel::Runs CostModel::runs(ClassId c, ModelId m, std::int64_t prior_us) const {
@@ -83,6 +128,10 @@ std::int64_t CostModel::run_us(ClassId c, ModelId m, WorkerId w, std::int64_t pr
 
 std::int64_t CostModel::typical_run_us(ClassId c, ModelId m, std::int64_t prior_us) const {
   return scaled(prior_us, ratio(c, m, prior_us));
+}
+
+std::int64_t CostModel::unseen_run_us(ModelId m, std::int64_t tokens, std::int64_t prior_us) const {
+  return scaled(prior_us, model_ratio(m, attention_share(tokens)));
 }
 
 std::optional<std::int64_t> CostModel::observed_cold_us(ModelId m) const {
@@ -128,6 +177,16 @@ void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us,
   cls.observed = model.observed = model.confirmed = true;
   cls.overall.add(observed_ratio, kWeight);
   model.overall.add(observed_ratio, kWeight);
+  if (cls.attention) {
+    auto point = std::find_if(model.points.begin(), model.points.end(),
+                              [&](const Point& p) { return p.attention == *cls.attention; });
+    if (point == model.points.end()) {
+      if (model.points.size() >= kPointsMost) model.points.erase(model.points.begin());
+      point = model.points.insert(model.points.end(), {.attention = *cls.attention});
+    }
+    point->ratio.add(observed_ratio, kWeight);
+    model.fit = fit(model.points);
+  }
   auto own =
       std::find_if(cls.variants.begin(), cls.variants.end(), [&](const Variant& v) { return v.prior_us == prior_us; });
   if (own == cls.variants.end()) {
@@ -140,6 +199,8 @@ void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us,
   own->overall.add(observed_ratio, kWeight);
   grown(own->by_worker, w).add(observed_ratio, kWeight);
 }
+
+void CostModel::define_class(ClassId c, std::int64_t tokens) { grown(classes_, c).attention = attention_share(tokens); }
 
 void CostModel::seed(ClassId c, ModelId m, std::int64_t prior_us, std::int64_t predicted_us) {
   if (prior_us <= 0 || predicted_us <= 0) return;

@@ -1,8 +1,6 @@
 #include "pipeline/families/wan/slots.h"
 
-#include <array>
 #include <functional>
-#include <vector>
 
 namespace ditfleet::pipeline {
 namespace {
@@ -58,14 +56,7 @@ WanSlots bind_wan_slots(const WanConfig& c, Parameters& p, PartSequence& blocks)
         slot = p.stacked_linear(names, in, out);
       },
       [&](const WanBlockSlots& b) {
-        // Biases stay: adapters add to them before the block comes.
-        std::array<LinearSlot, 7> linears{b.qkv, b.out, b.cross_q, b.cross_kv, b.cross_out, b.mlp_in, b.mlp_out};
-        std::vector<const LinearSlot*> leaving;
-        for (LinearSlot& linear : linears) {
-          linear.bias = at::Tensor();
-          leaving.push_back(&linear);
-        }
-        add_part(blocks, leaving);
+        add_part(blocks, {&b.qkv, &b.out, &b.cross_q, &b.cross_kv, &b.cross_out, &b.mlp_in, &b.mlp_out});
       });
   for (std::size_t i = 0; i < s.blocks.size(); ++i) {
     const std::string at = "blocks." + std::to_string(i) + ".";

@@ -42,6 +42,7 @@ Result<void> read(job::ModelEntry& entry) {
 
   entry.guidance = guidance_of;
   entry.max_pixels = kLargestSide * kLargestSide;
+  entry.pixels_per_token = 4 * factor * factor;
   for (const Field side : {Field("width"), Field("height")}) {
     job::FieldLimits& limits = entry.apply(side);
     limits = {.low = 2 * factor, .high = kLargestSide, .multiple_of = 2 * factor};

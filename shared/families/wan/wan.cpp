@@ -10,7 +10,7 @@ using job::Field;
 constexpr std::string_view kImageToVideo = "WanImageToVideoPipeline";
 constexpr std::string_view kClassNames[] = {"WanPipeline", kImageToVideo};
 constexpr std::int64_t kSideMultiple = 16;  // the VAE's factor times the patch
-constexpr int kDefaultWidth = 832, kDefaultHeight = 480;
+constexpr int kDefaultWidth = 832, kDefaultHeight = 480, kFramesPerLatent = 4;
 constexpr std::int64_t kLargestSide = 2048, kMostFrames = 257, kMostSteps = 200;
 
 // WanPipeline runs classifier-free guidance whenever the first scale is above one; the negative prompt is "" by
@@ -34,6 +34,8 @@ Result<void> read(job::ModelEntry& entry) {
   entry.experts = experts;
   entry.guidance = guidance_of;
   entry.max_pixels = kLargestSide * kLargestSide;
+  entry.pixels_per_token = kSideMultiple * kSideMultiple;
+  entry.frames_per_latent = kFramesPerLatent;
   for (const Field side : {Field("width"), Field("height")})
     entry.apply(side) = {.low = kSideMultiple, .high = kLargestSide, .multiple_of = kSideMultiple};
   entry.apply("negative_prompt");
