@@ -154,7 +154,8 @@ WanModel::WanModel(ModelInfo info, Placement placement, WanFolder folder, WanPro
       prompts_(std::move(prompts)),
       embeddings_(kCachedPrompts),
       no_modulation_(placement, "none", /*repeats=*/false),
-      memory_(std::move(memory), this->info().name, memory_source(folder_, adapter_store(), no_modulation_, std::move(needs))) {}
+      memory_(std::move(memory), this->info().name,
+              memory_source(folder_, adapter_store(), no_modulation_, std::move(needs))) {}
 
 RequestSize WanModel::size_of(const WanRequest& request) const {
   return WanNeeds::size(request, folder_.size_multiple());

@@ -66,8 +66,7 @@ std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
 }  // namespace
 
 const Family& wan_family() {
-  static const Family family{
-      {"WanPipeline", "WanImageToVideoPipeline"}, load, programs, load_tokenizers, plan};
+  static const Family family{{"WanPipeline", "WanImageToVideoPipeline"}, load, programs, load_tokenizers, plan};
   return family;
 }
 
