@@ -14,9 +14,10 @@ constexpr std::int64_t kColdPriorMax = 2'000'000;
 constexpr std::size_t kVariantsMost = 16;  // per class
 constexpr std::size_t kPointsMost = 16;    // per model
 
-// Keeps the noise of runs of nearly equal sizes out of the slope: (0.03)² ÷ 1², the variances of runs and of slopes,
-// both relative to a run.
-constexpr double kSlopeRidge = 0.001;
+// Keeps the noise of runs of nearly equal sizes out of the slope: (0.03 ÷ 0.5)², the variance of runs by that of
+// slopes, both relative to a run.
+constexpr double kSlopeRidge = 0.0036;
+constexpr double kFitFrom = 0.1;   // smaller differences are noise, and the mean follows the latest runs
 constexpr double kPartsApart = 4;  // the ratios of the two parts differ by at most this factor
 
 // A 12-billion-parameter transformer at about 400 Tflop/s: 2 flop a parameter and token, and attention's
@@ -74,7 +75,9 @@ double CostModel::model_ratio(ModelId m, std::optional<double> attention) const 
   const auto* model = find(models_, m);
   if (model == nullptr || !model->overall.known()) return 1.0;
   if (!attention || model->points.empty()) return model->overall.value();
-  return model->fit.linear * (1 - *attention) + model->fit.quadratic * *attention;
+  const Fit& fit = model->fit;
+  const double fitted = fit.linear * (1 - *attention) + fit.quadratic * *attention;
+  return std::abs(fitted - fit.mean) > kFitFrom * fit.mean ? fitted : model->overall.value();
 }
 
 // The prior of a step is the sum of a linear and a quadratic part, so that observed ÷ prior is linear in the share of
@@ -91,14 +94,14 @@ CostModel::Fit CostModel::fit(const std::vector<Point>& points) {
     xy += (point.attention - x) * (point.ratio.value() - y);
   }
   const double slope = xy / (xx + kSlopeRidge);
-  const Fit out{y - slope * x, y - slope * x + slope};
+  const Fit out{y - slope * x, y - slope * x + slope, y};
   if (out.quadratic > kPartsApart * out.linear) {
     const double linear = y / (1 - x + kPartsApart * x);
-    return {linear, kPartsApart * linear};
+    return {linear, kPartsApart * linear, y};
   }
   if (out.linear > kPartsApart * out.quadratic) {
     const double quadratic = y / (kPartsApart * (1 - x) + x);
-    return {kPartsApart * quadratic, quadratic};
+    return {kPartsApart * quadratic, quadratic, y};
   }
   return out;
 }

@@ -99,7 +99,7 @@ class CostModel {
   };
   // Observed ÷ prior of the two parts of a step.
   struct Fit {
-    double linear = 1, quadratic = 1;
+    double linear = 1, quadratic = 1, mean = 1;  // mean: of the points
   };
   static Fit fit(const std::vector<Point>& points);
   struct ModelCosts {
