@@ -22,6 +22,10 @@ enum class GuidanceKind { kNone, kEmbedded, kTrueCfg };
 struct FieldLimits {
   std::int64_t low = 0, high = 0;
   std::int64_t multiple_of = 1;  // for integers
+  std::int64_t remainder = 0;    // above a multiple: 4 and 1 accept 1, 5, 9, …
+
+  // The accepted integer that is nearest to `value`, ignoring the bounds; of two, the greater one.
+  std::int64_t nearest(double value) const;
 };
 
 // A model. A model family (shared/families) fills the entry from the model's folder.
