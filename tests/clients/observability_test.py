@@ -155,6 +155,12 @@ class OpenApi(unittest.TestCase):
         image = {"prompt": "x", "size": "32x16", "num_inference_steps": 2}
         for extra in ({}, {"response_format": "b64_json"}, {"stream": True}, {"size": "wide"}, {"model": "none"}):
             self.served("POST", "/v1/images/generations", "/v1/images/generations", {**image, **extra})
+        self.served("GET", "/v1/videos", "/v1/videos")
+        self.served("GET", "/v1/videos?order=up", "/v1/videos")
+        self.assertEqual(self.served("POST", "/v1/videos", "/v1/videos", {"prompt": "x", "seconds": "1"}).status, 400)
+        self.served("POST", "/v1/videos", "/v1/videos", {"prompt": "x", "model": "none"})
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/content")):  # of an image
+            self.assertEqual(self.served(method, f"/v1/videos/{job}{path}", "/v1/videos/{id}" + path).status, 404)
         self.served("POST", "/v1/jobs", "/v1/jobs", body, {"Idempotency-Key": "k"})
         self.assertEqual(self.served("POST", "/v1/jobs", "/v1/jobs", {**body, "seed": 5}, {"Idempotency-Key": "k"}).status, 422)
         self.served("POST", "/v1/jobs", "/v1/jobs", "prompt=x", {"Content-Type": "text/plain"})

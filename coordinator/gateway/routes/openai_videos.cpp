@@ -1,0 +1,209 @@
+#include "coordinator/gateway/routes/openai_videos.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "coordinator/gateway/http/multipart.h"
+#include "coordinator/gateway/routes/job_json.h"
+#include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
+#include "shared/core/text.h"
+#include "shared/job/object_reader.h"
+#include "shared/job/spec_json.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+using job::Field;
+
+// The value of a form's field. Forms have only text.
+json::value form_value(const std::string& name, std::string_view text) {
+  const auto field = job::find_field(name);
+  const job::FieldType type = field ? field->row().type : job::FieldType::kText;
+  if (type == job::FieldType::kInteger || type == job::FieldType::kReal || type == job::FieldType::kAdapters) {
+    if (auto value = parse_json(text)) return std::move(*value);
+  }
+  return json::value(text);
+}
+
+Result<json::object> read_form(const Request& request, std::string& reference) {
+  const auto parts = parse_form(request.header("Content-Type"), request.body);
+  if (!parts) return parts.error();
+  json::object fields;
+  for (const FormPart& part : *parts) {
+    const std::string name = part.name.substr(0, part.name.find('['));  // "input_reference[image_url]"
+    if (fields.contains(name)) return invalid_argument("'" + excerpt(name, 100) + "' is in the form twice", name);
+    if (!is_valid_utf8(name) || (!part.is_file && !is_valid_utf8(part.contents)))
+      return invalid_argument("the form's field '" + excerpt(name, 100) + "' is not valid UTF-8", excerpt(name, 100));
+    if (name == "input_reference" && part.is_file) reference = part.contents;
+    if (name != "input_reference" && part.is_file)
+      return invalid_argument("'" + excerpt(name, 100) + "' must be text, not a file", name);
+    fields[name] = part.is_file ? json::value("") : form_value(name, part.contents);
+  }
+  return fields;
+}
+
+Result<json::object> read_body(const Request& request, std::string& reference) {
+  if (media_type_of(request.header("Content-Type")) == "multipart/form-data") return read_form(request, reference);
+  auto parsed = parse_json(request.body);
+  if (!parsed) return parsed.error();
+  if (!parsed->is_object())
+    return invalid_argument("the body must be a JSON object such as {\"prompt\": \"a red circle\"}");
+  return std::move(parsed->as_object());
+}
+
+std::string video_models(const job::Catalogue& catalogue) {
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : catalogue.models) {
+    if (entry.media == job::MediaKind::kVideo) names.push_back(name);
+  }
+  if (names.empty()) return "no model that generates videos is configured";
+  return fmt::format("use {}", fmt::join(names, " or "));
+}
+
+Result<const job::ModelEntry*> find_video_model(std::string& name, const job::Catalogue& catalogue) {
+  if (name.empty()) name = catalogue.default_model;
+  if (name.empty() && catalogue.models.size() == 1) name = catalogue.models.begin()->first;
+  if (name.empty())
+    return invalid_argument("'model' is missing and there is no default model; " + video_models(catalogue), "model");
+  const auto found = catalogue.models.find(name);
+  if (found == catalogue.models.end())
+    return Error{Code::kNotFound, "there is no model '" + name + "'; " + video_models(catalogue), "model"};
+  if (found->second.media == job::MediaKind::kVideo) return &found->second;
+  return invalid_argument("model '" + name + "' generates images, not videos; " + video_models(catalogue), "model");
+}
+
+double frame_rate(const job::JobSpec& spec, const job::ModelEntry& model) {
+  const auto asked = spec.fields.real("fps");
+  return asked ? *asked : model.defaults.real("fps").value_or(1);
+}
+
+Result<void> take_seconds(const json::value& value, const job::ModelEntry& model, job::JobSpec& spec) {
+  std::optional<double> seconds;
+  if (value.is_string()) seconds = number_of(std::string_view(value.as_string()), 0.0);
+  if (value.is_number()) seconds = value.to_number<double>();
+  if (!seconds || !(*seconds > 0))
+    return invalid_argument("'seconds' must be a number above 0 such as \"4\"", "seconds");
+  if (spec.fields.has("frames"))
+    return invalid_argument("'seconds' and 'frames' both set the length of the video; send one of them", "seconds");
+  const auto limits = model.fields.find("frames");
+  if (limits == model.fields.end())
+    return invalid_argument("model '" + model.name + "' generates videos of a fixed length; leave 'seconds' out",
+                            "seconds");
+  const double fps = frame_rate(spec, model), frames = *seconds * fps;
+  const auto [low, high] = std::pair(limits->second.low, limits->second.high);
+  // Far outside the bounds, the number would not fit into an integer.
+  const std::int64_t nearest = frames < 1e6 ? limits->second.nearest(frames) : 1'000'000;
+  if (nearest < low || nearest > high) {
+    return invalid_argument(
+        fmt::format(
+            "'seconds' is {}, which is {} frames at {} frames per second; model '{}' generates {} to {} frames, "
+            "at most {:.1f} seconds",
+            job::number_text(*seconds), nearest, job::number_text(fps), model.name, low, high,
+            static_cast<double>(high) / fps),
+        "seconds");
+  }
+  spec.fields.set("frames", nearest);
+  return {};
+}
+
+// The seconds of a video, rounded as far as they still mean its number of frames: 65 frames at 16 per second are "4".
+std::string seconds_text(std::int64_t frames, double fps, const job::ModelEntry& model) {
+  const double seconds = static_cast<double>(frames) / fps;
+  const auto limits = model.fields.find("frames");
+  for (const double scale : {1.0, 10.0, 100.0}) {
+    const double rounded = std::round(seconds * scale) / scale;
+    if (limits != model.fields.end() && limits->second.nearest(rounded * fps) == frames)
+      return job::number_text(rounded);
+  }
+  return job::number_text(seconds);
+}
+
+std::string_view status_of(job::State state) {
+  if (state == job::State::kSucceeded) return "completed";
+  if (job::is_terminal(state)) return "failed";
+  return state == job::State::kRunning ? "in_progress" : "queued";
+}
+
+}  // namespace
+
+bool is_video_field(Field field) {
+  return field != Field("width") && field != Field("height") && field != Field("n") && field != Field("output_format");
+}
+
+Result<VideoCall> parse_video_call(const Request& request, const job::Catalogue& catalogue) {
+  VideoCall call;
+  auto body = read_body(request, call.reference);
+  if (!body) return body.error();
+  json::object job;
+  json::value seconds;  // null
+  for (const auto& [key, value] : *body) {
+    if (value.is_null()) continue;
+    const std::string name(key);
+    if (name == "seconds") {
+      seconds = value;
+    } else if (name == "input_reference") {
+      call.has_reference = true;
+    } else if (const auto field = job::find_field(name); field && is_video_field(*field)) {
+      job[name] = value;
+    } else {
+      return invalid_argument("'" + excerpt(name, 100) + "' is not a field of a video request; see /openapi.json",
+                              excerpt(name, 100));
+    }
+  }
+  if (!job.contains("prompt"))
+    return invalid_argument("'prompt' is missing; send a description of the video", "prompt");
+  auto spec = job::parse_spec(json::value(std::move(job)));
+  if (!spec) return spec.error();
+  call.spec = std::move(*spec);
+  const auto model = find_video_model(call.spec.model, catalogue);
+  if (!model) return model.error();
+  if (!seconds.is_null()) {
+    if (auto taken = take_seconds(seconds, **model, call.spec); !taken) return taken.error();
+  }
+  return call;
+}
+
+std::optional<VideoJob> video_of(const queue::JobRecord& record, const job::Catalogue& catalogue) {
+  auto spec = job::parse_spec(record.spec);
+  if (!spec) return std::nullopt;
+  const auto model = find_video_model(spec->model, catalogue);
+  if (!model) return std::nullopt;
+  for (const Field field : job::kFields) {
+    const auto* otherwise = (*model)->defaults.find(field);
+    if (otherwise && !spec->fields.has(field)) spec->fields.set(field, *otherwise);
+  }
+  return VideoJob{record, **model, std::move(*spec)};
+}
+
+json::object video_json(const VideoJob& video, std::int64_t retention_ms) {
+  const queue::JobRecord& record = video.record;
+  const job::FieldValues& fields = video.spec.fields;
+  const std::string_view status = status_of(record.state);
+  const bool ended = job::is_terminal(record.state);
+  // A video whose steps are done still has to be decoded.
+  const int progress = status == "completed" ? 100 : ended ? 0 : static_cast<int>(99 * progress_of(record));
+  json::value error;  // null
+  if (status == "failed") {
+    const Error cause = cause_of(record);
+    error = json::object{{"code", code_name(cause.code)}, {"message", cause.message}};
+  }
+  const auto second_or_null = [&](std::int64_t ms) { return ended ? json::value(ms / 1000) : json::value(nullptr); };
+  return {
+      {"id", record.id},
+      {"object", "video"},
+      {"model", video.model.name},
+      {"status", status},
+      {"progress", progress},
+      {"created_at", record.created_ms / 1000},
+      {"completed_at", second_or_null(record.ended_ms)},
+      {"expires_at", second_or_null(record.ended_ms + retention_ms)},
+      {"seconds", seconds_text(fields.integer("frames").value_or(1), frame_rate(video.spec, video.model), video.model)},
+      {"size", fmt::format("{}x{}", fields.integer("width").value_or(0), fields.integer("height").value_or(0))},
+      {"prompt", video.spec.prompt},
+      {"error", std::move(error)},
+      {"remixed_from_video_id", nullptr}};
+}
+
+}  // namespace ditfleet::gateway
