@@ -80,6 +80,12 @@ class QueueJobService final : public JobService {
   asio::awaitable<Result<std::string>> preview(const std::string& key) override {
     co_return translate_stored(co_await store_->get_preview(key, deadline()));
   }
+  asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes) override {
+    co_return translate_stored(co_await store_->put_input(sha256, std::move(bytes), deadline()));
+  }
+  asio::awaitable<Result<void>> touch_input(const std::string& sha256) override {
+    co_return translate_stored(co_await store_->touch_input(sha256, deadline()));
+  }
   asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) override {
     std::string fresh(LinkSigner::kSecretBytes, '\0');
     randombytes_buf(fresh.data(), fresh.size());

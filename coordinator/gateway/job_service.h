@@ -43,6 +43,9 @@ class JobService {
   // kNotFound: the result has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
   virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;
+  // results::Store::put_input() and touch_input().
+  virtual asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes) = 0;
+  virtual asio::awaitable<Result<void>> touch_input(const std::string& sha256) = 0;
   // The secret with this id that all gateways share (LinkSigner). A missing one is created and lasts `life_s`.
   virtual asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) = 0;
 };

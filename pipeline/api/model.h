@@ -32,6 +32,8 @@ struct GenerationRequest {
   job::FieldValues fields;  // what the family reads; a field that is not set gets the family's default
   std::int64_t seed = 0;
   std::vector<LoraRequest> loras;  // at most 16; an unusable file is an error with param "loras"
+  // The picture of the field "image", of any size; null: none. encode() reads it.
+  std::shared_ptr<const Media> image = {};
 };
 
 struct StepProgress {

@@ -258,6 +258,14 @@ const Option kOptions[] = {
          "Largest result that is stored in Redis; a unit with a larger one fails. Redis needs this memory for "
          "each result. Large videos need results.backend: file.",
      .range = {1 << 10, std::int64_t{4} << 30}},
+    {DITFLEET_OPTION(results.input_ms),
+     .description = "How long images that clients send are kept after the last request with them. A job that waits "
+                    "longer fails. Raising it costs memory in Redis, or on the disk of the file backend.",
+     .range = {1000, kManyMs}},
+    {DITFLEET_OPTION(results.input_max_bytes),
+     .description = "Largest image that clients may send, in bytes of its file. In JSON, an image is also limited by "
+                    "gateway.max_body_bytes.",
+     .range = {1 << 10, 256 << 20}},
 
     {DITFLEET_OPTION(loras.folders),
      .description = "Folders whose files may be registered as LoRA adapters by path, separated by ':'. Workers need "

@@ -114,6 +114,7 @@ struct Settings {
   struct {
     std::string backend = "redis", dir;
     std::int64_t preview_ms = 600'000, redis_max_bytes = 32 << 20;
+    std::int64_t input_ms = 86'400'000, input_max_bytes = 20 << 20;
   } results;
   struct {
     std::string folders;  // separated by ':'

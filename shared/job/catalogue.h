@@ -23,6 +23,7 @@ struct FieldLimits {
   std::int64_t low = 0, high = 0;
   std::int64_t multiple_of = 1;  // for integers
   std::int64_t remainder = 0;    // above a multiple: 4 and 1 accept 1, 5, 9, …
+  bool required = false;         // a request without the field, or a default of it, is an error
 
   // The accepted integer that is nearest to `value`, ignoring the bounds; of two, the greater one.
   std::int64_t nearest(double value) const;
@@ -37,7 +38,9 @@ struct ModelEntry {
   std::map<Field, FieldLimits> fields;                                 // the generation fields that apply to this model
   FieldValues defaults;                                                // a field without a default stays unset
   std::int64_t max_pixels = std::numeric_limits<std::int64_t>::max();  // width × height
-  GuidanceKind (*guidance)(const FieldValues& complete) = nullptr;     // nullptr: always kNone
+  // The size by which a request without a size is scheduled, where the model takes the size from the request's image.
+  int free_width = 0, free_height = 0;
+  GuidanceKind (*guidance)(const FieldValues& complete) = nullptr;  // nullptr: always kNone
 
   // Adds a field with the bounds of the field table. Returns the limits, which the caller may narrow.
   FieldLimits& apply(Field field);

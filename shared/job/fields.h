@@ -16,7 +16,9 @@
 
 namespace ditfleet::job {
 
-enum class FieldType { kText, kInteger, kReal, kFormat, kSize, kAdapters };
+// kImage: the SHA-256 of a stored image (results/store.h), 64 lower-case hexadecimal digits. Over HTTP, the image
+// itself may take its place.
+enum class FieldType { kText, kInteger, kReal, kFormat, kSize, kAdapters, kImage };
 
 // Model families read generation fields. Their values are in FieldValues, and each model's entry in the catalogue lists
 // the fields that apply. The other fields are members of JobSpec (spec.h).
@@ -48,6 +50,9 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
      "What the image should show; may be empty. At most 16 KiB and 30 combining marks in a row."},
     {"negative_prompt", FieldType::kText, FieldUse::kGeneration, 0, kMaxTextBytes, "--negative",
      "What the image should not show; takes effect with true_cfg_scale above 1. \"\" counts as given."},
+    {"image", FieldType::kImage, FieldUse::kGeneration, 64, 64, "--image",
+     "Picture that the video begins with: PNG, JPEG or WebP, by the id of POST /v1/uploads, or in base64, perhaps as a "
+     "data URL."},
     {"n", FieldType::kInteger, FieldUse::kJob, 1, 64, "-n", "Number of images; 1 if left out."},
     {"width", FieldType::kInteger, FieldUse::kGeneration, 1, kMaxSide, "", "Pixels."},
     {"height", FieldType::kInteger, FieldUse::kGeneration, 1, kMaxSide, "", "Pixels."},

@@ -29,9 +29,10 @@ void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt
         .template add_option_function<std::string>(
             (prompt && positional_prompt ? "prompt," : "") + std::string(row.flag),
             [&texts, field](const std::string& text) { texts[field] = text; }, std::string(row.description))
-        ->type_name(row.type == FieldType::kSize   ? "WxH"
-                    : row.type == FieldType::kText ? "TEXT"
-                                                   : "NUMBER")
+        ->type_name(row.type == FieldType::kSize    ? "WxH"
+                    : row.type == FieldType::kText  ? "TEXT"
+                    : row.type == FieldType::kImage ? "FILE"
+                                                    : "NUMBER")
         ->required(prompt && needs_prompt);
   }
 }

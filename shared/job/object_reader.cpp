@@ -11,6 +11,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/nearest_name.h"
+#include "shared/core/sha256.h"
 
 namespace ditfleet::job {
 
@@ -120,6 +121,14 @@ std::optional<FieldValues::Value> ObjectReader::value(Field field) {
   switch (row.type) {
     case FieldType::kInteger: return integer(row.name, row.low, row.high);
     case FieldType::kReal: return real(row.name, static_cast<double>(row.low), static_cast<double>(row.high));
+    case FieldType::kImage: {
+      auto digest = text(row.name, kMaxTextBytes);
+      if (digest && !is_sha256_hex(*digest)) {
+        return refuse(row.name, "is '" + excerpt(*digest, 64) +
+                                    "'; it must be the id of an upload, 64 lower-case hexadecimal digits");
+      }
+      return digest;
+    }
     default: return text(row.name, static_cast<std::size_t>(row.high));
   }
 }

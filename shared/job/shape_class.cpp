@@ -66,8 +66,8 @@ ShapeClass shape_class_of(const JobSpec& spec, const ModelEntry& model, const st
     return static_cast<int>(spec.fields.integer(field).value_or(otherwise));
   };
   return {.model = spec.model,
-          .width = integer("width", 0),
-          .height = integer("height", 0),
+          .width = integer("width", model.free_width),
+          .height = integer("height", model.free_height),
           .frames = integer("frames", 1),
           .guidance = model.guidance ? model.guidance(spec.fields) : GuidanceKind::kNone,
           .text_tokens = integer("max_sequence_length", 512),

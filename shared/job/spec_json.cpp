@@ -33,7 +33,8 @@ constexpr Binding kBindings[] = {
 };
 
 constexpr bool has_value_type(const FieldRow& row) {
-  return row.type == FieldType::kText || row.type == FieldType::kInteger || row.type == FieldType::kReal;
+  return row.type == FieldType::kText || row.type == FieldType::kInteger || row.type == FieldType::kReal ||
+         row.type == FieldType::kImage;
 }
 
 constexpr const Member* member_of(Field field) {

@@ -38,6 +38,11 @@ std::optional<Error> complete_fields(FieldValues& fields, const ModelEntry& entr
     const auto* otherwise = entry.defaults.find(field);
     if (!fields.has(field) && otherwise) fields.set(field, *otherwise);
     const auto* value = fields.find(field);
+    const auto applied = entry.fields.find(field);
+    if (!value && applied != entry.fields.end() && applied->second.required) {
+      const std::string name(field.name());
+      return invalid_argument(name + " is missing; model '" + entry.name + "' needs it", name);
+    }
     if (!value) continue;
     if (auto error = check_value(entry, field, *value)) return error;
   }

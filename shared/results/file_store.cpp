@@ -14,6 +14,7 @@
 #include "shared/core/fd_io.h"
 #include "shared/core/log_throttle.h"
 #include "shared/core/named_thread.h"
+#include "shared/core/sha256.h"
 #include "shared/core/unique_fd.h"
 #include "shared/job/output_format.h"
 #include "shared/results/verification.h"
@@ -23,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kMaxPreviewBytes = 64 << 20;
+constexpr std::int64_t kMaxPreviewBytes = 64 << 20, kMaxInputBytes = 256 << 20;
 constexpr std::chrono::minutes kMostClockDifference{1};
 
 std::string extension_of(const std::string& media_type) {
@@ -36,6 +37,8 @@ std::string relative_path(const char* kind, const ResultKey& result, const std::
   return std::string(kind) + "/" + sha256_hex(result.job).substr(0, 2) + "/" + result.job + "." +
          std::to_string(result.unit) + "." + result.nonce + "." + last;
 }
+
+std::string input_path(const std::string& sha256) { return "inputs/" + sha256.substr(0, 2) + "/" + sha256; }
 
 // Whether relative_path() could have made the path. A manifest comes from Redis and must not name a file elsewhere.
 bool is_own_path(std::string_view path, std::string_view kind) {
@@ -118,7 +121,7 @@ Result<int> sweep(const std::string& dir, std::chrono::milliseconds age, fs::fil
 
 struct FileStore::Impl {
   std::string dir;
-  std::chrono::milliseconds result_age, preview_age;
+  std::chrono::milliseconds result_age, preview_age, input_age;
   // Used on the disk thread only; null once the store is closing. The thread must end before it is destroyed.
   std::unique_ptr<asio::steady_timer> next_sweep;
   LogThrottle unswept_log;  // also
@@ -129,7 +132,8 @@ struct FileStore::Impl {
   // Sweeps now and then every quarter of the shorter age.
   void keep_sweeping() {
     int removed = 0;
-    for (const auto& swept : {sweep(dir + "/results", result_age), sweep(dir + "/previews", preview_age)}) {
+    for (const auto& swept : {sweep(dir + "/results", result_age), sweep(dir + "/previews", preview_age),
+                              sweep(dir + "/inputs", input_age)}) {
       if (swept) {
         removed += *swept;
       } else if (const auto more = unswept_log.admit()) {
@@ -137,8 +141,8 @@ struct FileStore::Impl {
       }
     }
     if (removed > 0) spdlog::info("removed {} expired files from the results folder '{}'", removed, dir);
-    next_sweep->expires_after(std::clamp(std::min(result_age, preview_age) / 4, std::chrono::milliseconds(1000),
-                                         std::chrono::milliseconds(600'000)));
+    next_sweep->expires_after(std::clamp(std::min({result_age, preview_age, input_age}) / 4,
+                                         std::chrono::milliseconds(1000), std::chrono::milliseconds(600'000)));
     next_sweep->async_wait([this](boost::system::error_code error) {
       if (!error && next_sweep) keep_sweeping();
     });
@@ -151,7 +155,7 @@ Result<std::shared_ptr<Store>> FileStore::open(const StoreOptions& options) {
                             "results.dir");
   }
   std::error_code error;
-  for (const char* kind : {"/results", "/previews"}) {
+  for (const char* kind : {"/results", "/previews", "/inputs"}) {
     fs::create_directories(options.dir + kind, error);
     if (error) return unavailable("cannot create the results folder '" + options.dir + kind + "': " + error.message());
   }
@@ -162,6 +166,7 @@ Result<std::shared_ptr<Store>> FileStore::open(const StoreOptions& options) {
   impl->dir = fs::absolute(options.dir);
   impl->result_age = std::chrono::milliseconds(options.retention_ms + kExtraRetentionMs);
   impl->preview_age = std::chrono::milliseconds(options.preview_ms);
+  impl->input_age = std::chrono::milliseconds(options.input_ms);
   asio::post(impl->disk.executor(), [impl = impl.get()] {
     impl->next_sweep = std::make_unique<asio::steady_timer>(impl->disk.executor());
     impl->keep_sweeping();
@@ -244,6 +249,34 @@ asio::awaitable<Result<std::string>> FileStore::get_preview(const std::string& k
   if (!is_own_path(key, "previews")) co_return invalid_argument("'" + key + "' is not a preview's key (previews/…)");
   std::function<Result<std::string>()> work = [path = impl_->path(key)]() -> Result<std::string> {
     return read_whole(path, kMaxPreviewBytes);
+  };
+  co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
+}
+
+asio::awaitable<Result<void>> FileStore::put_input(const std::string& sha256, std::string bytes, Deadline deadline) {
+  std::function<Result<void>()> work = [path = impl_->path(input_path(sha256)), bytes = std::move(bytes)] {
+    return write_whole(path, bytes);
+  };
+  co_return co_await impl_->disk.run<void>(std::move(work), deadline);
+}
+
+asio::awaitable<Result<void>> FileStore::touch_input(const std::string& sha256, Deadline deadline) {
+  std::function<Result<void>()> work = [sha256, path = impl_->path(input_path(sha256))]() -> Result<void> {
+    if (::utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW) == 0) return {};
+    if (errno == ENOENT) return input_gone(sha256);
+    return unavailable("cannot extend the life of '" + path + "': " + std::strerror(errno));
+  };
+  co_return co_await impl_->disk.run<void>(std::move(work), deadline);
+}
+
+asio::awaitable<Result<std::string>> FileStore::get_input(const std::string& sha256, Deadline deadline) {
+  if (!is_sha256_hex(sha256)) co_return input_gone(sha256);
+  std::function<Result<std::string>()> work = [sha256,
+                                               path = impl_->path(input_path(sha256))]() -> Result<std::string> {
+    auto bytes = read_whole(path, kMaxInputBytes);
+    if (!bytes) return bytes.error().code == Code::kNotFound ? input_gone(sha256) : bytes.error();
+    if (auto good = verify_input(sha256, *bytes); !good) return good.error();
+    return bytes;
   };
   co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
 }

@@ -1,6 +1,7 @@
 // Results as files in a folder that all hosts share:
 //   results/<hh>/<job>.<unit>.<nonce>.<png|jpg|webp|mp4|bin>     <hh> is the first byte of SHA-256(job) in hexadecimal
 //   previews/<hh>/<job>.<unit>.<nonce>.<index>
+//   inputs/<hh>/<sha256>                                         <hh> is its first byte in hexadecimal
 // Files are written atomically (temporary file, fsync, rename, fsync of the folder). Every process deletes files that
 // are older than their retention. Several processes may do so concurrently.
 #pragma once
@@ -28,6 +29,9 @@ class FileStore final : public Store {
   asio::awaitable<Result<std::string>> put_preview(const ResultKey& result, int index, std::string bytes,
                                                    Deadline deadline) override;
   asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) override;
+  asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes, Deadline deadline) override;
+  asio::awaitable<Result<void>> touch_input(const std::string& sha256, Deadline deadline) override;
+  asio::awaitable<Result<std::string>> get_input(const std::string& sha256, Deadline deadline) override;
 
  private:
   struct Impl;

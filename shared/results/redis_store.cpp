@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "shared/core/sha256.h"
 #include "shared/redis/connection.h"
 #include "shared/results/verification.h"
 
@@ -28,8 +29,10 @@ Error gone(const std::string& what) { return not_found(what + " does not exist; 
 RedisStore::RedisStore(const StoreOptions& options, std::shared_ptr<redis::Connection> connection)
     : blob_prefix_("df:{" + std::to_string(options.shard) + "}:blob:"),
       preview_prefix_("df:{" + std::to_string(options.shard) + "}:preview:"),
+      input_prefix_("df:{" + std::to_string(options.shard) + "}:input:"),
       retention_ms_(options.retention_ms),
       preview_ms_(options.preview_ms),
+      input_ms_(options.input_ms),
       max_bytes_(options.redis_max_bytes),
       connection_(std::move(connection)) {}
 
@@ -136,14 +139,42 @@ asio::awaitable<Result<std::string>> RedisStore::get_preview(const std::string& 
   if (!key.starts_with(preview_prefix_)) {
     co_return invalid_argument("'" + key + "' is not a preview's key (" + preview_prefix_ + "…)");
   }
+  co_return co_await read_all(key, "the preview '" + key + "'", deadline);
+}
+
+asio::awaitable<Result<void>> RedisStore::put_input(const std::string& sha256, std::string bytes, Deadline deadline) {
+  co_return co_await write(input_prefix_ + sha256, bytes, input_ms_, deadline);
+}
+
+asio::awaitable<Result<void>> RedisStore::touch_input(const std::string& sha256, Deadline deadline) {
+  for (std::size_t i = 0;; ++i) {
+    redis::Command command("PEXPIRE");
+    command << chunk_key(input_prefix_ + sha256, i) << input_ms_;
+    auto reply = co_await connection_->execute(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+    if (reply->integer != 0) continue;
+    if (i == 0) co_return input_gone(sha256);
+    co_return Result<void>();
+  }
+}
+
+asio::awaitable<Result<std::string>> RedisStore::get_input(const std::string& sha256, Deadline deadline) {
+  if (!is_sha256_hex(sha256)) co_return input_gone(sha256);
+  auto bytes = co_await read_all(input_prefix_ + sha256, "the image '" + sha256 + "'", deadline);
+  if (!bytes) co_return bytes;
+  if (auto good = verify_input(sha256, *bytes); !good) co_return good.error();
+  co_return bytes;
+}
+
+asio::awaitable<Result<std::string>> RedisStore::read_all(std::string key, std::string what, Deadline deadline) {
   std::string bytes;
-  // Without a manifest the size is unknown: the first chunk that is not full is the last.
+  // The size is unknown: the first chunk that is not full is the last.
   for (std::size_t i = 0;; ++i) {
     auto chunk = co_await read_chunk(key, i, deadline);
     if (!chunk) co_return chunk.error();
     if (!*chunk) {
       if (i > 0) break;
-      co_return gone("the preview '" + key + "'");
+      co_return gone(what);
     }
     bytes += **chunk;
     if ((*chunk)->size() < kChunkBytes) break;

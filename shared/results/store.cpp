@@ -11,6 +11,7 @@ StoreOptions store_options(const config::Settings& settings) {
           .dir = settings.results.dir,
           .retention_ms = settings.queue.retention_ms,
           .preview_ms = settings.results.preview_ms,
+          .input_ms = settings.results.input_ms,
           .redis_max_bytes = settings.results.redis_max_bytes};
 }
 

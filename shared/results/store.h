@@ -1,6 +1,6 @@
-// Stores finished images and previews. A worker first stores an image under the nonce of its attempt. It then passes
-// the image's manifest to queue::Client::complete, which makes the image the unit's result. With any backend, the
-// manifest is in the job's record in Redis.
+// Stores finished images, previews and the images that clients send. A worker first stores an image under the nonce of
+// its attempt. It then passes the image's manifest to queue::Client::complete, which makes the image the unit's result.
+// With any backend, the manifest is in the job's record in Redis.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -66,6 +66,14 @@ class Store {
   virtual asio::awaitable<Result<std::string>> put_preview(const ResultKey& result, int index, std::string bytes,
                                                            Deadline deadline) = 0;
   virtual asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) = 0;
+  // Inputs are images that clients send. They are identified by the SHA-256 of their bytes, in 64 lower-case
+  // hexadecimal digits, and expire StoreOptions::input_ms after the last put_input() or touch_input(). Precondition:
+  // `sha256` is that of `bytes`.
+  virtual asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes, Deadline deadline) = 0;
+  // Extends the life of an input. kNotFound: the store does not have it.
+  virtual asio::awaitable<Result<void>> touch_input(const std::string& sha256, Deadline deadline) = 0;
+  // Reads an input and verifies it. kNotFound: expired, or not a SHA-256. kDataCorrupt: damaged.
+  virtual asio::awaitable<Result<std::string>> get_input(const std::string& sha256, Deadline deadline) = 0;
 };
 
 // Results are kept this much longer than the retention, unless the queue forgets their job first. The retention of a
@@ -78,6 +86,7 @@ struct StoreOptions {
   int shard = 0;
   std::int64_t retention_ms = 3'600'000;
   std::int64_t preview_ms = 600'000;
+  std::int64_t input_ms = 86'400'000;
   std::int64_t redis_max_bytes = 32 << 20;  // of one result in the Redis backend
 };
 

@@ -1,6 +1,7 @@
 #include "shared/results/verification.h"
 
 #include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
 
 namespace ditfleet::results {
@@ -14,6 +15,15 @@ Result<void> verify(const Manifest& manifest, std::string_view bytes) {
     return data_corrupt("the result '" + manifest.key + "' is damaged: its SHA-256 differs from the manifest's");
   }
   return {};
+}
+
+Result<void> verify_input(const std::string& sha256, std::string_view bytes) {
+  if (sha256_hex(bytes) == sha256) return {};
+  return data_corrupt("the stored image '" + sha256 + "' is damaged: its SHA-256 differs; upload it again");
+}
+
+Error input_gone(const std::string& sha256) {
+  return not_found("the image '" + excerpt(sha256, 64) + "' is not stored, or has expired; upload it again");
 }
 
 Manifest describe(const ResultKey& result, std::string_view bytes, std::string media_type) {

@@ -4,8 +4,10 @@ import json
 import os
 import shutil
 import signal
+import struct
 import tempfile
 import unittest
+import zlib
 from pathlib import Path
 
 from fleet import ROOT, Fleet, Shared, need, run, tiny_model, until
@@ -41,6 +43,14 @@ def tearDownModule():
 
 def client(key=FIRST, **options):
     return openai.OpenAI(base_url=shared.fleet.url + "/v1", api_key=key, timeout=60, **options)
+
+
+def png(width, height):
+    """Returns a grey PNG file of a byte per pixel."""
+    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    rows = (b"\0" + b"\x80" * width) * height
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)) +
+            chunk(b"IDAT", zlib.compress(rows, 0)) + chunk(b"IEND", b""))
 
 
 def probe(data):
@@ -171,7 +181,8 @@ class Videos(unittest.TestCase):
             ({"extra_body": {"n": 2}}, openai.BadRequestError, "n", "not a field"),
             ({"extra_body": {"num_inference_steps": "many"}}, openai.BadRequestError, "num_inference_steps", "integer"),
             ({"extra_body": {"stpes": 3}}, openai.BadRequestError, "stpes", "openapi"),
-            ({"input_reference": ("a.png", b"\x89PNG\r\n\r\n--x", "image/png")}, openai.BadRequestError, "input_reference", "takes no image"),
+            ({"input_reference": ("a.png", b"\x89PNG\r\n\r\n--x", "image/png")}, openai.BadRequestError, "input_reference", "not a PNG"),
+            ({"input_reference": ("a.png", png(1200, 1200), "image/png")}, openai.BadRequestError, "input_reference", "image does not apply to model 'video'"),
         ]
         for fields, kind, param, right in cases:
             with self.subTest(fields=fields):
@@ -181,8 +192,10 @@ class Videos(unittest.TestCase):
                 self.assertEqual((error.param, error.type), (param, "invalid_request_error"), error)
                 self.assertIn(right, error.message)
 
-        answer = self.http.request("POST", "/v1/videos", {"prompt": "x", "input_reference": {"image_url": "https://example.com/a.png"}})
-        self.assertEqual((answer.status, answer.error["param"]), (400, "input_reference"), answer)
+        for reference, right in (({"image_url": "https://example.com/a.png"}, "no URL is fetched"), ({"image_url": "a", "file_id": "b"}, "either"), (5, "data URL")):
+            answer = self.http.request("POST", "/v1/videos", {"prompt": "x", "input_reference": reference})
+            self.assertEqual((answer.status, answer.error["param"]), (400, "input_reference"), answer)
+            self.assertIn(right, answer.error["message"])
 
     def test_malformed_forms(self):
         good = '--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n--b--\r\n'

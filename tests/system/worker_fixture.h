@@ -199,6 +199,15 @@ class ThrowingStore final : public results::Store {
   asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) override {
     return store_->get_preview(key, deadline);
   }
+  asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes, Deadline deadline) override {
+    return store_->put_input(sha256, std::move(bytes), deadline);
+  }
+  asio::awaitable<Result<void>> touch_input(const std::string& sha256, Deadline deadline) override {
+    return store_->touch_input(sha256, deadline);
+  }
+  asio::awaitable<Result<std::string>> get_input(const std::string& sha256, Deadline deadline) override {
+    return store_->get_input(sha256, deadline);
+  }
 
  private:
   std::shared_ptr<results::Store> store_;

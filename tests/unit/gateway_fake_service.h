@@ -117,6 +117,16 @@ class FakeService final : public JobService {
     if (down) co_return *down;
     co_return std::string(32, static_cast<char>(id));
   }
+  asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes) override {
+    if (down) co_return *down;
+    blobs[sha256] = std::move(bytes);
+    co_return Result<void>();
+  }
+  asio::awaitable<Result<void>> touch_input(const std::string& sha256) override {
+    if (down) co_return *down;
+    if (!blobs.contains(sha256)) co_return not_found("the image '" + sha256 + "' is not stored");
+    co_return Result<void>();
+  }
   asio::awaitable<Result<queue::SubmitOutcome>> submit(const queue::Submission& s) override {
     if (down) co_return *down;
     submissions.push_back(s);

@@ -29,6 +29,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"shared/families", {"shared/job"}},
     {"shared/families/flux", {"shared/families", "shared/job"}},
     {"shared/families/wan", {"shared/families", "shared/job"}},
+    {"shared/images", {}},
     {"shared/safetensors", {}},
     {"shared/redis", {"shared/telemetry"}},
     {"shared/config", {"shared/redis/endpoint.h"}},
@@ -53,8 +54,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"coordinator/gateway/events", {"coordinator/gateway/job_service.h", "shared/queue"}},
     {"coordinator/gateway/routes",
      {"coordinator/gateway/events", "coordinator/gateway/gateway.h", "coordinator/gateway/http",
-      "coordinator/gateway/job_service.h", "shared/config", "shared/job", "shared/loras", "shared/queue",
-      "shared/redis", "shared/results", "shared/telemetry"}},
+      "coordinator/gateway/job_service.h", "shared/config", "shared/images", "shared/job", "shared/loras",
+      "shared/queue", "shared/redis", "shared/results", "shared/telemetry"}},
     {"coordinator/scheduling",
      {"coordinator/scheduling/order", "coordinator/scheduling/placement", "shared/job", "shared/queue"}},
     {"coordinator/scheduling/order", {"coordinator/scheduling/placement"}},
@@ -101,9 +102,9 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "pipeline/region/libraries/fp8.h", "pipeline/region/programs", "pipeline/region/run", "pipeline/sampling",
       "pipeline/tokenizers", "pipeline/weights", "shared/job/fields.h", "shared/telemetry"}},
     {"pipeline/families/wan",
-     {"pipeline/api", "pipeline/device", "pipeline/engine", "pipeline/engine.h", "pipeline/lora", "pipeline/memory",
-      "pipeline/nn", "pipeline/nn/text", "pipeline/nn/video_vae", "pipeline/region/run", "pipeline/sampling",
-      "pipeline/tokenizers", "pipeline/weights", "shared/job/fields.h"}},
+     {"pipeline/api", "pipeline/device", "pipeline/engine", "pipeline/engine.h", "pipeline/lora", "pipeline/media",
+      "pipeline/memory", "pipeline/nn", "pipeline/nn/text", "pipeline/nn/video_vae", "pipeline/region/run",
+      "pipeline/sampling", "pipeline/tokenizers", "pipeline/weights", "shared/job/fields.h"}},
     {"pipeline/engine",
      {"pipeline/api", "pipeline/device", "pipeline/engine.h", "pipeline/lora", "pipeline/memory", "pipeline/nn",
       "pipeline/region/run", "pipeline/sampling", "pipeline/weights"}},
@@ -115,11 +116,11 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"worker/adapters",
      {"pipeline/engine.h", "shared/job", "shared/loras", "shared/queue", "shared/redis", "shared/telemetry", "worker"}},
     {"worker/units",
-     {"pipeline/engine.h", "shared/job", "shared/queue", "shared/results", "shared/telemetry", "worker",
-      "worker/adapters"}},
+     {"pipeline/engine.h", "shared/images", "shared/job", "shared/queue", "shared/results", "shared/telemetry",
+      "worker", "worker/adapters"}},
     {"worker/commands",
-     {"pipeline/engine.h", "shared/config", "shared/families", "shared/job", "shared/kernel_cache", "shared/loras",
-      "shared/telemetry", "worker", "worker/units"}},
+     {"pipeline/engine.h", "shared/config", "shared/families", "shared/images", "shared/job", "shared/kernel_cache",
+      "shared/loras", "shared/telemetry", "worker", "worker/units"}},
 };
 
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
@@ -235,10 +236,11 @@ TEST(Layering, NothingElseNamesAFamily) {
 }
 
 // A field that families read is its row in the table, and its use in the families. The service itself reads only what
-// decides the cost and the shape class of a request.
+// decides the cost, the shape class and the length of a video; "image" is also another word.
 TEST(Layering, OnlyTheTableAndFamiliesNameAField) {
   using ditfleet::job::Field;
-  const std::set<Field> of_the_service = {"width", "height", "frames", "num_inference_steps", "max_sequence_length"};
+  const std::set<Field> of_the_service = {
+      "width", "height", "frames", "fps", "num_inference_steps", "max_sequence_length", "image"};
   // The console labels the common fields by hand; worker.warmup_classes has a class with true CFG.
   const std::set<std::string> allowed = {"shared/job/fields.h", "coordinator/gateway/pages/console.html",
                                          "worker/model_set.cpp"};

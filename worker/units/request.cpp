@@ -1,5 +1,7 @@
 #include "worker/units/request.h"
 
+#include "shared/images/image_file.h"
+
 namespace ditfleet::worker {
 
 pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit) {
@@ -9,6 +11,13 @@ pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit) {
   request.seed =
       static_cast<std::int64_t>(static_cast<std::uint64_t>(spec.seed.value()) + static_cast<std::uint64_t>(unit));
   return request;
+}
+
+Result<std::shared_ptr<const pipeline::Media>> image_of(std::string_view file) {
+  auto image = images::decode(file);
+  if (!image) return Error{image.error().code, image.error().message, "image"};
+  return std::make_shared<const pipeline::Media>(
+      pipeline::Media{image->width, image->height, 1, 0, std::move(image->rgb)});
 }
 
 std::vector<int> preview_steps(int total, int count) {

@@ -198,12 +198,46 @@ asio::awaitable<void> UnitRunner::load_adapters(UnitPtr unit) {
   parts_.table_changed();
 }
 
+asio::awaitable<Result<std::string>> UnitRunner::read_input(UnitPtr unit, std::string sha256) {
+  const auto give_up = Clock::now() + kStoreLimit;
+  for (;;) {
+    auto file = co_await parts_.store.get_input(sha256, Deadline::after(kStoreTimeout));
+    if (!file && is_transient(file.error()) && Clock::now() < give_up && units_.contains(unit->entry.nonce)) {
+      co_await pause(kPause);
+      continue;
+    }
+    // Another worker would not find it either.
+    if (!file && file.error().code == Code::kNotFound) co_return invalid_argument(file.error().message, "image");
+    co_return file;
+  }
+}
+
 asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
+  const auto input = std::make_shared<std::string>();
+  if (const std::string* sha256 = unit->spec.fields.text("image")) {
+    auto file = co_await read_input(unit, *sha256);
+    if (!file) {
+      parts_.table.encoded(unit->entry.nonce);
+      if (units_.contains(unit->entry.nonce)) co_await fail(unit, file.error());
+      parts_.table_changed();
+      co_return;
+    }
+    *input = std::move(*file);
+  }
   // A variable, because GCC 12 destroys a temporary in a co_await expression twice.
-  const std::function<Result<void>()> work = [unit, context = unit->span.context()]() -> Result<void> {
+  const std::function<Result<void>()> work = [unit, input, context = unit->span.context()]() -> Result<void> {
     const telemetry::ContextScope scope(context);
     telemetry::ScopedSpan span("text_encode");
+    if (!input->empty()) {
+      auto image = image_of(*input);
+      if (!image) {
+        span.failed(image.error().message);
+        return image.error();
+      }
+      unit->request.image = std::move(*image);
+    }
     auto prepared = unit->model->encode(unit->request);
+    unit->request.image.reset();
     if (!prepared) {
       span.failed(prepared.error().message);
       return prepared.error();

@@ -73,6 +73,8 @@ class UnitRunner {
                                     std::function<Result<T>()> work);
 
   asio::awaitable<void> load_adapters(UnitPtr unit);
+  // Reads the unit's image from the store.
+  asio::awaitable<Result<std::string>> read_input(UnitPtr unit, std::string sha256);
   asio::awaitable<void> encode_text(UnitPtr unit);
   asio::awaitable<void> start(UnitPtr unit);
   asio::awaitable<void> denoise(UnitPtr unit);

@@ -69,6 +69,7 @@ Api::Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<
   add_fleet_routes(router_);
   add_event_routes(router_);
   add_lora_routes(router_);
+  add_upload_routes(router_);
   add_key_routes(router_);
   add_worker_routes(router_);
 }

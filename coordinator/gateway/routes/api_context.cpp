@@ -19,6 +19,7 @@ namespace {
 constexpr std::int64_t kMinimumLinkLifeS = 3600;
 constexpr std::size_t kMaxIdempotencyKey = 255;
 constexpr std::chrono::seconds kRegistryPatience{5};
+constexpr std::int64_t kMostReceiving = 256 << 20;
 
 bool is_host(std::string_view host) {
   return !host.empty() && host.size() <= 255 &&
@@ -112,7 +113,49 @@ Error registry_error(const Error& error) {
                      "keeps its bytes out of Redis");
 }
 
-asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, job::JobSpec spec) const {
+asio::awaitable<Result<ReceivedBody>> ApiContext::receive(CallPtr call, std::int64_t most) const {
+  BodyReader& body = *call->request.stream;
+  const auto too_large = [&] {
+    return Error{Code::kPayloadTooLarge, "the body has more than " + std::to_string(most) + " bytes, the limit", {}};
+  };
+  if (body.length() && *body.length() > static_cast<std::uint64_t>(most)) co_return too_large();
+  const auto own = std::make_shared<std::int64_t>(0);
+  ReceivedBody out{{}, {own.get(), [own, all = receiving](std::int64_t*) { *all -= *own; }}};
+  for (;;) {
+    auto piece = co_await body.read();
+    if (!piece) co_return piece.error();
+    if (piece->empty()) co_return out;
+    const auto size = static_cast<std::int64_t>(piece->size());
+    if (*own + size > most) co_return too_large();
+    if (*receiving + size > kMostReceiving) {
+      co_return Error{.code = Code::kResourceExhausted,
+                      .message = "too many uploads at the moment; try again shortly",
+                      .retry_after = std::chrono::seconds(2)};
+    }
+    *own += size;
+    *receiving += size;
+    out.bytes += *piece;
+  }
+}
+
+asio::awaitable<Result<void>> ApiContext::store_images(const job::FieldValues& fields, Images images) const {
+  for (const job::Field field : job::kFields) {
+    if (field.row().type != job::FieldType::kImage) continue;
+    const std::string* sha256 = fields.text(field);
+    if (!sha256) continue;
+    auto file = images.extract(*sha256);
+    // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
+    auto storing = file ? service.put_input(*sha256, std::move(file.mapped())) : service.touch_input(*sha256);
+    auto stored = co_await std::move(storing);
+    if (stored) continue;
+    Error error = stored.error();
+    if (error.code == Code::kNotFound) error = invalid_argument(error.message, std::string(field.name()));
+    co_return error;
+  }
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, job::JobSpec spec, Images images) const {
   const std::string_view key = call->request.header("Idempotency-Key");
   if (call->request.has_header("Idempotency-Key") && !is_idempotency_key(key))
     co_return invalid_argument("the Idempotency-Key header must be 1 to 255 visible ASCII characters, such as a UUID");
@@ -128,6 +171,7 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
   if (dependencies.advise) {
     if (auto advice = dependencies.advise(*complete, call->caller.tenant); !advice) co_return advice.error();
   }
+  if (auto stored = co_await store_images(complete->fields, std::move(images)); !stored) co_return stored.error();
   queue::Submission submission;
   submission.tenant = call->caller.tenant;
   // Not the completed spec: a retry with the same key must have the same body, and admission draws a missing seed

@@ -10,6 +10,7 @@
 #include "coordinator/gateway/gateway.h"
 #include "coordinator/gateway/job_service.h"
 #include "coordinator/gateway/routes/auth.h"
+#include "coordinator/gateway/routes/job_images.h"
 #include "coordinator/gateway/routes/job_json.h"
 #include "coordinator/gateway/routes/key_store.h"
 #include "coordinator/gateway/routes/link_signer.h"
@@ -24,6 +25,12 @@ struct OpenStreams {
   std::map<std::string, int> by_tenant;
 };
 
+// A body that was read from Request::stream. Its memory counts until `counted` is destroyed.
+struct ReceivedBody {
+  std::string bytes;
+  std::shared_ptr<void> counted;
+};
+
 struct ApiContext {
   JobService& service;
   std::shared_ptr<EventHub> hub;
@@ -33,6 +40,7 @@ struct ApiContext {
   std::unique_ptr<KeyStore> key_store = {};  // keeps `keys` up to date; null without Redis
 
   std::shared_ptr<OpenStreams> streams = std::make_shared<OpenStreams>();
+  std::shared_ptr<std::int64_t> receiving = std::make_shared<std::int64_t>(0);  // bytes of all ReceivedBody
 
   LinkSigner signer = {};
   std::int64_t started_s = unix_ms() / 1000;  // reported as the models' creation time
@@ -44,13 +52,22 @@ struct ApiContext {
   // are too many, as `refused` then says.
   std::shared_ptr<void> open_stream(const Call& call, Response& refused) const;
 
-  // Submits a job for the caller; `spec` is parsed, not completed.
+  // Reads a body of at most `most` bytes into memory, which a route with streams_body needs.
+  // Errors: those of BodyReader::read (kDeadlineExceeded: answer 408), kPayloadTooLarge, kResourceExhausted (too many
+  // such bodies at the moment).
+  asio::awaitable<Result<ReceivedBody>> receive(CallPtr call, std::int64_t most) const;
+
+  // Submits a job for the caller; `spec` is parsed, not completed. Stores `images`, the images of the spec that came
+  // with the request; the store must have the others.
   // Errors: those of job::complete_spec, dependencies.advise and JobService::submit, kInvalidArgument for a malformed
-  // Idempotency-Key, kPayloadTooLarge.
-  asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec spec) const;
+  // Idempotency-Key or an image that is not stored, kPayloadTooLarge.
+  asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec spec, Images images = {}) const;
 
   // The job that the path names, as the caller may see it. Errors: no_such_job() and those of JobService::job.
   asio::awaitable<Result<queue::JobRecord>> find_job(CallPtr call) const;
+
+  // Puts the images of a complete spec into the store, or extends their life there. kInvalidArgument: not stored.
+  asio::awaitable<Result<void>> store_images(const job::FieldValues& fields, Images images) const;
 
   // Updates the mirror with every change of an adapter that was acknowledged before the call.
   // Errors: as registry_error() returns them.
@@ -77,6 +94,7 @@ void add_job_routes(Router& router);     // jobs, results, previews
 void add_fleet_routes(Router& router);   // timelines, slow jobs, the fleet's last hour
 void add_event_routes(Router& router);   // a job's server-sent events
 void add_lora_routes(Router& router);    // the registry of adapters
+void add_upload_routes(Router& router);  // images for jobs
 void add_key_routes(Router& router);     // keys, tenants
 void add_worker_routes(Router& router);  // workers, scaling
 

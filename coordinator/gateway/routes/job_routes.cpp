@@ -29,9 +29,17 @@ Response bytes_response(const Request& request, std::string bytes, std::string m
 
 asio::awaitable<Result<Response>> submit_job(const ApiContext& context, CallPtr call) {
   if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
-  auto spec = job::parse_spec(std::string_view(call->request.body));
+  auto parsed = parse_json(call->request.body);
+  if (!parsed) co_return parsed.error();
+  Images images;
+  if (parsed->is_object()) {
+    auto taken = take_images(parsed->get_object(), context.dependencies.settings.results.input_max_bytes);
+    if (!taken) co_return taken.error();
+    images = std::move(*taken);
+  }
+  auto spec = job::parse_spec(*parsed);
   if (!spec) co_return spec.error();
-  auto outcome = co_await context.submit(call, *spec);
+  auto outcome = co_await context.submit(call, *spec, std::move(images));
   if (!outcome) co_return outcome.error();
   const JobLinks links = context.links(*call);
   json::object body;

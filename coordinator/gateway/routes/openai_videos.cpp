@@ -4,13 +4,16 @@
 
 #include <cmath>
 
+#include "coordinator/gateway/http/http.h"
 #include "coordinator/gateway/http/multipart.h"
 #include "coordinator/gateway/routes/job_json.h"
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
+#include "shared/core/sha256.h"
 #include "shared/core/text.h"
 #include "shared/job/object_reader.h"
 #include "shared/job/spec_json.h"
+#include "shared/results/store.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -27,30 +30,43 @@ json::value form_value(const std::string& name, std::string_view text) {
   return json::value(text);
 }
 
-Result<json::object> read_form(const Request& request, std::string& reference) {
-  const auto parts = parse_form(request.header("Content-Type"), request.body);
+Result<json::object> read_form(std::string_view content_type, std::string_view body, std::string_view& reference) {
+  const auto parts = parse_form(content_type, body);
   if (!parts) return parts.error();
   json::object fields;
   for (const FormPart& part : *parts) {
     const std::string name = part.name.substr(0, part.name.find('['));  // "input_reference[image_url]"
-    if (fields.contains(name)) return invalid_argument("'" + excerpt(name, 100) + "' is in the form twice", name);
+    const std::string shown = excerpt(name, 100);
     if (!is_valid_utf8(name) || (!part.is_file && !is_valid_utf8(part.contents)))
-      return invalid_argument("the form's field '" + excerpt(name, 100) + "' is not valid UTF-8", excerpt(name, 100));
-    if (name == "input_reference" && part.is_file) reference = part.contents;
+      return invalid_argument("the form's field '" + shown + "' is not valid UTF-8", shown);
+    if (fields.contains(name)) return invalid_argument("'" + shown + "' is in the form twice", shown);
     if (name != "input_reference" && part.is_file)
-      return invalid_argument("'" + excerpt(name, 100) + "' must be text, not a file", name);
+      return invalid_argument("'" + shown + "' must be text, not a file", shown);
+    if (part.is_file) reference = part.contents;
     fields[name] = part.is_file ? json::value("") : form_value(name, part.contents);
   }
   return fields;
 }
 
-Result<json::object> read_body(const Request& request, std::string& reference) {
-  if (media_type_of(request.header("Content-Type")) == "multipart/form-data") return read_form(request, reference);
-  auto parsed = parse_json(request.body);
+Result<json::object> read_json(std::string_view body) {
+  auto parsed = parse_json(body);
   if (!parsed) return parsed.error();
   if (!parsed->is_object())
     return invalid_argument("the body must be a JSON object such as {\"prompt\": \"a red circle\"}");
   return std::move(parsed->as_object());
+}
+
+// The image of an input_reference that is not a file: {"image_url"} or {"file_id"}, the id of an upload.
+Result<json::value> reference_value(const json::value& value) {
+  if (value.is_string()) return value;
+  if (value.is_object() && value.as_object().size() == 1) {
+    const auto& [name, image] = *value.as_object().begin();
+    if ((name == "image_url" || name == "file_id") && image.is_string()) return image;
+  }
+  return invalid_argument(
+      "'input_reference' must be a file, a data URL, or an object with either image_url, a data URL, or file_id, an id "
+      "of POST /v1/uploads",
+      "input_reference");
 }
 
 std::string video_models(const job::Catalogue& catalogue) {
@@ -120,6 +136,16 @@ std::string seconds_text(std::int64_t frames, double fps, const job::ModelEntry&
   return job::number_text(seconds);
 }
 
+// WIDTHxHEIGHT; auto as long as the image that the video begins with decides it.
+std::string size_of(const VideoJob& video) {
+  auto width = video.spec.fields.integer("width"), height = video.spec.fields.integer("height");
+  for (const auto& unit : video.record.unit_records) {
+    const auto manifest = results::Manifest::parse(unit.manifest);
+    if (manifest) width = manifest->width, height = manifest->height;
+  }
+  return width && height ? fmt::format("{}x{}", *width, *height) : "auto";
+}
+
 std::string_view status_of(job::State state) {
   if (state == job::State::kSucceeded) return "completed";
   if (job::is_terminal(state)) return "failed";
@@ -132,19 +158,38 @@ bool is_video_field(Field field) {
   return field != Field("width") && field != Field("height") && field != Field("n") && field != Field("output_format");
 }
 
-Result<VideoCall> parse_video_call(const Request& request, const job::Catalogue& catalogue) {
+Error as_video_error(Error error, bool has_reference) {
+  if (error.param == "width" || error.param == "height") error.param = "size";
+  if (error.param == "image" && has_reference) error.param = "input_reference";
+  return error;
+}
+
+Result<VideoCall> parse_video_call(std::string_view content_type, std::string_view body,
+                                   const job::Catalogue& catalogue, std::int64_t most) {
+  std::string_view file;
+  const bool form = media_type_of(content_type) == "multipart/form-data";
+  auto fields = form ? read_form(content_type, body, file) : read_json(body);
+  if (!fields) return fields.error();
   VideoCall call;
-  auto body = read_body(request, call.reference);
-  if (!body) return body.error();
   json::object job;
   json::value seconds;  // null
-  for (const auto& [key, value] : *body) {
+  for (const auto& [key, value] : *fields) {
     if (value.is_null()) continue;
     const std::string name(key);
     if (name == "seconds") {
       seconds = value;
     } else if (name == "input_reference") {
       call.has_reference = true;
+      if (file.data() != nullptr) {
+        if (auto good = check_image(file, most, name); !good) return good.error();
+        std::string sha256 = sha256_hex(file);
+        job["image"] = sha256;
+        call.images.emplace(std::move(sha256), file);
+      } else {
+        auto image = reference_value(value);
+        if (!image) return image.error();
+        job["image"] = std::move(*image);
+      }
     } else if (const auto field = job::find_field(name); field && is_video_field(*field)) {
       job[name] = value;
     } else {
@@ -154,13 +199,16 @@ Result<VideoCall> parse_video_call(const Request& request, const job::Catalogue&
   }
   if (!job.contains("prompt"))
     return invalid_argument("'prompt' is missing; send a description of the video", "prompt");
+  auto taken = take_images(job, most);
+  if (!taken) return as_video_error(taken.error(), call.has_reference);
+  call.images.merge(*taken);
   auto spec = job::parse_spec(json::value(std::move(job)));
-  if (!spec) return spec.error();
+  if (!spec) return as_video_error(spec.error(), call.has_reference);
   call.spec = std::move(*spec);
   const auto model = find_video_model(call.spec.model, catalogue);
   if (!model) return model.error();
   if (!seconds.is_null()) {
-    if (auto taken = take_seconds(seconds, **model, call.spec); !taken) return taken.error();
+    if (auto set = take_seconds(seconds, **model, call.spec); !set) return set.error();
   }
   return call;
 }
@@ -200,7 +248,7 @@ json::object video_json(const VideoJob& video, std::int64_t retention_ms) {
       {"completed_at", second_or_null(record.ended_ms)},
       {"expires_at", second_or_null(record.ended_ms + retention_ms)},
       {"seconds", seconds_text(fields.integer("frames").value_or(1), frame_rate(video.spec, video.model), video.model)},
-      {"size", fmt::format("{}x{}", fields.integer("width").value_or(0), fields.integer("height").value_or(0))},
+      {"size", size_of(video)},
       {"prompt", video.spec.prompt},
       {"error", std::move(error)},
       {"remixed_from_video_id", nullptr}};

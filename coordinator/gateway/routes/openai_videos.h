@@ -2,11 +2,11 @@
 // job of a model that generates videos. Pure functions, thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 
-#include "coordinator/gateway/http/http.h"
+#include "coordinator/gateway/routes/job_images.h"
 #include "shared/core/json.h"
 #include "shared/core/result.h"
 #include "shared/job/catalogue.h"
@@ -18,18 +18,22 @@ namespace ditfleet::gateway {
 // The body of POST /v1/videos.
 struct VideoCall {
   job::JobSpec spec;           // parsed, not completed; has a model
-  bool has_reference = false;  // input_reference, the image to begin with
-  std::string reference = {};  // an uploaded input_reference
+  Images images;               // the files of the spec's images that came with the request
+  bool has_reference = false;  // input_reference, the image to begin with, became the field `image`
 };
 
 // Whether a video request may also have this field of a job: all fields except those that `size` and the file format
 // of a video replace, and `n`.
 bool is_video_field(job::Field field);
 
-// Accepts OpenAI's fields and those of is_video_field(), as JSON or as multipart/form-data. `seconds` sets `frames` to
-// the nearest number that the model accepts. A null field counts as absent. kInvalidArgument, with the client's field
-// as param; kNotFound: there is no such model.
-Result<VideoCall> parse_video_call(const Request& request, const job::Catalogue& catalogue);
+// Accepts OpenAI's fields and those of is_video_field(), as JSON or, by the Content-Type, as multipart/form-data.
+// `seconds` sets `frames` to the nearest number that the model accepts. A null field counts as absent. `most`: bytes of
+// an image. kInvalidArgument, with the client's field as param; kPayloadTooLarge; kNotFound: there is no such model.
+Result<VideoCall> parse_video_call(std::string_view content_type, std::string_view body,
+                                   const job::Catalogue& catalogue, std::int64_t most);
+
+// The error with the client's field as param, instead of the job's.
+Error as_video_error(Error error, bool has_reference);
 
 // The video that a job generates. Nothing if its model is unknown or generates images.
 struct VideoJob {

@@ -18,6 +18,7 @@ json::object schema_of(const job::FieldRow& row) {
     case job::FieldType::kInteger: number("integer"); break;
     case job::FieldType::kReal: number("number"); break;
     case job::FieldType::kText:
+    case job::FieldType::kImage:
     case job::FieldType::kSize: out["type"] = "string"; break;
     case job::FieldType::kFormat: {
       json::array names;

@@ -39,28 +39,32 @@ Response video_response(const ApiContext& context, const queue::JobRecord& recor
       .with("Cache-Control", "no-store");
 }
 
-// Passes the image that a video begins with to its job.
-Result<void> take_reference(const VideoCall& video) {
-  if (!video.has_reference) return {};
-  return invalid_argument("model '" + video.spec.model + "' takes no image; leave 'input_reference' out",
-                          "input_reference");
-}
-
 asio::awaitable<Result<Response>> create_video(const ApiContext& context, CallPtr call) {
-  const bool form = media_type_of(call->request.header("Content-Type")) == "multipart/form-data";
-  auto refused = form ? refuse_compressed_body(call->request) : refuse_body_unless_json(call->request);
+  constexpr std::int64_t kMostText = 1 << 20;  // of a form beside its image
+  const Request& request = call->request;
+  const std::string type = media_type_of(request.header("Content-Type"));
+  if (request.stream && type != "multipart/form-data") {
+    co_return status_response(415,
+                              "the body is '" + excerpt(type, 100) + "'; send application/json or multipart/form-data",
+                              "unsupported_media_type");
+  }
+  auto refused = request.stream ? refuse_compressed_body(request) : refuse_body_unless_json(request);
   if (refused) co_return std::move(*refused);
-  auto video = parse_video_call(call->request, context.dependencies.catalogue);
+  const std::int64_t most = context.dependencies.settings.results.input_max_bytes;
+  ReceivedBody body{request.body, nullptr};
+  if (request.stream) {
+    auto received = co_await context.receive(call, most + kMostText);
+    if (!received && received.error().code == Code::kDeadlineExceeded)
+      co_return status_response(408, received.error().message, "request_timeout");
+    if (!received) co_return received.error();
+    body = std::move(*received);
+  }
+  auto video = parse_video_call(request.header("Content-Type"), body.bytes, context.dependencies.catalogue, most);
   if (!video && video.error().code == Code::kNotFound)
     co_return status_response(404, video.error().message, "model_not_found", "model");
   if (!video) co_return video.error();
-  if (auto taken = take_reference(*video); !taken) co_return taken.error();
-  auto outcome = co_await context.submit(call, video->spec);
-  if (!outcome) {
-    Error error = outcome.error();
-    if (error.param == "width" || error.param == "height") error.param = "size";
-    co_return error;
-  }
+  auto outcome = co_await context.submit(call, video->spec, std::move(video->images));
+  if (!outcome) co_return as_video_error(outcome.error(), video->has_reference);
   auto record = co_await context.service.job(outcome->id, call->caller.view());
   if (!record) co_return record.error();
   Response response = video_response(context, *record);
@@ -182,7 +186,7 @@ asio::awaitable<Result<Response>> delete_video(const ApiContext& context, CallPt
 }  // namespace
 
 void add_video_routes(Router& router) {
-  router.add({"POST", "/v1/videos", create_video});
+  router.add({.method = "POST", .pattern = "/v1/videos", .handler = create_video, .streams_body = true});
   router.add({"GET", "/v1/videos", list_videos});
   router.add({"GET", "/v1/videos/{id}", get_video});
   router.add({"DELETE", "/v1/videos/{id}", delete_video});

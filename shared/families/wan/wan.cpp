@@ -7,8 +7,10 @@ namespace {
 
 using job::Field;
 
-constexpr std::string_view kClassNames[] = {"WanPipeline"};
+constexpr std::string_view kImageToVideo = "WanImageToVideoPipeline";
+constexpr std::string_view kClassNames[] = {"WanPipeline", kImageToVideo};
 constexpr std::int64_t kSideMultiple = 16;  // the VAE's factor times the patch
+constexpr int kDefaultWidth = 832, kDefaultHeight = 480;
 constexpr std::int64_t kLargestSide = 2048, kMostFrames = 257, kMostSteps = 200;
 
 // WanPipeline runs classifier-free guidance whenever the first scale is above one; the negative prompt is "" by
@@ -25,6 +27,8 @@ Result<void> read(job::ModelEntry& entry) {
     return corrupt(index_path, "has expand_timesteps (Wan 2.2 TI2V-5B), which is not supported yet");
   const json::value* boundary = index->if_contains("boundary_ratio");
   const bool experts = boundary && !boundary->is_null();
+  const json::value* class_name = index->if_contains("_class_name");
+  const bool from_image = class_name && class_name->is_string() && class_name->get_string() == kImageToVideo;
 
   entry.media = job::MediaKind::kVideo;
   entry.guidance = guidance_of;
@@ -39,9 +43,15 @@ Result<void> read(job::ModelEntry& entry) {
   entry.apply("guidance_scale");
   if (experts) entry.apply("guidance_scale_2");
   entry.apply("max_sequence_length");
-  // WanPipeline's defaults, and Wan's frame rate.
-  entry.defaults.set("width", std::int64_t{832});
-  entry.defaults.set("height", std::int64_t{480});
+  // The pipelines' defaults, and Wan's frame rate. An image gives the size, within the default area.
+  if (from_image) {
+    entry.apply("image").required = true;
+    entry.free_width = kDefaultWidth;
+    entry.free_height = kDefaultHeight;
+  } else {
+    entry.defaults.set("width", std::int64_t{kDefaultWidth});
+    entry.defaults.set("height", std::int64_t{kDefaultHeight});
+  }
   entry.defaults.set("frames", std::int64_t{81});
   entry.defaults.set("fps", 16.0);
   entry.defaults.set("num_inference_steps", std::int64_t{50});

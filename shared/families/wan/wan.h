@@ -1,4 +1,5 @@
-// Wan 2.1 and Wan 2.2 A14B, text to video: diffusers' WanPipeline with one transformer, or with two and a boundary.
+// Wan 2.1 text to video, and Wan 2.2 A14B text and image to video: diffusers' WanPipeline and WanImageToVideoPipeline
+// with one transformer, or with two and a boundary.
 #pragma once
 
 #include "shared/families/family.h"

@@ -1,0 +1,72 @@
+#include "coordinator/gateway/routes/job_images.h"
+
+#include <sodium.h>
+
+#include <optional>
+
+#include "coordinator/gateway/http/http.h"
+#include "shared/core/bytes.h"
+#include "shared/core/sha256.h"
+#include "shared/job/fields.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+// Accepts line breaks. Nothing for other text.
+std::optional<std::string> base64_decoded(std::string_view text) {
+  std::string bytes(text.size() / 4 * 3 + 3, '\0');
+  std::size_t size = 0;
+  if (sodium_base642bin(reinterpret_cast<unsigned char*>(bytes.data()), bytes.size(), text.data(), text.size(), "\r\n",
+                        &size, nullptr, sodium_base64_VARIANT_ORIGINAL) != 0)
+    return std::nullopt;
+  bytes.resize(size);
+  return bytes;
+}
+
+}  // namespace
+
+Result<images::Info> check_image(std::string_view file, std::int64_t most, const std::string& param) {
+  if (static_cast<std::int64_t>(file.size()) > most) {
+    return Error{
+        Code::kPayloadTooLarge,
+        "the image has " + std::to_string(file.size()) + " bytes; results.input_max_bytes is " + std::to_string(most),
+        param};
+  }
+  auto info = images::inspect(file);
+  if (info) return info;
+  Error error = info.error();
+  error.param = param;
+  return error;
+}
+
+Result<Images> take_images(json::object& job, std::int64_t most) {
+  Images images;
+  for (const job::Field field : job::kFields) {
+    if (field.row().type != job::FieldType::kImage) continue;
+    json::value* value = job.if_contains(field.name());
+    if (!value || !value->is_string()) continue;
+    const std::string name(field.name());
+    std::string_view text(value->get_string());
+    if (is_sha256_hex(text)) continue;
+    if (text.starts_with("http:") || text.starts_with("https:"))
+      return invalid_argument(name + " is a URL, but no URL is fetched; send the image itself", name);
+    if (text.starts_with("data:")) {
+      const auto comma = text.find(',');
+      if (comma == text.npos || !text.substr(0, comma).ends_with(";base64"))
+        return invalid_argument(name + " is a data URL without base64; it must begin as data:image/png;base64,", name);
+      text.remove_prefix(comma + 1);
+    }
+    auto file = base64_decoded(text);
+    if (!file) {
+      return invalid_argument(
+          name + " must be an image in base64, a data URL, or the id that POST /v1/uploads returned", name);
+    }
+    if (auto good = check_image(*file, most, name); !good) return good.error();
+    std::string sha256 = sha256_hex(*file);
+    *value = sha256;
+    images.emplace(std::move(sha256), std::move(*file));
+  }
+  return images;
+}
+
+}  // namespace ditfleet::gateway

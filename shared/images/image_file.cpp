@@ -1,0 +1,105 @@
+#include "shared/images/image_file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "shared/images/formats.h"
+
+namespace ditfleet::images {
+namespace {
+
+struct Format {
+  std::string_view media_type;
+  Result<Picture> (*read)(std::string_view file, bool with_pixels);
+};
+
+const Format* format_of(std::string_view file) {
+  static constexpr Format kPng{"image/png", read_png}, kJpeg{"image/jpeg", read_jpeg}, kWebp{"image/webp", read_webp};
+  if (file.starts_with("\x89PNG\r\n\x1a\n")) return &kPng;
+  if (file.starts_with("\xff\xd8\xff")) return &kJpeg;
+  if (file.size() >= 12 && file.starts_with("RIFF") && file.substr(8, 4) == "WEBP") return &kWebp;
+  return nullptr;
+}
+
+Error not_an_image(std::string_view file) {
+  return invalid_argument(file.empty() ? "the image is empty; send a PNG, JPEG or WebP file"
+                                       : "the image is not a PNG, JPEG or WebP file");
+}
+
+// The EXIF tag Orientation, 1 to 8; 1 if it is missing or the structure is damaged.
+int orientation_of(std::string_view tiff) {
+  if (tiff.starts_with(std::string_view("Exif\0\0", 6))) tiff.remove_prefix(6);
+  const bool little = tiff.starts_with("II");
+  if (!little && !tiff.starts_with("MM")) return 1;
+  // Big enough a value to be outside for missing bytes.
+  const auto number = [&](std::size_t at, std::size_t bytes) {
+    std::size_t value = 0;
+    if (at > tiff.size() || tiff.size() - at < bytes) return tiff.size();
+    for (std::size_t i = 0; i < bytes; ++i)
+      value = value << 8 | static_cast<unsigned char>(tiff[at + (little ? bytes - 1 - i : i)]);
+    return value;
+  };
+  constexpr std::size_t kOrientation = 0x0112, kShort = 3, kEntryBytes = 12;
+  const std::size_t directory = number(4, 4);
+  if (directory >= tiff.size()) return 1;
+  const std::size_t count = std::min(number(directory, 2), tiff.size() / kEntryBytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t entry = directory + 2 + i * kEntryBytes;
+    if (number(entry, 2) != kOrientation || number(entry + 2, 2) != kShort) continue;
+    const std::size_t value = number(entry + 8, 2);
+    return value >= 1 && value <= 8 ? static_cast<int>(value) : 1;
+  }
+  return 1;
+}
+
+Image upright(Image image, int orientation) {
+  if (orientation == 1) return image;
+  const bool swap = orientation >= 5;
+  const bool flip_x = orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
+  const bool flip_y = orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
+  Image out{image.width, image.height, {}};
+  if (swap) std::swap(out.width, out.height);
+  out.rgb.reserve(image.rgb.size());
+  for (int y = 0; !image.rgb.empty() && y < out.height; ++y) {
+    for (int x = 0; x < out.width; ++x) {
+      const int column = swap ? y : x, row = swap ? x : y;
+      const auto from_x = static_cast<std::size_t>(flip_x ? image.width - 1 - column : column);
+      const auto from_y = static_cast<std::size_t>(flip_y ? image.height - 1 - row : row);
+      const auto* pixel = &image.rgb[(from_y * static_cast<std::size_t>(image.width) + from_x) * 3];
+      out.rgb.insert(out.rgb.end(), pixel, pixel + 3);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<void> check_size(std::int64_t width, std::int64_t height) {
+  if (width > 0 && height > 0 && width <= kMaxPixels && height <= kMaxPixels && width * height <= kMaxPixels) return {};
+  return invalid_argument("the image is " + std::to_string(width) + "x" + std::to_string(height) +
+                          "; it must have 1 to " + std::to_string(kMaxPixels) + " pixels");
+}
+
+Error damaged(std::string_view format, std::string_view why) {
+  return invalid_argument("the image is a damaged or unsupported " + std::string(format) +
+                          " file: " + std::string(why));
+}
+
+Result<Info> inspect(std::string_view file) {
+  const Format* format = format_of(file);
+  if (!format) return not_an_image(file);
+  auto picture = format->read(file, false);
+  if (!picture) return picture.error();
+  const Image image = upright(std::move(picture->image), orientation_of(picture->exif));
+  return Info{format->media_type, image.width, image.height};
+}
+
+Result<Image> decode(std::string_view file) {
+  const Format* format = format_of(file);
+  if (!format) return not_an_image(file);
+  auto picture = format->read(file, true);
+  if (!picture) return picture.error();
+  return upright(std::move(picture->image), orientation_of(picture->exif));
+}
+
+}  // namespace ditfleet::images

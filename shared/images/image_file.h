@@ -1,0 +1,32 @@
+// Reads the images that clients send. Thread-safe; no function keeps a reference to the bytes.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "shared/core/result.h"
+
+namespace ditfleet::images {
+
+inline constexpr std::int64_t kMaxPixels = 1 << 25;  // width × height, 33.5 megapixels
+
+struct Info {
+  std::string_view media_type;  // image/png, image/jpeg or image/webp; a literal
+  int width = 0, height = 0;    // upright, as the EXIF orientation says
+};
+
+// Interleaved RGB, 8 bits, rows from the top.
+struct Image {
+  int width = 0, height = 0;
+  std::vector<std::uint8_t> rgb;
+};
+
+// Reads the header. kInvalidArgument: not a PNG, JPEG or WebP file, more than kMaxPixels, animated, or CMYK.
+Result<Info> inspect(std::string_view file);
+
+// Reads the pixels and turns them upright. Transparency is dropped. Takes up to a second for kMaxPixels.
+// kInvalidArgument: as inspect(), and for a truncated or damaged file.
+Result<Image> decode(std::string_view file);
+
+}  // namespace ditfleet::images
