@@ -172,7 +172,7 @@ class OpenApi(unittest.TestCase):
                 "guidance_scale": 1.5, "true_cfg_scale": 2.0, "max_sequence_length": 16, "loras": [], "priority": 1, "deadline_ms": 600_000,
                 "output_format": "webp", "output_compression": 50, "partial_images": 1, "user": "u"}
         self.assertEqual(list(self.schema.problems(full, request)), [])
-        other_families = {"frames": 5, "fps": 8, "guidance_scale_2": 2}
+        other_families = {"frames": 5, "fps": 8, "guidance_scale_2": 2, "image": "0" * 64}
         self.assertEqual(set(full) | {"size"} | set(other_families), set(self.schema.resolve(request)["properties"]))
         self.client.wait(self.client.submit(**full))
         for field, value in other_families.items():
