@@ -90,9 +90,19 @@ Result<json::array> save_pictures(HttpClient& client, const json::value& job, co
   return images;
 }
 
-Result<void> generate(const GenerateFlags& flags) {
-  const auto body = job_body(flags);
-  if (!body) return body.error();
+// Uploads the files of images, and puts their ids in their place.
+Result<void> upload_images(HttpClient& client, job::FieldFlags& fields) {
+  for (auto& [field, value] : fields) {
+    if (field.row().type != job::FieldType::kImage) continue;
+    const auto stored = client.send_file("POST", "/v1/uploads", value);
+    if (!stored) return Error{stored.error().code, std::string(field.row().flag) + ": " + stored.error().message, {}};
+    value = text(*stored, "id");
+  }
+  return {};
+}
+
+Result<void> generate(GenerateFlags flags) {
+  if (auto good = job_body(flags); !good) return good.error();
   if (!flags.out.empty()) {
     const fs::path folder = fs::path(flags.out).parent_path();
     std::error_code ec;
@@ -101,6 +111,9 @@ Result<void> generate(const GenerateFlags& flags) {
   }
   const InterruptGuard guard;
   HttpClient client(flags.target);
+  if (auto uploaded = upload_images(client, flags.fields); !uploaded) return uploaded;
+  const auto body = job_body(flags);
+  if (!body) return body.error();
   const auto submitted = client.json("POST", "/v1/jobs", *body);
   if (!submitted) return job::name_the_flag(submitted.error());
   const std::string id = text(*submitted, "id");

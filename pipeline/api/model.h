@@ -51,6 +51,7 @@ struct ModelSource {
   // Components to quantize while they are loaded, and the format: transformer → fp8 or nf4, text_encoder_2 → nf4.
   // {"*": "auto"}: the components that the device's memory requires.
   std::map<std::string, std::string> quantize = {};
+  std::string vae_dtype = {};  // "fp32" or "bf16"; empty: the engine's
 };
 
 using PartTimes = std::vector<std::pair<std::string, std::chrono::microseconds>>;

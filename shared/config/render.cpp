@@ -70,6 +70,7 @@ std::string to_yaml(const Settings& settings, bool with_secrets) {
       out << YAML::Key << "quantize" << YAML::Value << "auto";
     else if (!model.quantize.empty())
       out << YAML::Key << "quantize" << YAML::Value << model.quantize;
+    if (!model.vae_dtype.empty()) out << YAML::Key << "vae_dtype" << YAML::Value << model.vae_dtype;
     if (model.objective_s > 0) out << YAML::Key << "objective_s" << YAML::Value << model.objective_s;
     out << YAML::EndMap;
   }
@@ -119,6 +120,11 @@ std::vector<OptionHelp> option_table() {
        "requires, so that no block has to be copied in each step: nothing, else fp8 where the device has "
        "it, else nf4.",
        "DITFLEET_MODELS__NAME__QUANTIZE"});
+  rows.push_back(
+      {"models.NAME.vae_dtype", "fp32 or bf16", "worker.dtype",
+       "Precision of the VAE, where the model's family can load it apart. Videos are usually decoded in fp32 "
+       "by models in bf16, which costs memory and time.",
+       "DITFLEET_MODELS__NAME__VAE_DTYPE"});
   rows.push_back({"models.NAME.objective_s", "a number from 0 to 1000000", "0",
                   "Objective: the time from submission in which a job of the model should end, in seconds. Jobs that "
                   "meet and miss it are counted in ditfleet_objective_jobs_total. 0: no objective.",

@@ -83,7 +83,7 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
     return wrong(a, "'models' is '" + a.value +
                         "'; it must be a map, such as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
   const std::string leaf = a.path.size() > 2 ? a.path[2] : "path";
-  constexpr std::array kLeaves{"path", "transformer", "quantize", "objective_s"};
+  constexpr std::array kLeaves{"path", "transformer", "quantize", "vae_dtype", "objective_s"};
   if (std::find(kLeaves.begin(), kLeaves.end(), leaf) == kLeaves.end() || (a.path.size() > 3 && leaf != "quantize"))
     return wrong(a, "unknown key '" + a.key() + "'" + suggestion(leaf, {kLeaves.begin(), kLeaves.end()}));
   if (!is_model_name(a.path[1]))
@@ -97,6 +97,10 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
     auto formats = parse_quantize(a.value);
     if (!formats) return wrong(a, a.key() + ": " + formats.error().message);
     model.quantize = std::move(*formats);
+  } else if (leaf == "vae_dtype") {
+    if (a.value != "fp32" && a.value != "bf16")
+      return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be fp32 or bf16");
+    model.vae_dtype = a.value;
   } else if (leaf == "objective_s") {
     const auto seconds = number_of(a.value, 0.0, 1e6);
     if (!seconds) return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be a number from 0 to 1000000");

@@ -1,4 +1,5 @@
 """The videos API with the unmodified `openai` client, and videos among images while a worker is killed."""
+import base64
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ CONFIG = "keys:\n" + "".join(f"  - {{tenant: {tenant}, sha256: {hashlib.sha256(k
 folder = tempfile.TemporaryDirectory(prefix="ditfleet-videos-")
 FOLDER = Path(folder.name)
 write_video_model(FOLDER / "video")
-MODELS = {"video": FOLDER / "video", "wan": ROOT / "tests/fixtures/wan/two/model", "tiny": tiny_model()}
+MODELS = {"video": FOLDER / "video", "wan": ROOT / "tests/fixtures/wan/two/model", "i2v": ROOT / "tests/fixtures/wan/i2v/model", "tiny": tiny_model()}
 shared = Shared(workers=2, models=MODELS, config=CONFIG, sets=["default_model=video"])
 SLOW = "fault step sleep"  # 200 ms per step, of the test family
 
@@ -86,6 +87,22 @@ class Videos(unittest.TestCase):
         self.assertEqual(probe(self.videos.download_content(video.id).read()), ("h264", "32x48", 9, 9 / 16))
         spec = self.http.job(video.id)["spec"]
         self.assertEqual((spec["frames"], spec["num_inference_steps"], spec["seed"]), (9, 2, 7))
+
+    def test_a_video_begins_with_its_input_reference(self):
+        extra = {"num_inference_steps": 2, "max_sequence_length": 16, "seed": 7}
+        make = lambda **more: self.videos.create_and_poll(model="i2v", prompt="x", seconds="0.3", size="48x32", poll_interval_ms=50, extra_body=extra, **more)
+        video = make(input_reference=("first.png", png(48, 32), "image/png"))
+        self.assertEqual((video.status, video.size), ("completed", "48x32"), video)
+        content = self.videos.download_content(video.id).read()
+        self.assertEqual(probe(content)[:3], ("h264", "48x32", 5))
+        data = "data:image/png;base64," + base64.b64encode(png(48, 32)).decode()
+        same = self.http.request("POST", "/v1/videos", {"model": "i2v", "prompt": "x", "seconds": "0.3", "size": "48x32", **extra, "input_reference": {"image_url": data}})
+        self.assertEqual(same.status, 200, same)
+        self.http.wait(same.json()["id"])
+        self.assertEqual(self.http.get(f"/v1/videos/{same.json()['id']}/content").body, content)
+        with self.assertRaises(openai.BadRequestError) as refused:
+            make()
+        self.assertIn("needs it", refused.exception.message)
 
     def test_json_and_the_default_model(self):
         answer = self.http.request("POST", "/v1/videos", {"prompt": "x", "seconds": "0.5", "fps": 4})
@@ -166,7 +183,7 @@ class Videos(unittest.TestCase):
 
     def test_an_invalid_field_is_a_bad_request_that_names_it(self):
         cases = [
-            ({"model": "sora-2"}, openai.NotFoundError, "model", "video or wan"),
+            ({"model": "sora-2"}, openai.NotFoundError, "model", "use i2v or video or wan"),
             ({"model": "tiny"}, openai.BadRequestError, "model", "generates images"),
             ({"seconds": "four"}, openai.BadRequestError, "seconds", "number"),
             ({"seconds": "0"}, openai.BadRequestError, "seconds", "above 0"),

@@ -105,6 +105,13 @@ Golden load(const Case& which) {
       r.loras.push_back({file.string(), lora.at(1).to_number<double>()});
     }
   golden.bf16 = spec.contains("bf16");
+  if (spec.contains("vae_dtype")) golden.vae_dtype = std::string(spec.at("vae_dtype").as_string());
+  if (spec.contains("picture")) {
+    const at::Tensor picture = golden.tensor("picture");
+    const auto* bytes = picture.const_data_ptr<std::uint8_t>();
+    r.image = std::make_shared<const Media>(Media{
+        static_cast<int>(picture.size(1)), static_cast<int>(picture.size(0)), 1, 0, {bytes, bytes + picture.numel()}});
+  }
   golden.mean_apart = number("mean", 0);
   golden.largest_apart = number("largest", 0);
   return golden;

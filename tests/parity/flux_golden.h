@@ -32,6 +32,7 @@ std::vector<Case> all_cases(const std::string& set = "flux");
 struct Golden {
   GenerationRequest request;
   bool bf16 = false;
+  std::string vae_dtype;                             // empty: as the pipeline
   double mean_apart = 0, largest_apart = 0;          // of diffusers' bf16 pixels from its fp32 pixels; 0: not known
   at::Tensor tensor(const std::string& name) const;  // a copy; throws for a name that is not there
   std::string path;

@@ -19,18 +19,18 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::unique_ptr<Model> load(const std::string& dir, bool bf16) {
+std::unique_ptr<Model> load(const std::string& dir, bool bf16, const std::string& vae_dtype = {}) {
   EngineOptions options{golden::test_device(), bf16 ? "bf16" : "fp32", 1, golden::test_compile()};
   static std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
   engines.push_back(unwrap(Engine::create(options, {&wan_family()})));
-  return unwrap(engines.back()->load_model({"wan", dir}));
+  return unwrap(engines.back()->load_model({"wan", dir, {}, {}, vae_dtype}));
 }
 
 class WanPipeline : public ::testing::TestWithParam<golden::Case> {};
 
 TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
   const golden::Golden golden = golden::load(GetParam());
-  const auto model = load(GetParam().model_dir(), golden.bf16);
+  const auto model = load(GetParam().model_dir(), golden.bf16, golden.vae_dtype);
   auto generation = unwrap(model->encode(golden.request));
   unwrap(model->denoise(*generation, nullptr));
   const Media video = unwrap(model->decode(*generation));
@@ -43,6 +43,9 @@ TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
   EXPECT_LE(golden::distance(got("sigmas"), golden.tensor("sigmas")), 1e-6);
   EXPECT_LE(golden::distance(got("noise"), golden.tensor("noise")), 1e-5);
   const double limit = golden.bf16 ? 4e-2 : 2e-4;
+  if (golden.request.image && (!golden.bf16 || !golden.vae_dtype.empty())) {
+    EXPECT_LE(golden::distance(got("condition"), golden.tensor("condition")), limit);
+  }
   EXPECT_LE(golden::distance(got("prompt_embeds"), golden.tensor("prompt_embeds")), limit);
   if (!golden.bf16) {
     EXPECT_LE(golden::distance(got("latents"), golden.tensor("latents")), limit);
@@ -107,6 +110,35 @@ TEST(WanEngine, RefusesBadRequests) {
   EXPECT_TRUE(two->encode(golden::load({"two", "plain", "wan"}).request));
 }
 
+TEST(WanEngine, TakesTheSizeFromTheImage) {
+  golden::Golden golden = golden::load({"i2v", "one", "wan"});
+  const auto model = load(golden::Case{"i2v", "", "wan"}.model_dir(), false);
+  GenerationRequest request = golden.request;
+  request.fields = {};
+  request.fields.set("frames", 1);
+  request.fields.set("guidance_scale", 1);
+  request.fields.set("max_sequence_length", 16);
+  request.image = std::make_shared<const Media>(Media{300, 100, 1, 0, std::vector<std::uint8_t>(300 * 100 * 3, 60)});
+  const std::string dump = ::testing::TempDir() + "wan_size.safetensors";
+  unwrap(unwrap(model->encode(request))->dump(dump));
+  // round(sqrt(832 * 480 / 3)) = 365 → 352, round(sqrt(832 * 480 * 3)) = 1095 → 1088.
+  EXPECT_EQ(golden::read_tensor(dump, "noise").sizes(), (std::vector<std::int64_t>{1, 16, 1, 352 / 8, 1088 / 8}));
+}
+
+TEST(WanEngine, NeedsAnImageExactlyInImageModels) {
+  GenerationRequest request = golden::load({"i2v", "one", "wan"}).request;
+  const auto text_model = load(golden::Case{"two", "", "wan"}.model_dir(), false);
+  const auto image_model = load(golden::Case{"i2v", "", "wan"}.model_dir(), false);
+  const auto refused = text_model->encode(request);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("image does not apply to this model"));
+  request.image = nullptr;
+  const auto missing = image_model->encode(request);
+  ASSERT_FALSE(missing);
+  EXPECT_THAT(missing.error().message, HasSubstr("image is missing"));
+  EXPECT_EQ(missing.error().param, "image");
+}
+
 TEST(WanPrompts, AreCleanedAsFtfyDoes) {
   const auto rows =
       unwrap(parse_json(unwrap(read_file((golden::fixtures() / "wan/prompts.json").string())))).as_array();
@@ -118,10 +150,11 @@ TEST(WanPrompts, AreCleanedAsFtfyDoes) {
 }
 
 TEST(WanFolder, RefusesFoldersThatDoNotFitTogether) {
-  const auto problem = [](const std::string& from, const std::string& to, bool drop_second = false) {
+  const auto problem = [](const std::string& from, const std::string& to, bool drop_second = false,
+                          const std::string& folder = "two") {
     const std::filesystem::path copy = ::testing::TempDir() + "wan_folder";
     std::filesystem::remove_all(copy);
-    std::filesystem::copy(golden::Case{"two", "", "wan"}.model_dir(), copy, std::filesystem::copy_options::recursive);
+    std::filesystem::copy(golden::Case{folder, "", "wan"}.model_dir(), copy, std::filesystem::copy_options::recursive);
     if (drop_second) std::filesystem::remove_all(copy / "transformer_2");
     std::ifstream in(copy / "model_index.json");
     std::string text((std::istreambuf_iterator<char>(in)), {});
@@ -137,6 +170,11 @@ TEST(WanFolder, RefusesFoldersThatDoNotFitTogether) {
   EXPECT_THAT(problem("0.875", "null"), HasSubstr("transformer_2 needs a boundary_ratio"));
   EXPECT_THAT(problem("0.875", "1.5"), HasSubstr("boundary_ratio must be between 0 and 1"));
   EXPECT_THAT(problem("\"expand_timesteps\": false", "\"expand_timesteps\": true"), HasSubstr("TI2V-5B"));
+  EXPECT_THAT(problem("WanPipeline", "WanImageToVideoPipeline"), HasSubstr("in_channels is 16, but twice vae's z_dim"));
+  const std::string none = "\"image_encoder\": [\n    null,\n    null\n  ]";
+  EXPECT_THAT(problem(none, R"("image_encoder": ["transformers", "CLIPVisionModel"])", false, "i2v"),
+              HasSubstr("models conditioned on CLIP (Wan 2.1 image to video) are not supported"));
+  EXPECT_THAT(problem("WanImageToVideoPipeline", "WanPipeline", false, "i2v"), HasSubstr("in_channels is 36"));
   EXPECT_THAT(problem("0.875", "0.875", true), HasSubstr("transformer_2"));
   EXPECT_THAT(problem("UMT5EncoderModel", "T5EncoderModel"), HasSubstr("must be [LIBRARY, \"UMT5EncoderModel\"]"));
 }

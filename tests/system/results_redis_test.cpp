@@ -50,6 +50,24 @@ TEST_F(ResultsRedis, GivesBackWhatWasPutInChunks) {
   }
 }
 
+TEST_F(ResultsRedis, KeepsInputsByTheirDigestAndExtendsTheirLife) {
+  for (const std::size_t size : {std::size_t{5}, results::kChunkBytes, results::kChunkBytes + 1}) {
+    const std::string bytes(size, 'x'), sha256 = sha256_hex(bytes);
+    EXPECT_EQ(wait(store_->touch_input(sha256, soon())).error().code, Code::kNotFound);
+    EXPECT_EQ(wait(store_->get_input(sha256, soon())).error().code, Code::kNotFound);
+    ASSERT_TRUE(wait(store_->put_input(sha256, bytes, soon())).ok());
+    EXPECT_EQ(*wait(store_->get_input(sha256, soon())), bytes);
+    const auto keys = redis({"KEYS", "df:{0}:input:*"}).elements;
+    EXPECT_EQ(keys.size(), (size + results::kChunkBytes - 1) / results::kChunkBytes);
+    for (const auto& key : keys) redis({"PEXPIRE", key.text, "5000"});
+    ASSERT_TRUE(wait(store_->touch_input(sha256, soon())).ok());
+    for (const auto& key : keys) EXPECT_GT(redis({"PTTL", key.text}).integer, 80'000'000);
+    redis({"SET", "df:{0}:input:" + sha256, "other"});
+    EXPECT_EQ(wait(store_->get_input(sha256, soon())).error().code, Code::kDataCorrupt);
+    redis({"FLUSHALL"});
+  }
+}
+
 TEST_F(ResultsRedis, RefusesWhatBelongsIntoFiles) {
   store_ = *results::open_store({.redis_max_bytes = 1000}, connection_);
   EXPECT_TRUE(wait(store_->put(result_, std::string(1000, 'x'), "video/mp4", soon())).ok());

@@ -12,7 +12,10 @@
 #include <fstream>
 
 #include "pipeline/engine.h"
+#include "pipeline/media/resize.h"
+#include "shared/core/bytes.h"
 #include "shared/core/ids.h"
+#include "shared/core/json.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -273,6 +276,20 @@ TEST(Mp4Writer, RefusesWhatPlayersCannotShow) {
   ASSERT_TRUE(writer) << writer.error().message;
   EXPECT_NE(writer->add(std::vector<std::uint8_t>(5)).error().message.find("needs 3072"), std::string::npos);
   EXPECT_EQ(writer->finish().error().code, Code::kInvalidArgument);
+}
+
+TEST(Resize, GivesPilsPixels) {
+  const std::string folder = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/images/";
+  const Media picture = decode_png(read_file(folder + "rgb.png").value());
+  const auto expected = parse_json(read_file(folder + "expected.json").value());
+  const auto& sizes = expected->at("resized").as_array();
+  EXPECT_GT(sizes.size(), 5u);
+  for (const json::value& want : sizes) {
+    const Media resized =
+        resize_lanczos(picture, static_cast<int>(want.at(0).as_int64()), static_cast<int>(want.at(1).as_int64()));
+    const std::string_view bytes(reinterpret_cast<const char*>(resized.rgb.data()), resized.rgb.size());
+    EXPECT_EQ(sha256_hex(bytes), want.at(2).as_string()) << json::serialize(want);
+  }
 }
 
 }  // namespace ditfleet::pipeline

@@ -183,6 +183,21 @@ TEST_F(FileStoreTest, KeepsPreviews) {
   EXPECT_EQ(run(store_->get_preview("previews/00/none", soon())).error().code, Code::kNotFound);
 }
 
+TEST_F(FileStoreTest, KeepsInputsByTheirDigest) {
+  const std::string bytes(2'000'000, 'x'), sha256 = sha256_hex(bytes);
+  EXPECT_EQ(run(store_->touch_input(sha256, soon())).error().code, Code::kNotFound);
+  EXPECT_EQ(run(store_->get_input(sha256, soon())).error().code, Code::kNotFound);
+  EXPECT_EQ(run(store_->get_input("../" + sha256, soon())).error().code, Code::kNotFound);
+  ASSERT_TRUE(run(store_->put_input(sha256, bytes, soon())).ok());
+  EXPECT_EQ(*run(store_->get_input(sha256, soon())), bytes);
+  const fs::path path = dir_ / "inputs" / sha256.substr(0, 2) / sha256;
+  fs::last_write_time(path, fs::file_time_type::clock::now() - 2h);
+  ASSERT_TRUE(run(store_->touch_input(sha256, soon())).ok());
+  EXPECT_GT(fs::last_write_time(path), fs::file_time_type::clock::now() - 1h);
+  std::ofstream(path) << "other";
+  EXPECT_EQ(run(store_->get_input(sha256, soon())).error().code, Code::kDataCorrupt);
+}
+
 TEST_F(FileStoreTest, SweepsWhatIsOlderThanItsAgeAndNothingElse) {
   const Manifest old = stored(result_key(), "old"), fresh = stored(result_key(), "fresh");
   fs::last_write_time(dir_ / old.key, fs::file_time_type::clock::now() - 2h);

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <utility>
 
+#include "shared/core/sha256.h"
 #include "shared/families/served.h"
 #include "shared/job/validate.h"
 #include "shared/telemetry/log.h"
@@ -51,6 +52,8 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("--model", flags.dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
   add_weight_flags(command, flags.transformer, flags.quantize);
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
+  command.add_option("--vae-dtype", flags.vae_dtype, "Precision of the VAE: fp32 or bf16 (default: as --dtype)")
+      ->type_name("DTYPE");
   command.add_option("--device", flags.device, "auto, cpu, cuda or cuda:N")->type_name("DEVICE");
   add_memory_flags(command, flags.memory);
   add_configuration_flags(command, flags.sources);
@@ -64,7 +67,13 @@ Result<config::Settings> settings_of(const config::Sources& sources) {
   return settings;
 }
 
-Result<job::JobSpec> spec_of(const job::FieldFlags& fields, const std::string& out, const std::string& dir) {
+Result<job::JobSpec> spec_of(job::FieldFlags fields, const std::string& out, const std::string& dir) {
+  for (auto& [field, text] : fields) {
+    if (field.row().type != job::FieldType::kImage) continue;
+    auto file = sha256_of_file(text);
+    if (!file) return Error{file.error().code, std::string(field.row().flag) + ": " + file.error().message, {}};
+    text = file->sha256;
+  }
   auto model = families::read_model_entry("model", dir, families::served());
   if (!model) return model.error();
   auto body = job::body_of(fields, "--out", out);

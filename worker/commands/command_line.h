@@ -35,16 +35,17 @@ void add_memory_flags(CLI::App& command, MemoryFlags& flags);
 struct ModelFlags {
   config::Sources sources;
   MemoryFlags memory;
-  std::string dir, transformer, quantize, device, dtype;
+  std::string dir, transformer, quantize, device, dtype, vae_dtype;
 };
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 
 // Loads the configuration and sets up the log. kInvalidArgument: `param` is the key at fault.
 Result<config::Settings> settings_of(const config::Sources& sources);
 
-// The complete and valid spec of a request to the model in `dir`; `out`: the file to write. Errors: kInvalidArgument
-// (the message contains the flag), those of families::read_model_entry().
-Result<job::JobSpec> spec_of(const job::FieldFlags& fields, const std::string& out, const std::string& dir);
+// The complete and valid spec of a request to the model in `dir`; `out`: the file to write. The flag of an image names
+// its file; the spec has the file's SHA-256. Errors: kInvalidArgument (the message contains the flag), those of
+// families::read_model_entry() and sha256_of_file().
+Result<job::JobSpec> spec_of(job::FieldFlags fields, const std::string& out, const std::string& dir);
 
 // Returns kExitOk if the command is done. Otherwise prints "ditfleet-worker COMMAND: message" to stderr and returns
 // kExitUsage for kInvalidArgument, else kExitFailure.

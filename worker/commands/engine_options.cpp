@@ -63,7 +63,7 @@ Result<pipeline::EngineOptions> engine_options(const config::Settings& settings,
 Result<pipeline::ModelSource> source_of(const ModelFlags& flags) {
   auto quantize = config::parse_quantize(flags.quantize);
   if (!quantize) return quantize.error();
-  return pipeline::ModelSource{"model", flags.dir, flags.transformer, std::move(*quantize)};
+  return pipeline::ModelSource{"model", flags.dir, flags.transformer, std::move(*quantize), flags.vae_dtype};
 }
 
 }  // namespace ditfleet::worker

@@ -1,11 +1,13 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 
 #include "pipeline/engine.h"
+#include "shared/core/bytes.h"
 #include "shared/core/output_file.h"
 #include "shared/job/flags.h"
 #include "worker/commands/command_line.h"
@@ -19,7 +21,7 @@ namespace {
 // Missing fields get the model's defaults.
 struct GenerateFlags {
   ModelFlags model;
-  std::string out, dump;
+  std::string out, dump, frames_dir;
   job::FieldFlags fields;
   std::vector<std::string> loras;  // FILE[:SCALE]
 };
@@ -60,6 +62,24 @@ Result<pipeline::LoraRequest> lora_of(const std::string& text) {
                {}};
 }
 
+// Writes frame_0000.png … into `dir`, which is created.
+Result<void> write_frames(const std::string& dir, const pipeline::Media& video) {
+  std::error_code failed;
+  std::filesystem::create_directories(dir, failed);
+  if (failed) return unavailable("--frames-dir: cannot create the folder '" + dir + "': " + failed.message());
+  const auto size = static_cast<std::ptrdiff_t>(video.rgb.size()) / video.frames;
+  for (int i = 0; i < video.frames; ++i) {
+    const auto at = video.rgb.begin() + i * size;
+    auto bytes =
+        pipeline::encode_media({video.width, video.height, 1, 0, {at, at + size}}, job::OutputFormat::kPng, 100);
+    if (!bytes) return bytes.error();
+    std::string number = std::to_string(i);
+    number.insert(0, 4 - std::min<std::size_t>(4, number.size()), '0');
+    if (auto written = write_output_file(dir + "/frame_" + number + ".png", *bytes); !written) return written;
+  }
+  return {};
+}
+
 Result<void> run(const GenerateFlags& flags) {
   auto settings = settings_of(flags.model.memory.over(flags.model.sources));
   if (!settings) return settings.error();
@@ -70,6 +90,14 @@ Result<void> run(const GenerateFlags& flags) {
   auto spec = spec_of(flags.fields, flags.out, flags.model.dir);
   if (!spec) return spec.error();
 
+  std::shared_ptr<const pipeline::Media> picture;
+  if (const auto file = flags.fields.find("image"); file != flags.fields.end()) {
+    auto bytes = read_file(file->second);
+    if (!bytes) return bytes.error();
+    auto image = image_of(*bytes);
+    if (!image) return job::name_the_flag(image.error());
+    picture = std::move(*image);
+  }
   std::vector<pipeline::LoraRequest> loras;
   for (const std::string& text : flags.loras) {
     auto lora = lora_of(text);
@@ -93,6 +121,7 @@ Result<void> run(const GenerateFlags& flags) {
   for (int i = 0; i < count; ++i) {
     auto request = request_of(*spec, i);
     request.loras = loras;
+    request.image = picture;
     auto prepared = (*model)->encode(request);
     if (!prepared) return job::name_the_flag(prepared.error());
     for (const auto& warning : (*prepared)->warnings()) std::cerr << "warning: " << warning << "\n";
@@ -110,6 +139,9 @@ Result<void> run(const GenerateFlags& flags) {
     auto bytes = pipeline::encode_media(*image, *spec->output_format, *spec->output_compression);
     if (!bytes) return bytes.error();
     if (auto written = write_output_file(path, *bytes); !written) return written;
+    if (!flags.frames_dir.empty()) {
+      if (auto frames = write_frames(job::numbered_path(flags.frames_dir, i, count), *image); !frames) return frames;
+    }
     if (!flags.dump.empty()) {
       if (auto dumped = (*prepared)->dump(job::numbered_path(flags.dump, i, count)); !dumped) return dumped;
     }
@@ -138,6 +170,10 @@ void add_generate(CLI::App& app, Invocation& invoked) {
                   "T5; SCALE (default 1) may be negative; repeatable")
       ->type_name("FILE[:SCALE]")
       ->allow_extra_args(false);
+  command
+      .add_option("--frames-dir", flags.frames_dir,
+                  "Also write every frame as frame_0000.png … into this folder; with -n above 1, DIR-1 …")
+      ->type_name("DIR");
   command
       .add_option("--dump", flags.dump,
                   "Write the tensors of every stage to a safetensors file; with -n above 1, NAME-1 …")

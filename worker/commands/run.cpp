@@ -87,7 +87,7 @@ Result<ModelSet> load_models(const config::Settings& settings) {
   for (const auto& [name, model] : settings.models) {
     auto entry = families::read_model_entry(name, model.path, families::served());
     if (!entry) return entry.error();
-    auto loaded = set.engine->load_model({name, model.path, model.transformer, model.quantize});
+    auto loaded = set.engine->load_model({name, model.path, model.transformer, model.quantize, model.vae_dtype});
     if (!loaded) return loaded.error();
     const auto& info = (*loaded)->info();
     record_load(info);

@@ -100,6 +100,9 @@ FluxFolder load_flux_folder(const ModelSource& source, Placement placement, std:
   const std::string& dir = source.dir;
   const auto quantize = [&](const char* component) { return quantize_of(source, component); };
   check_quantize(source);
+  if (!source.vae_dtype.empty())
+    fail(Code::kInvalidArgument, "this family's VAE has the precision of the other parts; leave vae_dtype out",
+         "vae_dtype");
   check_index(ConfigFile(dir + "/model_index.json"));
   const auto scheduler = read_scheduler_config(ConfigFile(dir + "/scheduler/scheduler_config.json"));
   const auto clip = read_clip_config(ConfigFile(dir + "/text_encoder/config.json"));

@@ -40,9 +40,14 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement) {
          "transformer");
   if (!source.quantize.empty())
     fail(Code::kInvalidArgument, "Wan models are not quantized on load yet; leave quantize out", "quantize");
+  if (source.vae_dtype != "" && source.vae_dtype != "fp32" && source.vae_dtype != "bf16")
+    fail(Code::kInvalidArgument, "vae_dtype is \"" + source.vae_dtype + "\"; it must be fp32 or bf16", "vae_dtype");
   const ConfigFile index(dir + "/model_index.json");
+  const bool from_image = index.text("_class_name", "") == "WanImageToVideoPipeline";
   if (index.boolean("expand_timesteps", false))
     index.refuse("expand_timesteps is true (Wan 2.2 TI2V-5B), which is not supported yet");
+  if (has_part(index, "image_encoder", "CLIPVisionModel", /*optional=*/true))
+    index.refuse("image_encoder is set, but models conditioned on CLIP (Wan 2.1 image to video) are not supported");
   has_part(index, "text_encoder", "UMT5EncoderModel");
   has_part(index, "transformer", "WanTransformer3DModel");
   has_part(index, "vae", "AutoencoderKLWan");
@@ -60,7 +65,11 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement) {
     if (!second && std::string_view(name) == "transformer_2") continue;
     const auto wan = read_wan_config(ConfigFile(dir + "/" + name + "/config.json"));
     must_match(dir, std::string(name) + "'s text_dim", wan.text_dim, "text_encoder's d_model", umt5.d_model);
-    must_match(dir, std::string(name) + "'s in_channels", wan.in_channels, "vae's z_dim", vae.z_dim);
+    if (from_image)
+      must_match(dir, std::string(name) + "'s in_channels", wan.in_channels, "twice vae's z_dim plus 4",
+                 2 * vae.z_dim + VideoVaeConfig::kTemporalFactor);
+    else
+      must_match(dir, std::string(name) + "'s in_channels", wan.in_channels, "vae's z_dim", vae.z_dim);
     must_match(dir, std::string(name) + "'s out_channels", wan.out_channels, "vae's z_dim", vae.z_dim);
   }
   auto last = std::chrono::steady_clock::now();
@@ -74,7 +83,10 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement) {
   std::optional<WanTransformer> transformer_2;
   if (second) transformer_2 = WanTransformer::load(dir + "/transformer_2", placement);
   const auto transformer_time = lap();
-  auto decoder = VideoVae::load(dir + "/vae", placement, /*with_encoder=*/false);
+  Placement vae_placement = placement;
+  if (!source.vae_dtype.empty())
+    vae_placement.dtype = source.vae_dtype == "bf16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
+  auto decoder = VideoVae::load(dir + "/vae", vae_placement, /*with_encoder=*/from_image);
   const auto vae_time = lap();
   return {scheduler,
           std::move(text),
@@ -82,6 +94,7 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement) {
           std::move(transformer_2),
           boundary.value_or(0),
           std::move(decoder),
+          from_image,
           {{"text_encoders", text_time}, {"transformer", transformer_time}, {"vae", vae_time}},
           source};
 }

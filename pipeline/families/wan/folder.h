@@ -20,7 +20,8 @@ struct WanFolder {
   std::optional<WanTransformer> transformer_2;  // of the low noise levels
   double boundary = 0;                          // timesteps below boundary · 1000 run on transformer_2
   VideoVae vae;
-  PartTimes load_times;  // as ModelInfo::load_times, without tokenizers
+  bool from_image = false;  // the transformers' input has a mask and a condition beside the latents
+  PartTimes load_times;     // as ModelInfo::load_times, without tokenizers
   ModelSource source = {};
 
   std::int64_t weight_bytes() const {

@@ -24,7 +24,7 @@ void check_range(const std::string& field, int value, int least, int most) {
 
 }  // namespace
 
-WanRequest read_wan_request(const GenerationRequest& request, int size_multiple, bool experts) {
+WanRequest read_wan_request(const GenerationRequest& request, int size_multiple, bool experts, bool from_image) {
   const job::FieldValues& fields = request.fields;
   const auto integer = [&](job::Field field, int fallback) {
     return static_cast<int>(fields.integer(field).value_or(fallback));
@@ -42,6 +42,18 @@ WanRequest read_wan_request(const GenerationRequest& request, int size_multiple,
   r.max_sequence_length = integer("max_sequence_length", r.max_sequence_length);
   r.seed = request.seed;
 
+  if (from_image && !request.image) refuse("image", "is missing; this model makes a video from an image");
+  if (!from_image && request.image)
+    refuse("image", "does not apply to this model, which takes only text; leave it out");
+  if (from_image && !fields.has("width") && !fields.has("height")) {
+    // As in the example of diffusers' WanImageToVideoPipeline.
+    const double aspect = static_cast<double>(request.image->height) / request.image->width, area = r.width * r.height;
+    const auto side = [&](double length) {
+      return std::max(size_multiple, static_cast<int>(std::nearbyint(length)) / size_multiple * size_multiple);
+    };
+    r.height = side(std::sqrt(area * aspect));
+    r.width = side(std::sqrt(area / aspect));
+  }
   for (const auto& [field, value] : {std::pair("width", r.width), std::pair("height", r.height)}) {
     check_range(field, value, size_multiple, kMaxSide);
     if (value % size_multiple != 0)
@@ -80,6 +92,7 @@ Result<void> WanGeneration::dump(const std::string& path) const {
     out.add("sigmas", schedule.sigmas);
     out.add("timesteps", schedule.timesteps);
     out.add("noise", noise);
+    if (condition.defined()) out.add("condition", condition);
     out.add("latents", latents);
     return out.write(path, {{"noise", "as drawn, [1, channels, latent frames, rows, columns]"},
                             {"latents", "diffusers' output_type=\"latent\""}});

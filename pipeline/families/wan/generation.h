@@ -31,8 +31,9 @@ struct WanRequest {
 
 // A number of frames that is not 4k + 1 becomes n / 4 · 4 + 1, with a warning, as in diffusers. Throws Failure
 // (kInvalidArgument, with the field) for a value that Wan does not support. Width and height must be multiples of
-// `size_multiple`. `experts`: the model has two transformers.
-WanRequest read_wan_request(const GenerationRequest& request, int size_multiple, bool experts);
+// `size_multiple`. `experts`: the model has two transformers. `from_image`: it needs an image, which gives the size
+// within the default area if the request has none.
+WanRequest read_wan_request(const GenerationRequest& request, int size_multiple, bool experts, bool from_image);
 
 // The output of the text encoder for one prompt.
 struct WanText {
@@ -51,6 +52,9 @@ class WanGeneration : public GenerationBase {
   // The prompts embedded by each transformer, [1, max_sequence_length, inner_dim]; undefined: not used.
   std::array<at::Tensor, 2> text, negative_text;
   Schedule schedule;
+  // Mask and encoded image, [1, 4 + channels, latent frames, rows, columns] in the pipeline's type; undefined without
+  // an image.
+  at::Tensor condition;
   at::Tensor noise;    // [1, channels, latent frames, rows, columns] fp32, on the host
   at::Tensor latents;  // as the noise, on the device; undefined before denoise()
 };

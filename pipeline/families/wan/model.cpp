@@ -3,16 +3,19 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/round.h>
+#include <ATen/ops/zeros.h>
 
 #include <array>
 #include <utility>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/denoise_loop.h"
+#include "pipeline/media/resize.h"
 #include "pipeline/sampling/latents.h"
 
 namespace ditfleet::pipeline {
@@ -28,7 +31,8 @@ WanGeneration& own(Generation& generation) {
   return *mine;
 }
 
-// Follows diffusers' WanPipeline: the first transformer at timesteps from boundary · 1000 on, the second one below.
+// Follows diffusers' WanPipeline and WanImageToVideoPipeline: the first transformer at timesteps from boundary · 1000
+// on, the second one below.
 class WanDenoiser final : public Denoiser {
  public:
   WanDenoiser(const WanFolder& folder, const WanGeneration& generation, c10::ScalarType dtype)
@@ -38,7 +42,8 @@ class WanDenoiser final : public Denoiser {
     const double timestep = generation_.schedule.timesteps[static_cast<std::size_t>(step)];
     const std::size_t expert = folder_.transformer_2 && timestep < folder_.boundary * 1000 ? 1 : 0;
     const WanTransformer& transformer = expert ? *folder_.transformer_2 : folder_.transformer;
-    const at::Tensor input = latents.to(dtype_);
+    at::Tensor input = latents.to(dtype_);
+    if (generation_.condition.defined()) input = at::cat({input, generation_.condition}, 1);
     if (!rope_.defined()) rope_ = transformer.rope(latents.size(2), latents.size(3), latents.size(4));
     const at::Tensor positive = transformer.velocity(input, timestep, generation_.text[expert], rope_);
     if (!generation_.negative) return positive;
@@ -87,6 +92,23 @@ Media preview(const at::Tensor& estimate) {
   return to_media(unit_range(rgb.t().reshape({1, 3, frame.size(1), frame.size(2)})));
 }
 
+// The condition of an image (WanGeneration::condition) for latents of the noise's shape.
+at::Tensor encode_image(const VideoVae& vae, const Media& image, const WanRequest& r, const at::Tensor& noise) {
+  const Media resized = resize_lanczos(image, r.width, r.height);
+  const at::Tensor bytes = at::from_blob(const_cast<std::uint8_t*>(resized.rgb.data()), {r.height, r.width, 3},
+                                         at::TensorOptions(c10::ScalarType::Byte));
+  const at::Tensor picture = bytes.permute({2, 0, 1}).to(c10::ScalarType::Float) / 255 * 2 - 1;
+  // The frames after the picture are zeros, which is mid-grey.
+  at::Tensor video = at::zeros({1, 3, r.num_frames, r.height, r.width}, picture.options());
+  video.select(2, 0).copy_(picture);
+  const at::Tensor latents = vae.encode(video);
+  // One channel for each pixel frame of a latent frame. The picture's frame counts four times.
+  at::Tensor mask =
+      at::zeros({1, VideoVaeConfig::kTemporalFactor, noise.size(2), noise.size(3), noise.size(4)}, latents.options());
+  mask.select(2, 0).fill_(1);
+  return at::cat({mask, latents}, 1);
+}
+
 }  // namespace
 
 WanModel::WanModel(ModelInfo info, Placement placement, WanFolder folder, WanPrompts prompts,
@@ -112,13 +134,13 @@ WanText WanModel::embed(const std::string& prompt, int max_sequence_length) {
 std::unique_ptr<Generation> WanModel::run_encode(const GenerationRequest& asked) {
   const auto start = Clock::now();
   auto p = std::make_unique<WanGeneration>();
-  p->request = read_wan_request(asked, folder_.size_multiple(), folder_.transformer_2.has_value());
+  p->request = read_wan_request(asked, folder_.size_multiple(), folder_.transformer_2.has_value(), folder_.from_image);
   const WanRequest& r = p->request;
   const std::int64_t factor = folder_.vae.config().spatial_factor();
   const at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(r.seed));
-  p->noise = at::randn(
-      {1, folder_.transformer.config().in_channels, (r.num_frames - 1) / 4 + 1, r.height / factor, r.width / factor},
-      generator, at::TensorOptions().dtype(c10::ScalarType::Float));
+  p->noise = at::randn({1, folder_.vae.config().z_dim, (r.num_frames - 1) / 4 + 1, r.height / factor, r.width / factor},
+                       generator, at::TensorOptions().dtype(c10::ScalarType::Float));
+  if (asked.image) p->condition = encode_image(folder_.vae, *asked.image, r, p->noise).to(placement().dtype);
   p->schedule = make_flow_schedule(folder_.scheduler, r.num_inference_steps);
   p->prompt = embed(r.prompt, r.max_sequence_length);
   if (r.guidance_scale > 1) p->negative = embed(r.negative_prompt, r.max_sequence_length);

@@ -40,7 +40,7 @@ std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
 }  // namespace
 
 const Family& wan_family() {
-  static const Family family{{"WanPipeline"}, load, programs, load_tokenizers};
+  static const Family family{{"WanPipeline", "WanImageToVideoPipeline"}, load, programs, load_tokenizers};
   return family;
 }
 
