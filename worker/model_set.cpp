@@ -31,8 +31,8 @@ job::JobSpec smallest(const job::ModelEntry& entry) {
        {job::Field("width"), job::Field("height"), job::Field("frames"), job::Field("num_inference_steps")}) {
     const auto limits = entry.fields.find(field);
     if (limits == entry.fields.end()) continue;
-    const auto multiple = limits->second.multiple_of;
-    spec.fields.set(field, (limits->second.low + multiple - 1) / multiple * multiple);
+    const auto least = limits->second.nearest(static_cast<double>(limits->second.low));
+    spec.fields.set(field, least < limits->second.low ? least + limits->second.multiple_of : least);
   }
   add_picture(spec, entry);
   if (entry.applies("true_cfg_scale")) spec.fields.set("true_cfg_scale", 1.0);

@@ -34,8 +34,19 @@ class QueueJobService final : public JobService {
     co_return translate(co_await queue_->job(id, view, deadline()));
   }
   asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state, int limit,
-                                               const std::string& cursor) override {
-    co_return translate(co_await queue_->list(view, state, limit, cursor, deadline()));
+                                               const std::string& cursor, bool oldest_first) override {
+    co_return translate(co_await queue_->list(view, state, limit, cursor, deadline(), oldest_first));
+  }
+  asio::awaitable<Result<void>> forget(const queue::JobRecord& record) override {
+    for (const auto& unit : record.unit_records) {
+      const auto manifest = results::Manifest::parse(unit.manifest);
+      if (unit.state != job::State::kSucceeded || !manifest) continue;
+      auto removed = co_await store_->remove(*manifest, deadline());
+      if (!removed) co_return translate_stored(std::move(removed));
+    }
+    const auto gone = co_await queue_->forget(record.id, deadline());
+    if (!gone) co_return translate(Result<void>(gone.error()), "repeat the request");
+    co_return Result<void>();
   }
   asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
                                                             int limit) override {

@@ -26,7 +26,9 @@ class JobService {
   virtual asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) = 0;
   virtual asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) = 0;
   virtual asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state,
-                                                       int limit, const std::string& cursor) = 0;
+                                                       int limit, const std::string& cursor, bool oldest_first) = 0;
+  // Removes an ended job and its results. Succeeds if they are gone already.
+  virtual asio::awaitable<Result<void>> forget(const queue::JobRecord& record) = 0;
   virtual asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
                                                                     int limit) = 0;
   virtual asio::awaitable<Result<queue::Event>> event(const std::string& id, const std::string& event_id) = 0;

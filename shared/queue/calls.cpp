@@ -120,7 +120,6 @@ bool Client::Impl::hold_leases() {
 // Reads the index in order of creation, up to jobs younger than the retention. It stops after a page of jobs of which
 // most are kept and continues there next time, so that a long backlog costs one page per sweep.
 asio::awaitable<void> Client::Impl::sweep(Deadline deadline) {
-  constexpr std::int64_t kKeepEventsMs = 86'400'000;  // of a job that does not end
   if (Deadline::Clock::now() < next_sweep_) co_return;
   next_sweep_ = Deadline::Clock::now() + std::chrono::milliseconds(200);
   const auto now = co_await redis_time(deadline);

@@ -70,6 +70,9 @@ class Client::Impl {
 std::optional<Error> refusal_of(const std::string& verdict, const std::string& id, const std::string& tenant,
                                 const Quota& quota, std::int64_t units, std::size_t bytes);
 
+// Events of a job that does not end are kept for so long.
+inline constexpr std::int64_t kKeepEventsMs = 86'400'000;
+
 // Maximum units, and maximum bytes of specs, per Function call. A longer call would delay other clients.
 inline constexpr std::size_t kBatch = 128, kBatchBytes = 1 << 20;
 

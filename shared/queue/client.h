@@ -79,12 +79,16 @@ class Client {
   asio::awaitable<Result<SubmitOutcome>> submit(const Submission& submission, Deadline deadline);
   // kNotFound: there is no such job, or it belongs to another tenant. An empty tenant may cancel any job.
   asio::awaitable<Result<CancelOutcome>> cancel(const std::string& job, const std::string& tenant, Deadline deadline);
+  // Removes the record of an ended job and its results in Redis before the retention has passed. The caller has checked
+  // the tenant. False: the job is open or unknown.
+  asio::awaitable<Result<bool>> forget(const std::string& job, Deadline deadline);
 
   // --- readers ---------------------------------------------------------------------------------
   // kNotFound: there is no such job, or it belongs to another tenant. An empty tenant may read any job.
   asio::awaitable<Result<JobRecord>> job(const std::string& id, const std::string& tenant, Deadline deadline);
+  // The cursor "CREATED_MS:ID" begins after that job. Newest first, unless `oldest_first`.
   asio::awaitable<Result<JobPage>> list(const std::string& tenant, std::optional<job::State> state, int limit,
-                                        const std::string& cursor, Deadline deadline);
+                                        const std::string& cursor, Deadline deadline, bool oldest_first = false);
   // Returns the events of a job after the event id `after`, oldest first. "0" returns all events. Each call walks from
   // the newest event back to `after`, in calls to Redis of 500 events.
   asio::awaitable<Result<std::vector<Event>>> events(const std::string& job, const std::string& after, int limit,

@@ -97,4 +97,17 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
   co_return missing;
 }
 
+asio::awaitable<Result<bool>> Client::forget(const std::string& job, Deadline deadline) {
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  if (!is_valid_id(job)) co_return false;
+  // A sweep of this job alone, without retention. The events of other jobs stay.
+  redis::Command sweep = fcall("sweep", 4);
+  sweep << keys.jobs() << keys.open() << keys.events() << keys.job(job) << 0
+        << std::max(impl->options_.retention_ms, kKeepEventsMs) << job;
+  const auto gone = co_await impl->call(std::move(sweep), deadline);
+  if (!gone) co_return gone.error();
+  co_return gone->integer == 1;
+}
+
 }  // namespace ditfleet::queue

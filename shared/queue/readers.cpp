@@ -90,11 +90,12 @@ asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std:
 }
 
 asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::optional<job::State> state, int limit,
-                                              const std::string& cursor, Deadline deadline) {
+                                              const std::string& cursor, Deadline deadline, bool oldest_first) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   // A cursor is "<score>:<id>" of the last job looked at; jobs of one millisecond follow by id.
-  std::string from = "+inf", after_id;
+  const std::string last_score = oldest_first ? "+inf" : "-inf";
+  std::string from = oldest_first ? "-inf" : "+inf", after_id;
   if (!cursor.empty()) {
     const auto colon = cursor.find(':');
     if (colon == std::string::npos || !is_valid_id(cursor.substr(colon + 1)) ||
@@ -111,9 +112,8 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   std::vector<std::string> entries;  // the intake entries of the page's queued jobs; "": it is admitted
   bool last = false;
   for (int pages = 0; pages < kMostPages && !last && page.jobs.size() < want; ++pages) {
-    redis::Command range("ZREVRANGEBYSCORE");
-    range << keys.jobs() << from << "-inf"
-          << "WITHSCORES"
+    redis::Command range(oldest_first ? "ZRANGEBYSCORE" : "ZREVRANGEBYSCORE");
+    range << keys.jobs() << from << last_score << "WITHSCORES"
           << "LIMIT" << pages * kPage << kPage;
     const auto found = co_await impl->connection_->execute(std::move(range), deadline);
     if (!found) co_return found.error();
@@ -126,7 +126,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     for (std::size_t i = 0; i + 1 < elements.size(); i += 2) {
       const std::string& id = elements[i].text;
       const std::string& score = elements[i + 1].text;
-      if (score == from && id >= after_id) continue;  // on the page before
+      if (score == from && (oldest_first ? id <= after_id : id >= after_id)) continue;  // on the page before
       jobs.push_back({.id = id, .score = score});
       reads[0] << id;
       reads.push_back(redis::Command("HMGET") << keys.job(id) << "o"

@@ -185,7 +185,7 @@ struct Depth {
 };
 
 struct JobPage {
-  std::vector<JobRecord> jobs;  // newest first, without unit records
+  std::vector<JobRecord> jobs;  // without unit records
   std::string next_cursor;      // empty: the last page
 };
 

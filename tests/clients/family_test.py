@@ -2,6 +2,7 @@
 networks that switch halfway and a guidance scale for each."""
 import hashlib
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -116,6 +117,35 @@ class TestFamily(unittest.TestCase):
             page.until(f"{video} === null")
             page.open(shared.fleet.url + "/jobs/" + id)
             page.until("document.querySelector('#images video')?.duration === 3")
+            self.assertEqual(page.errors, [])
+
+    @unittest.skipUnless(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
+    def test_a_video_from_the_form_with_previews(self):
+        shot = lambda name: page.screenshot(Path(os.environ.get("DITFLEET_SCREENSHOTS", folder.name)) / f"console-{name}.png")
+        with Browser() as page:
+            page.open(shared.fleet.url + "/")
+            page.until("document.getElementById('model')?.value === 'video'")
+            value = lambda id: page.js(f"(e => e.offsetParent && (e.value || e.placeholder))(document.getElementById('{id}'))")
+            self.assertEqual([value("frames"), value("fps")], ["5", "8"])
+            page.js("document.getElementById('details').open = true")
+            self.assertEqual([value("guidance_scale_2"), value("true_cfg_scale")], ["2", None])
+            shot("form")
+            page.js("""(() => { const set = (id, v) => document.getElementById(id).value = v;
+                set('prompt', 'fault step sleep'); set('num_inference_steps', 20); set('frames', 9); set('fps', 3);
+                set('width', 64); set('height', 48); document.getElementById('submit').click(); })()""")
+            id = page.until("[...document.querySelectorAll('article')].find(a => a.textContent.includes('fault step sleep'))?.dataset.id")
+            image = f"document.querySelector('article[data-id=\"{id}\"] .image.partial img')"
+            page.until(f"{image}?.complete && {image}.naturalWidth > 0")  # a preview, while it runs
+            shot("preview")
+            self.assertEqual(self.client.job(id)["state"], "running")
+            page.until(f"document.querySelector('article[data-id=\"{id}\"] .image:not(.partial) video')?.duration === 3")
+            self.assertIn("64×48 · 9 frames", page.js(f"document.querySelector('article[data-id=\"{id}\"] .facts').textContent"))
+            page.js(f"document.querySelector('article[data-id=\"{id}\"] .image').click()")
+            video = "document.querySelector('#viewer video')"
+            page.until(f"{video}?.readyState > 0")
+            page.js(f"{video}.play()")
+            page.until(f"{video}.currentTime > 0.5")
+            shot("playing")
             self.assertEqual(page.errors, [])
 
     def test_the_model_is_listed_with_its_fields(self):

@@ -155,6 +155,12 @@ class OpenApi(unittest.TestCase):
         image = {"prompt": "x", "size": "32x16", "num_inference_steps": 2}
         for extra in ({}, {"response_format": "b64_json"}, {"stream": True}, {"size": "wide"}, {"model": "none"}):
             self.served("POST", "/v1/images/generations", "/v1/images/generations", {**image, **extra})
+        self.served("GET", "/v1/videos", "/v1/videos")
+        self.served("GET", "/v1/videos?order=up", "/v1/videos")
+        self.assertEqual(self.served("POST", "/v1/videos", "/v1/videos", {"prompt": "x", "seconds": "1"}).status, 400)
+        self.served("POST", "/v1/videos", "/v1/videos", {"prompt": "x", "model": "none"})
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/content")):  # of an image
+            self.assertEqual(self.served(method, f"/v1/videos/{job}{path}", "/v1/videos/{id}" + path).status, 404)
         self.served("POST", "/v1/jobs", "/v1/jobs", body, {"Idempotency-Key": "k"})
         self.assertEqual(self.served("POST", "/v1/jobs", "/v1/jobs", {**body, "seed": 5}, {"Idempotency-Key": "k"}).status, 422)
         self.served("POST", "/v1/jobs", "/v1/jobs", "prompt=x", {"Content-Type": "text/plain"})
@@ -166,8 +172,8 @@ class OpenApi(unittest.TestCase):
                 "guidance_scale": 1.5, "true_cfg_scale": 2.0, "max_sequence_length": 16, "loras": [], "priority": 1, "deadline_ms": 600_000,
                 "output_format": "webp", "output_compression": 50, "partial_images": 1, "user": "u"}
         self.assertEqual(list(self.schema.problems(full, request)), [])
-        other_families = {"frames": 5, "fps": 8, "guidance_scale_2": 2, "preset": "fast", "flow_shift": 5, "sampler": "euler",
-                          "sigmas": "1, 0.5"}
+        other_families = {"frames": 5, "fps": 8, "guidance_scale_2": 2, "image": "0" * 64, "preset": "fast", "flow_shift": 5,
+                          "sampler": "euler", "sigmas": "1, 0.5"}
         self.assertEqual(set(full) | {"size"} | set(other_families), set(self.schema.resolve(request)["properties"]))
         self.client.wait(self.client.submit(**full))
         for field, value in other_families.items():

@@ -66,6 +66,7 @@ class GatewayApi : public ::testing::Test {
     GatewayDependencies options;
     options.catalogue.models["demo"] = job::image_model("demo", 256, 8);
     options.catalogue.default_model = "demo";
+    if (adjust_models) adjust_models(options.catalogue);
     options.adapters = std::make_shared<loras::RegistryMirror>(nullptr);
     options.settings.keys = std::move(keys);
     options.settings.gateway.request_timeout_ms = 30'000;
@@ -126,7 +127,8 @@ class GatewayApi : public ::testing::Test {
   std::shared_ptr<EventHub> hub;
   std::unique_ptr<Api> api;
   std::vector<std::string> unready;
-  std::function<void(config::Settings&)> adjust;  // called by start()
+  std::function<void(config::Settings&)> adjust;       // called by start()
+  std::function<void(job::Catalogue&)> adjust_models;  // also
   RecordingSink sink;
 };
 

@@ -724,5 +724,43 @@ TEST_F(GatewayApi, LinksDependOnTheSharedSecretOnly) {
   EXPECT_EQ(send("GET", link).status, 401);
 }
 
+TEST_F(GatewayApi, AVideoBeginsWithTheReferenceOfTheRequest) {
+  adjust_models = [](job::Catalogue& catalogue) {
+    job::ModelEntry& clips = catalogue.models["clips"] = job::image_model("clips");
+    clips.media = job::MediaKind::kVideo;
+    clips.apply("image").required = true;
+    clips.apply("frames") = {.low = 1, .high = 81, .multiple_of = 4, .remainder = 1};
+    clips.apply("fps");
+    clips.defaults = {};
+    clips.defaults.set("fps", 16);
+    clips.defaults.set("frames", 81);
+    catalogue.default_model = "clips";
+  };
+  start({});
+  const auto create = [&](const std::string& reference) {
+    return send("POST", "/v1/videos", R"({"prompt":"x","seconds":"4")" + reference + "}");
+  };
+  const Response without = create("");
+  EXPECT_EQ(without.status, 400);
+  EXPECT_EQ(body_of(without).at("error").at("param").as_string(), "image");
+  const Response made =
+      create(R"(,"input_reference":{"image_url":"data:image/png;base64,)"
+             R"(iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="})");
+  ASSERT_EQ(made.status, 200) << made.body;
+  const auto video = body_of(made);
+  EXPECT_EQ(video.at("seconds").as_string(), "4");
+  EXPECT_EQ(video.at("size").as_string(), "auto") << "the image decides it";
+  ASSERT_EQ(service.blobs.size(), 1u);
+  const std::string sha256 = service.blobs.begin()->first;
+  EXPECT_THAT(service.submissions.back().spec, HasSubstr("\"image\":\"" + sha256 + "\""));
+  EXPECT_THAT(service.submissions.back().spec, HasSubstr("\"frames\":65"));
+  const std::string id = R"(,"input_reference":{"file_id":")";
+  EXPECT_EQ(create(id + sha256 + "\"}").status, 200);
+  const Response unknown = create(id + std::string(64, '0') + "\"}");
+  EXPECT_EQ(unknown.status, 400);
+  EXPECT_EQ(body_of(unknown).at("error").at("param").as_string(), "input_reference");
+  EXPECT_EQ(service.submissions.size(), 2u);
+}
+
 }  // namespace
 }  // namespace ditfleet::gateway

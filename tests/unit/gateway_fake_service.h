@@ -166,7 +166,7 @@ class FakeService final : public JobService {
     co_return **found;
   }
   asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state, int limit,
-                                               const std::string& cursor) override {
+                                               const std::string& cursor, bool) override {
     if (down) co_return *down;
     queue::JobPage page;
     for (auto it = jobs.rbegin(); it != jobs.rend(); ++it) {
@@ -180,6 +180,11 @@ class FakeService final : public JobService {
       page.jobs.push_back(record);
     }
     co_return page;
+  }
+  asio::awaitable<Result<void>> forget(const queue::JobRecord& record) override {
+    if (down) co_return *down;
+    jobs.erase(record.id);
+    co_return Result<void>();
   }
   asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
                                                             int limit) override {

@@ -64,6 +64,7 @@ Api::Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<
     context_.key_store = std::make_unique<KeyStore>(context_.dependencies.redis, context_.keys);
   add_system_routes(router_);
   add_image_routes(router_);
+  add_video_routes(router_);
   add_job_routes(router_);
   add_fleet_routes(router_);
   add_event_routes(router_);

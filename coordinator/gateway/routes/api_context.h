@@ -79,12 +79,17 @@ struct ApiContext {
 asio::awaitable<bool> write_result(JobService& service, const results::Manifest& manifest, ByteRange part,
                                    bool as_base64, Sink& sink);
 
+// Serves the result of a unit, or a range of its bytes: 409 before it exists, 410 once it has expired.
+asio::awaitable<Result<Response>> send_result(const ApiContext& context, CallPtr call, queue::JobRecord record,
+                                              int index);
+
 // redis_error() for the registry of adapters.
 Error registry_error(const Error& error);
 
 // Each function adds the routes of one resource.
 void add_system_routes(Router& router);  // pages, metrics, probes, models
 void add_image_routes(Router& router);   // OpenAI's images
+void add_video_routes(Router& router);   // OpenAI's videos
 void add_job_routes(Router& router);     // jobs, results, previews
 void add_fleet_routes(Router& router);   // timelines, slow jobs, the fleet's last hour
 void add_event_routes(Router& router);   // a job's server-sent events

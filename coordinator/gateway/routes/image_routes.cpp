@@ -25,16 +25,7 @@ Response final_error(const Error& error, const std::string& job) {
 }
 
 Error error_of(const queue::JobRecord& record) {
-  Error error{Code::kInternal, "no reason was recorded", {}};
-  if (record.error) {
-    error = *record.error;
-  } else {
-    for (const auto& unit : record.unit_records) {
-      if (unit.error) error = *unit.error;
-    }
-    if (record.state == job::State::kCanceled) error = {Code::kCanceled, "it was canceled", {}};
-    if (record.state == job::State::kExpired) error = {Code::kDeadlineExceeded, "its deadline passed", {}};
-  }
+  Error error = cause_of(record);
   error.message = "job " + record.id + " " + std::string(job::state_name(record.state)) + ": " + error.message;
   return error;
 }

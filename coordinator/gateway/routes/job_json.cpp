@@ -112,6 +112,17 @@ double progress_of(const queue::JobRecord& record) {
   return std::min(done / record.units, 1.0);
 }
 
+Error cause_of(const queue::JobRecord& record) {
+  if (record.error) return *record.error;
+  if (record.state == job::State::kCanceled) return {Code::kCanceled, "it was canceled", {}};
+  if (record.state == job::State::kExpired) return {Code::kDeadlineExceeded, "its deadline passed", {}};
+  Error error{Code::kInternal, "no reason was recorded", {}};
+  for (const auto& unit : record.unit_records) {
+    if (unit.error) error = *unit.error;
+  }
+  return error;
+}
+
 json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units,
                       const WaitsFor& waits_for) {
   auto spec = parse_json(record.spec);
@@ -202,7 +213,7 @@ json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
       schema["minimum"] = limits.low;
       schema["maximum"] = limits.high;
     }
-    if (limits.multiple_of > 1) schema["multipleOf"] = limits.multiple_of;
+    if (limits.multiple_of > 1) schema[limits.remainder == 0 ? "multipleOf" : "x-step"] = limits.multiple_of;
     if (const auto* value = model.defaults.find(field)) {
       std::visit([&](const auto& v) { schema["default"] = v; }, *value);
       defaults[field.name()] = schema["default"];

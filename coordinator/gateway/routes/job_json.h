@@ -36,6 +36,9 @@ json::object job_json(const queue::JobRecord& record, const JobLinks& links, boo
 // 0 … 1 over all units; 1 for an ended job.
 double progress_of(const queue::JobRecord& record);
 
+// Why a job ended without success.
+Error cause_of(const queue::JobRecord& record);
+
 // `visible`: whether the caller may see a job. `forecast`: empty while no coordinator leads.
 json::object worker_json(const queue::WorkerInfo& worker, const std::function<bool(const std::string&)>& visible,
                          const std::optional<queue::FleetForecast>& forecast);

@@ -91,7 +91,7 @@ asio::awaitable<Result<Response>> list_jobs(const ApiContext& context, CallPtr c
       co_return invalid_argument("unknown parameter '" + name + "'; supported are state, limit and cursor", name);
     }
   }
-  auto page = co_await context.service.list(call->caller.view(), state, limit, cursor);
+  auto page = co_await context.service.list(call->caller.view(), state, limit, cursor, false);
   if (!page) co_return page.error();
   json::array jobs;
   const JobLinks links = context.links(*call);
@@ -123,21 +123,44 @@ asio::awaitable<Result<Response>> cancel_job(const ApiContext& context, CallPtr 
 asio::awaitable<Result<Response>> get_result(const ApiContext& context, CallPtr call) {
   auto record = co_await context.find_job(call);
   if (!record) co_return record.error();
-  const std::string& id = call->param(0);
   const auto index = number_of(call->param(1), 0, record->units - 1);
   if (!index) {
     co_return Error{Code::kNotFound,
-                    "job '" + id + "' has no result '" + call->param(1) + "'; its results are 0 to " +
+                    "job '" + record->id + "' has no result '" + call->param(1) + "'; its results are 0 to " +
                         std::to_string(record->units - 1),
                     {}};
   }
-  const std::string name = "result " + call->param(1) + " of job '" + id + "'";
-  const queue::UnitRecord* unit = find_unit(*record, *index);
-  const job::State state = unit ? unit->state : record->state;
+  co_return co_await send_result(context, call, std::move(*record), *index);
+}
+
+asio::awaitable<Result<Response>> get_preview(const ApiContext& context, CallPtr call) {
+  auto event_id = parse_event_id(call->param(1));
+  if (!event_id) co_return Error{Code::kNotFound, event_id.error().message, {}};
+  auto record = co_await context.find_job(call);
+  if (!record) co_return record.error();
+  const auto event = co_await context.service.event(record->id, *event_id);
+  if (!event && event.error().code != Code::kNotFound) co_return event.error();
+  const bool found = event && event->type == "preview" && event->fields.contains("key");
+  if (!found) co_return Error{Code::kNotFound, "preview '" + *event_id + "' does not exist or has expired", {}};
+  auto bytes = co_await context.service.preview(event->fields.at("key"));
+  if (!bytes && bytes.error().code == Code::kNotFound)
+    co_return status_response(410, "this preview has expired", "gone");
+  if (!bytes) co_return bytes.error();
+  const std::string media_type(sniff_media_type(*bytes));
+  co_return bytes_response(call->request, std::move(*bytes), media_type, "\"" + *event_id + "\"");
+}
+
+}  // namespace
+
+asio::awaitable<Result<Response>> send_result(const ApiContext& context, CallPtr call, queue::JobRecord record,
+                                              int index) {
+  const std::string name = "result " + std::to_string(index) + " of job '" + record.id + "'";
+  const queue::UnitRecord* unit = find_unit(record, index);
+  const job::State state = unit ? unit->state : record.state;
   if (state != job::State::kSucceeded || !unit) {
     co_return Error{Code::kConflict,
                     name + " is " + std::string(job::state_name(state)) +
-                        (job::is_terminal(state) ? " and has no image" : "; request it again later"),
+                        (job::is_terminal(state) ? " and has no result" : "; request it again later"),
                     {}};
   }
   auto manifest = results::Manifest::parse(unit->manifest);
@@ -184,25 +207,6 @@ asio::awaitable<Result<Response>> get_result(const ApiContext& context, CallPtr 
   };
   co_return response;
 }
-
-asio::awaitable<Result<Response>> get_preview(const ApiContext& context, CallPtr call) {
-  auto event_id = parse_event_id(call->param(1));
-  if (!event_id) co_return Error{Code::kNotFound, event_id.error().message, {}};
-  auto record = co_await context.find_job(call);
-  if (!record) co_return record.error();
-  const auto event = co_await context.service.event(record->id, *event_id);
-  if (!event && event.error().code != Code::kNotFound) co_return event.error();
-  const bool found = event && event->type == "preview" && event->fields.contains("key");
-  if (!found) co_return Error{Code::kNotFound, "preview '" + *event_id + "' does not exist or has expired", {}};
-  auto bytes = co_await context.service.preview(event->fields.at("key"));
-  if (!bytes && bytes.error().code == Code::kNotFound)
-    co_return status_response(410, "this preview has expired", "gone");
-  if (!bytes) co_return bytes.error();
-  const std::string media_type(sniff_media_type(*bytes));
-  co_return bytes_response(call->request, std::move(*bytes), media_type, "\"" + *event_id + "\"");
-}
-
-}  // namespace
 
 void add_job_routes(Router& router) {
   router.add({"POST", "/v1/jobs", submit_job});

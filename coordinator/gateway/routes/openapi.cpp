@@ -2,6 +2,7 @@
 
 #include "coordinator/gateway/routes/embedded.h"
 #include "coordinator/gateway/routes/openai_images.h"
+#include "coordinator/gateway/routes/openai_videos.h"
 #include "shared/job/output_format.h"
 
 namespace ditfleet::gateway {
@@ -39,9 +40,11 @@ const std::string& openapi_document() {
     json::object& schemas = document.at("components").at("schemas").as_object();
     json::object& job_fields = schemas["JobRequest"].at("properties").as_object();
     json::object& image_fields = schemas["ImageRequest"].at("properties").as_object();
+    json::object& video_fields = schemas["VideoRequest"].at("properties").as_object();
     for (const job::Field field : job::kFields) {
       job_fields[field.name()] = schema_of(field.row());
       if (is_image_field(field)) image_fields[field.name()] = schema_of(field.row());
+      if (is_video_field(field)) video_fields.emplace(field.name(), schema_of(field.row()));
     }
     return json::serialize(document);
   }();

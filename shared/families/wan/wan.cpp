@@ -39,7 +39,8 @@ Result<void> read(job::ModelEntry& entry) {
   for (const Field side : {Field("width"), Field("height")})
     entry.apply(side) = {.low = kSideMultiple, .high = kLargestSide, .multiple_of = kSideMultiple};
   entry.apply("negative_prompt");
-  entry.apply("frames").high = kMostFrames;
+  // The first latent frame is one frame, each later one four.
+  entry.apply("frames") = {.low = 1, .high = kMostFrames, .multiple_of = 4, .remainder = 1};
   entry.apply("fps");
   entry.apply("num_inference_steps").high = kMostSteps;
   entry.apply("guidance_scale");

@@ -1,0 +1,196 @@
+// OpenAI's videos: create, list, read, download, delete. A canceled job is a deleted video.
+#include <algorithm>
+#include <utility>
+
+#include "coordinator/gateway/routes/api_context.h"
+#include "coordinator/gateway/routes/errors.h"
+#include "coordinator/gateway/routes/openai_videos.h"
+#include "shared/core/excerpt.h"
+#include "shared/core/ids.h"
+
+namespace ditfleet::gateway {
+namespace {
+
+constexpr int kDefaultPage = 20, kMaxPage = 100;
+constexpr int kJobsPerRead = 200, kMostReads = 25;  // of jobs of any kind, for one page of videos
+
+Error no_such_video(const std::string& id) {
+  return {Code::kNotFound,
+          "video '" + excerpt(id, 100) +
+              "' not found: it never existed, was deleted, has expired or belongs to another tenant",
+          {}};
+}
+
+// The job that the path names, which generates a video. Errors: no_such_video() and those of JobService::job.
+asio::awaitable<Result<queue::JobRecord>> find_video(const ApiContext& context, CallPtr call) {
+  const std::string& id = call->param(0);
+  if (!is_valid_id(id)) co_return no_such_video(id);
+  auto record = co_await context.service.job(id, call->caller.view());
+  if (!record && record.error().code != Code::kNotFound) co_return record.error();
+  if (!record || record->state == job::State::kCanceled || !video_of(*record, context.dependencies.catalogue))
+    co_return no_such_video(id);
+  co_return std::move(*record);
+}
+
+Response video_response(const ApiContext& context, const queue::JobRecord& record) {
+  const auto& dependencies = context.dependencies;
+  const auto video = video_of(record, dependencies.catalogue);
+  return json_response(200, video_json(*video, dependencies.settings.queue.retention_ms))
+      .with("Cache-Control", "no-store");
+}
+
+asio::awaitable<Result<Response>> create_video(const ApiContext& context, CallPtr call) {
+  constexpr std::int64_t kMostText = 1 << 20;  // of a form beside its image
+  const Request& request = call->request;
+  const std::string type = media_type_of(request.header("Content-Type"));
+  if (request.stream && type != "multipart/form-data") {
+    co_return status_response(415,
+                              "the body is '" + excerpt(type, 100) + "'; send application/json or multipart/form-data",
+                              "unsupported_media_type");
+  }
+  auto refused = request.stream ? refuse_compressed_body(request) : refuse_body_unless_json(request);
+  if (refused) co_return std::move(*refused);
+  const std::int64_t most = context.dependencies.settings.results.input_max_bytes;
+  ReceivedBody body{request.body, nullptr};
+  if (request.stream) {
+    auto received = co_await context.receive(call, most + kMostText);
+    if (!received && received.error().code == Code::kDeadlineExceeded)
+      co_return status_response(408, received.error().message, "request_timeout");
+    if (!received) co_return received.error();
+    body = std::move(*received);
+  }
+  auto video = parse_video_call(request.header("Content-Type"), body.bytes, context.dependencies.catalogue, most);
+  if (!video && video.error().code == Code::kNotFound)
+    co_return status_response(404, video.error().message, "model_not_found", "model");
+  if (!video) co_return video.error();
+  auto outcome = co_await context.submit(call, video->spec, std::move(video->images));
+  if (!outcome) co_return as_video_error(outcome.error(), video->has_reference);
+  auto record = co_await context.service.job(outcome->id, call->caller.view());
+  if (!record) co_return record.error();
+  Response response = video_response(context, *record);
+  response.with("Location", "/v1/videos/" + record->id).with("X-Job-Id", record->id);
+  if (outcome->existed) response.with("Idempotent-Replayed", "true");
+  co_return response;
+}
+
+asio::awaitable<Result<Response>> get_video(const ApiContext& context, CallPtr call) {
+  auto record = co_await find_video(context, call);
+  if (!record) co_return record.error();
+  co_return video_response(context, *record);
+}
+
+struct VideoList {
+  int limit = kDefaultPage;
+  std::string after;
+  bool oldest_first = false;
+};
+
+Result<VideoList> parse_list(const Request& request) {
+  VideoList list;
+  for (const auto& [name, value] : request.query) {
+    if (name == "limit") {
+      const auto asked = parse_limit(value, kMaxPage);
+      if (!asked) return asked.error();
+      list.limit = *asked;
+    } else if (name == "after") {
+      list.after = value;
+    } else if (name == "order") {
+      if (value != "asc" && value != "desc") return invalid_argument("'order' must be asc or desc", name);
+      list.oldest_first = value == "asc";
+    } else {
+      return invalid_argument("unknown parameter '" + name + "'; supported are after, limit and order", name);
+    }
+  }
+  return list;
+}
+
+// The queue's cursor behind a job.
+std::string cursor_of(const queue::JobRecord& record) { return std::to_string(record.created_ms) + ":" + record.id; }
+
+asio::awaitable<Result<Response>> list_videos(const ApiContext& context, CallPtr call) {
+  auto list = parse_list(call->request);
+  if (!list) co_return list.error();
+  std::string cursor = list->after;
+  if (!cursor.empty() && cursor.find(':') == cursor.npos) {
+    const auto record = co_await context.service.job(cursor, call->caller.view());
+    if (!record && record.error().code != Code::kNotFound) co_return record.error();
+    if (!record) {
+      co_return invalid_argument("'after' is '" + excerpt(cursor, 100) +
+                                     "', which is not a video; use the last_id of the previous page, which stays "
+                                     "valid if the video is deleted",
+                                 "after");
+    }
+    cursor = cursor_of(*record);
+  }
+  const auto& dependencies = context.dependencies;
+  json::array videos;
+  std::string last;
+  bool more = false;
+  for (int reads = 0; reads < kMostReads && !more; ++reads) {
+    auto page =
+        co_await context.service.list(call->caller.view(), std::nullopt, kJobsPerRead, cursor, list->oldest_first);
+    if (!page) {
+      Error error = page.error();
+      if (error.param == "cursor") error.param = "after";
+      co_return error;
+    }
+    for (queue::JobRecord& record : page->jobs) {
+      if (record.state == job::State::kCanceled || !video_of(record, dependencies.catalogue)) continue;
+      more = videos.size() == static_cast<std::size_t>(list->limit);
+      if (more) break;
+      last = cursor_of(record);
+      // Lists have no units, which have the progress.
+      if (record.state == job::State::kRunning) {
+        auto whole = co_await context.service.job(record.id, call->caller.view());
+        if (whole) record = std::move(*whole);
+      }
+      videos.push_back(video_json(*video_of(record, dependencies.catalogue), dependencies.settings.queue.retention_ms));
+    }
+    cursor = page->next_cursor;
+    if (cursor.empty()) break;
+  }
+  const json::value first = videos.empty() ? json::value(nullptr) : videos[0].at("id");
+  co_return json_response(200, {{"object", "list"},
+                                {"data", std::move(videos)},
+                                {"first_id", first},
+                                {"last_id", text_or_null(last)},
+                                {"has_more", more}})
+      .with("Cache-Control", "no-store");
+}
+
+asio::awaitable<Result<Response>> get_content(const ApiContext& context, CallPtr call) {
+  const auto variant = call->request.query_value("variant");
+  if (variant && *variant != "video")
+    co_return invalid_argument("'variant' is '" + excerpt(*variant, 100) + "'; only video is supported", "variant");
+  auto record = co_await find_video(context, call);
+  if (!record) co_return record.error();
+  co_return co_await send_result(context, call, std::move(*record), 0);
+}
+
+asio::awaitable<Result<Response>> delete_video(const ApiContext& context, CallPtr call) {
+  auto record = co_await find_video(context, call);
+  if (!record) co_return record.error();
+  if (!job::is_terminal(record->state)) {
+    auto outcome = co_await context.service.cancel(record->id, call->caller.view());
+    if (!outcome && outcome.error().code != Code::kNotFound) co_return outcome.error();
+    if (outcome && *outcome == queue::CancelOutcome::kAlreadyEnded) record = co_await find_video(context, call);
+    if (!record) co_return record.error();
+  }
+  if (job::is_terminal(record->state)) {
+    auto gone = co_await context.service.forget(*record);
+    if (!gone) co_return gone.error();
+  }
+  co_return json_response(200, {{"id", record->id}, {"object", "video.deleted"}, {"deleted", true}});
+}
+
+}  // namespace
+
+void add_video_routes(Router& router) {
+  router.add({.method = "POST", .pattern = "/v1/videos", .handler = create_video, .streams_body = true});
+  router.add({"GET", "/v1/videos", list_videos});
+  router.add({"GET", "/v1/videos/{id}", get_video});
+  router.add({"DELETE", "/v1/videos/{id}", delete_video});
+  router.add({"GET", "/v1/videos/{id}/content", get_content});
+}
+
+}  // namespace ditfleet::gateway
