@@ -119,6 +119,9 @@ std::unique_ptr<Generation> WanModel::run_encode(const GenerationRequest& asked)
   p->noise = at::randn(
       {1, folder_.transformer.config().in_channels, (r.num_frames - 1) / 4 + 1, r.height / factor, r.width / factor},
       generator, at::TensorOptions().dtype(c10::ScalarType::Float));
+  for (const WanTransformer* transformer :
+       {&folder_.transformer, folder_.transformer_2 ? &*folder_.transformer_2 : nullptr})
+    if (transformer) transformer->prewarm(p->noise.size(2), p->noise.size(3), p->noise.size(4), r.max_sequence_length);
   p->schedule = make_flow_schedule(folder_.scheduler, r.num_inference_steps);
   p->prompt = embed(r.prompt, r.max_sequence_length);
   if (r.guidance_scale > 1) p->negative = embed(r.negative_prompt, r.max_sequence_length);

@@ -34,6 +34,9 @@ struct WanSlots {
 // Loads the parameters. Throws what Parameters throws.
 WanSlots bind_wan_slots(const WanConfig& config, Parameters& parameters);
 
+// Slots that have only the formats in which bind_wan_slots() would store the blocks' linears. Reads no weights.
+WanSlots wan_formats(const WanConfig& config, const Parameters& parameters);
+
 // Every linear by its name in diffusers, except the patch embedding (a convolution). The result points into `slots`.
 std::vector<NamedLinear> named_linears(WanSlots& slots);
 
