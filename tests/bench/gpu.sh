@@ -7,6 +7,7 @@
 #   tests/bench/gpu.sh precision [BUILD_DIR]    fp8 and NF4: steps, whole images, adapters; about 8 minutes. Goes on where
 #                                               an earlier run of this revision and machine stopped.
 #   tests/bench/gpu.sh memory [BUILD_DIR]       memory plans: peaks, images and steps; about 7 minutes; goes on likewise
+#   tests/bench/gpu.sh wan [BUILD_DIR]          one forward of Wan 2.2 A14B: bf16 cold and warm, fp8, eager; no peer
 #
 #   DITFLEET_BENCH_RESULTS   folder of the CSVs (default: tests/bench/results)
 #   DITFLEET_BENCH_PEER=0    skip the peer
@@ -17,7 +18,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 what=${1:-}
-case $what in regions | lora | precision | memory) ;; *) sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+case $what in regions | lora | precision | memory | wan) ;; *) sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 build=$(cd "${2:-$top/build}" && pwd)
 results=${DITFLEET_BENCH_RESULTS:-$here/results}
 mkdir -p "$results"
@@ -122,6 +123,15 @@ if [ "$what" = lora ]; then
     run "$bench" swap --cache "$work/cache"
   done
   run "$bench" cycle --cache "$work/cache"
+  exit
+fi
+if [ "$what" = wan ]; then
+  "$bench" bf16 --layers 1,1 > /dev/null 2>> "$log" || true  # warm-up, as below
+  for format in bf16 fp8; do
+    for i in 1 2; do run "$bench" "$format" --cache "$work/$format"; done  # cold, then warm
+  done
+  run "$bench" bf16 --cache "$work/timed" --mode max-autotune
+  run "$bench" eager
   exit
 fi
 
