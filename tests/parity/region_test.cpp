@@ -11,6 +11,7 @@
 #include <random>
 
 #include "pipeline/families/flux/blocks.h"
+#include "pipeline/families/wan/block_program.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/run/interpreter.h"
 #include "tests/parity/region_fixture.h"
@@ -23,6 +24,10 @@ using c10::ScalarType;
 using testing::converted;
 using testing::relative_error;
 
+Result<Program> wan_block_of(const BlockShape& s) {
+  return wan_block({.heads = s.heads, .head_dim = s.head_dim, .ffn = s.mlp_width(), .type = s.type});
+}
+
 struct Shape {
   Make make;
   const char* first;  // the symbols that vary
@@ -30,7 +35,8 @@ struct Shape {
 };
 const Shape kShapes[] = {{flux_double_block, "image", "text"},
                          {flux_single_block, "tokens", "tokens"},
-                         {temporal_block, "frames", "places"}};
+                         {temporal_block, "frames", "places"},
+                         {wan_block_of, "tokens", "text"}};
 
 // One region for each block and type serves every shape: errors are within 1.1 of eager's, and nothing is compiled
 // twice.

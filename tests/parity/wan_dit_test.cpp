@@ -1,6 +1,6 @@
 // Wan's transformer and samplers against what diffusers computed (tests/fixtures/wan/dit/make_dit.py).
+#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
-
 #include <unistd.h>
 
 #include <filesystem>
@@ -9,6 +9,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/families/wan/transformer.h"
+#include "pipeline/region/run/region_host.h"
 #include "pipeline/sampling/flow_scheduler.h"
 #include "tests/parity/flux_golden.h"
 
@@ -30,6 +31,12 @@ void expect_refusal(const std::function<void()>& call, std::initializer_list<std
   }
 }
 
+// Compiles blocks for the CPU; every fallback and every second program of a block is an error.
+std::shared_ptr<region::RegionHost> compiling_host() {
+  return region::make_region_host({.backend = "cpu_jit", .fullgraph = true, .error_on_recompile = true}, c10::kCPU,
+                                  nullptr);
+}
+
 class WanDit : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(WanDit, PredictsWhatDiffusersPredicts) {
@@ -38,8 +45,11 @@ TEST_P(WanDit, PredictsWhatDiffusersPredicts) {
   const at::Tensor latents = read("latents"), fp32 = read("fp32"), bf16 = read("bf16");
   const double roundings = golden::distance(bf16.to(at::kFloat), fp32);
   ASSERT_GT(roundings, 0);
-  for (const auto type : {at::kFloat, at::kBFloat16}) {
-    const auto model = WanTransformer::load(fixture(name.substr(0, name.find('-'))), {.dtype = type});
+  for (const auto& [type, compiled] :
+       {std::pair(at::kFloat, false), {at::kFloat, true}, {at::kBFloat16, false}, {at::kBFloat16, true}}) {
+    SCOPED_TRACE(compiled);
+    auto model = WanTransformer::load(fixture(name.substr(0, name.find('-'))), {.dtype = type});
+    if (compiled) WanTransformer::compile(model, nullptr, compiling_host());
     const at::Tensor text = model.embed_text(read("text")),
                      rope = model.rope(latents.size(2), latents.size(3), latents.size(4));
     const at::Tensor got = model.velocity(latents, read("timestep").item<float>(), text, rope);
@@ -58,6 +68,33 @@ TEST_P(WanDit, PredictsWhatDiffusersPredicts) {
 INSTANTIATE_TEST_SUITE_P(All, WanDit,
                          ::testing::Values("t2v-image", "t2v-video", "t2v-long", "i2v-image", "i2v-video", "i2v-long",
                                            "plain-video"));
+
+// Both experts in each format, at the lengths of 25, 49, 61 and 81 frames.
+TEST(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
+  const at::Tensor prompt = golden::read_tensor(fixture("t2v-video.safetensors"), "text");
+  for (const std::string format : {"", "nf4", "fp8"}) {
+    SCOPED_TRACE(format);
+    const auto eager = WanTransformer::load(fixture("t2v"), {}, nullptr, format);
+    auto first = eager, second = eager;
+    const auto host = compiling_host();
+    WanTransformer::compile(first, &second, host);
+    EXPECT_EQ(eager.linears().count(format.empty()    ? "fp32"
+                                    : format == "fp8" ? "fp8 with dynamic activations"
+                                                      : format),
+              1u);
+    for (const std::int64_t frames : {7, 13, 16, 21}) {
+      const at::Tensor latents = at::randn({1, eager.config().in_channels, frames, 4, 6}),
+                       text = eager.embed_text(prompt), rope = eager.rope(frames, 4, 6);
+      const at::Tensor want = eager.velocity(latents, 500, text, rope);
+      for (const WanTransformer* expert : {&first, &second})
+        EXPECT_LE(golden::distance(expert->velocity(latents, 500, text, rope), want), format == "fp8" ? 2e-2 : 1e-4)
+            << frames;
+    }
+    EXPECT_EQ(host->counters->counts().compiles, 1u);
+    EXPECT_EQ(host->counters->counts().variants, 4u);
+    EXPECT_EQ(host->counters->counts().fallbacks, 0u);
+  }
+}
 
 TEST(WanSamplers, FollowDiffusers) {
   const std::string file = fixture("schedulers.safetensors");

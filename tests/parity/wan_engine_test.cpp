@@ -177,6 +177,16 @@ TEST(WanFolder, RefusesFoldersThatDoNotFitTogether) {
   EXPECT_THAT(problem(none, R"("image_encoder": ["transformers", "CLIPVisionModel"])", false, "i2v"),
               HasSubstr("models conditioned on CLIP (Wan 2.1 image to video) are not supported"));
   EXPECT_THAT(problem("WanImageToVideoPipeline", "WanPipeline", false, "i2v"), HasSubstr("in_channels is 36"));
+  const auto quantize = [](std::map<std::string, std::string> formats) {
+    auto engine = unwrap(Engine::create({"cpu", "fp32", 1}, {&wan_family()}));
+    const auto model = engine->load_model(
+        {.name = "wan", .dir = golden::Case{"two", "", "wan"}.model_dir(), .quantize = std::move(formats)});
+    return model ? std::string() : model.error().message;
+  };
+  EXPECT_EQ(quantize({{"transformer", "nf4"}, {"text_encoder", "nf4"}}), "");
+  EXPECT_THAT(quantize({{"vae", "fp8"}}), HasSubstr("it must be transformer (fp8 or nf4) or text_encoder (nf4)"));
+  EXPECT_THAT(quantize({{"transformer", "int3"}}), HasSubstr("is \"int3\"; it must be fp8 or nf4"));
+  EXPECT_THAT(quantize({{"*", "auto"}}), HasSubstr("quantize auto is not available for Wan models"));
   EXPECT_THAT(problem("0.875", "0.875", true), HasSubstr("transformer_2"));
   EXPECT_THAT(problem("UMT5EncoderModel", "T5EncoderModel"), HasSubstr("must be [LIBRARY, \"UMT5EncoderModel\"]"));
 }

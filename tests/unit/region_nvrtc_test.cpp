@@ -1,5 +1,5 @@
-// Every FLUX region through NVRTC: a cubin for each architecture, no spilled register, the same bytes from process to
-// process. Needs no GPU; skipped where libnvrtc.so.13 is not there.
+// Every region of FLUX and Wan through NVRTC: a cubin for each architecture, no spilled register, the same bytes from
+// process to process. Needs no GPU; skipped where libnvrtc.so.13 is not there.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "pipeline/families/flux/block_programs.h"
+#include "pipeline/families/wan/block_program.h"
 #include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/ir/builder.h"
@@ -43,6 +44,13 @@ BlockShape with_weights(const BlockShape& shape, std::size_t linears, Builder::W
 
 constexpr auto kF8 = Builder::Weight::kF8, kWide = Builder::Weight::kWide;
 constexpr std::size_t kDouble = kDoubleLinears.size(), kSingle = kSingleLinears.size();
+
+// Wan 2.2 A14B.
+WanBlockShape wan(std::optional<Builder::Weight> weight = {}) {
+  WanBlockShape shape{.heads = 40, .head_dim = 128, .ffn = 13824, .type = ElementType::kBF16};
+  if (weight) shape.weights.assign(kWanLinears.size(), *weight);
+  return shape;
+}
 
 const TextLayerShape kT5{
     .width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = ElementType::kBF16};  // XXL
@@ -95,6 +103,9 @@ const std::vector<std::pair<std::string, Source>>& programs() {
         {"fp8 single adapted", source_of(flux_single_block(with_weights(kAdapted, kSingle, kF8)))},
         {"NF4 double adapted", source_of(flux_double_block(with_weights(kAdapted, kDouble, kWide)))},
         {"NF4 single adapted", source_of(flux_single_block(with_weights(kAdapted, kSingle, kWide)))},
+        {"wan", source_of(wan_block(wan()))},
+        {"fp8 wan", source_of(wan_block(wan(kF8)))},
+        {"NF4 wan", source_of(wan_block(wan(kWide)))},
         {"dequantize", dequantize_program().source},
         {"t5", source_of(t5_layer(kT5))},
         {"clip", source_of(clip_layer(kClip))},

@@ -41,24 +41,7 @@ void must_match(const std::string& dir, std::string_view what, std::int64_t a, s
 }  // namespace
 
 void check_quantize(const ModelSource& source) {
-  const std::map<std::string, std::string> right = {
-      {"transformer", "fp8 or nf4"}, {"text_encoder", "nf4"}, {"text_encoder_2", "nf4"}};
-  for (const auto& [component, format] : source.quantize) {
-    const auto formats = right.find(component);
-    if (formats == right.end())
-      fail(Code::kInvalidArgument,
-           "quantize has the component \"" + component +
-               "\"; it must be transformer (fp8 or nf4), text_encoder (nf4) or text_encoder_2 (nf4)",
-           "quantize");
-    if (format != "nf4" && !(format == "fp8" && component == "transformer"))
-      fail(Code::kInvalidArgument, "quantize." + component + " is \"" + format + "\"; it must be " + formats->second,
-           "quantize");
-  }
-}
-
-std::string quantize_of(const ModelSource& source, const std::string& component) {
-  const auto format = source.quantize.find(component);
-  return format == source.quantize.end() ? std::string() : format->second;
+  check_quantize(source, {{"transformer", {"fp8", "nf4"}}, {"text_encoder", {"nf4"}}, {"text_encoder_2", {"nf4"}}});
 }
 
 bool has_quantized_linears(const ModelSource& source) {

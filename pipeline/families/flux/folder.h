@@ -4,6 +4,7 @@
 #include <string>
 
 #include "pipeline/api/model.h"
+#include "pipeline/engine/quantize.h"
 #include "pipeline/families/flux/transformer.h"
 #include "pipeline/nn/text/clip_encoder.h"
 #include "pipeline/nn/text/t5_encoder.h"
@@ -35,8 +36,6 @@ std::string not_finite_weight(const ModelSource& source);
 
 // Throws Failure (kInvalidArgument) if `quantize` has another component or format than FLUX supports.
 void check_quantize(const ModelSource& source);
-// The format of `source.quantize` for a component, or empty.
-std::string quantize_of(const ModelSource& source, const std::string& component);
 
 // Opens the weight files of the transformer and the text encoders, and reads their headers. Returns whether a linear of
 // them is stored quantized, or is to be quantized on load. Components without weights are left out. Throws Failure:

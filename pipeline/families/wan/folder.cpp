@@ -33,15 +33,28 @@ void must_match(const std::string& dir, std::string_view what, std::int64_t a, s
 
 int WanFolder::size_multiple() const { return static_cast<int>(vae.config().spatial_factor() * 2); }
 
+std::map<std::string, std::map<std::string, int>> WanFolder::linears() const {
+  std::map<std::string, std::map<std::string, int>> all{{"transformer", transformer.linears()},
+                                                        {"text_encoder", text.linears()}};
+  if (transformer_2) all["transformer_2"] = transformer_2->linears();
+  return all;
+}
+
+void check_wan_quantize(const ModelSource& source) {
+  if (source.quantize.contains("*"))
+    fail(Code::kInvalidArgument,
+         "quantize auto is not available for Wan models; set the format, such as transformer: fp8", "quantize");
+  check_quantize(source, {{"transformer", {"fp8", "nf4"}}, {"text_encoder", {"nf4"}}});
+}
+
 WanFolder load_wan_folder(const ModelSource& source, Placement placement, std::shared_ptr<region::RegionHost> regions) {
   const std::string& dir = source.dir;
   if (!source.transformer.empty())
     fail(Code::kInvalidArgument, "a Wan model takes no other file for its transformer; leave transformer out",
          "transformer");
-  if (!source.quantize.empty())
-    fail(Code::kInvalidArgument, "Wan models are not quantized on load yet; leave quantize out", "quantize");
   if (source.vae_dtype != "" && source.vae_dtype != "fp32" && source.vae_dtype != "bf16")
     fail(Code::kInvalidArgument, "vae_dtype is \"" + source.vae_dtype + "\"; it must be fp32 or bf16", "vae_dtype");
+  check_wan_quantize(source);
   const ConfigFile index(dir + "/model_index.json");
   const bool from_image = index.text("_class_name", "") == "WanImageToVideoPipeline";
   if (index.boolean("expand_timesteps", false))
@@ -84,26 +97,30 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement, std::s
     const auto now = std::chrono::steady_clock::now();
     return std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(last, now));
   };
-  auto text = T5Encoder::load(dir + "/text_encoder", placement);
+  auto text = T5Encoder::load(dir + "/text_encoder", placement, regions, quantize_of(source, "text_encoder"));
   const auto text_time = lap();
-  auto transformer = WanTransformer::load(dir + "/transformer", placement);
+  const std::string format = quantize_of(source, "transformer");
+  auto transformer = WanTransformer::load(dir + "/transformer", placement, regions, format);
   std::optional<WanTransformer> transformer_2;
-  if (second) transformer_2 = WanTransformer::load(dir + "/transformer_2", placement, "transformer_2");
+  if (second) transformer_2 = WanTransformer::load(dir + "/transformer_2", placement, regions, format, "transformer_2");
   const auto transformer_time = lap();
+  WanTransformer::compile(transformer, transformer_2 ? &*transformer_2 : nullptr, regions);
+  const auto compile_time = lap();
   Placement vae_placement = placement;
   if (!source.vae_dtype.empty())
     vae_placement.dtype = source.vae_dtype == "bf16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
   auto decoder = VideoVae::load(dir + "/vae", vae_placement, /*with_encoder=*/from_image, regions);
   const auto vae_time = lap();
-  return {scheduler,
-          std::move(text),
-          std::move(transformer),
-          std::move(transformer_2),
-          boundary.value_or(0),
-          std::move(decoder),
-          from_image,
-          {{"text_encoders", text_time}, {"transformer", transformer_time}, {"vae", vae_time}},
-          source};
+  return {
+      scheduler,
+      std::move(text),
+      std::move(transformer),
+      std::move(transformer_2),
+      boundary.value_or(0),
+      std::move(decoder),
+      from_image,
+      {{"text_encoders", text_time}, {"transformer", transformer_time}, {"compile", compile_time}, {"vae", vae_time}},
+      source};
 }
 
 }  // namespace ditfleet::pipeline

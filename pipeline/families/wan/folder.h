@@ -6,6 +6,7 @@
 #include <string>
 
 #include "pipeline/api/model.h"
+#include "pipeline/engine/quantize.h"
 #include "pipeline/families/wan/transformer.h"
 #include "pipeline/nn/text/t5_encoder.h"
 #include "pipeline/nn/video_vae/video_vae.h"
@@ -27,14 +28,20 @@ struct WanFolder {
   std::int64_t weight_bytes() const {
     return text.bytes() + transformer.bytes() + (transformer_2 ? transformer_2->bytes() : 0) + vae.bytes();
   }
+  std::map<std::string, std::map<std::string, int>> linears() const;  // as ModelInfo::linears
   // Width and height must be multiples of this.
   int size_multiple() const;
 };
 
 // Reads every configuration and checks that the parts fit together before it reads weights. Throws Failure: kNotFound
 // (a missing file or tensor), kDataCorrupt (the message contains the file and what would be right), kInvalidArgument
-// (`quantize`, `transformer`). Throws LibTorch's exceptions when memory runs out.
+// (`quantize`, `transformer`). Throws LibTorch's exceptions when memory runs out, and what
+// compiling regions throws.
 WanFolder load_wan_folder(const ModelSource& source, Placement placement,
                           std::shared_ptr<region::RegionHost> regions = nullptr);
+
+// Throws Failure (kInvalidArgument) if `quantize` has another component or format than Wan supports. "transformer"
+// quantizes both experts.
+void check_wan_quantize(const ModelSource& source);
 
 }  // namespace ditfleet::pipeline

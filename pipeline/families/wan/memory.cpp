@@ -43,6 +43,10 @@ WanNeeds::WanNeeds(const LoadContext& context)
   }
   weights_.blocks_leave_to_decode = true;
   weights_.fixed -= weights_.text.bytes + weights_.blocks.bytes + weights_.other_blocks;
+  // The first request allocates memory for values of quantized weights, which stays.
+  const std::int64_t before = dry_bytes();
+  measure(video(0).first);
+  weights_.fixed += dry_bytes() - before;
   if (context.adapters.slots > 0)
     weights_.fixed += AdapterStore(lora_base(folder_), context.placement, context.adapters).slot_bytes();
 }

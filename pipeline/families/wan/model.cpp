@@ -184,6 +184,9 @@ std::unique_ptr<Generation> WanModel::run_encode(const GenerationRequest& asked)
   const at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(r.seed));
   p->noise = at::randn({1, folder_.vae.config().z_dim, (r.num_frames - 1) / 4 + 1, r.height / factor, r.width / factor},
                        generator, at::TensorOptions().dtype(c10::ScalarType::Float));
+  for (const WanTransformer* transformer :
+       {&folder_.transformer, folder_.transformer_2 ? &*folder_.transformer_2 : nullptr})
+    if (transformer) transformer->prewarm(p->noise.size(2), p->noise.size(3), p->noise.size(4), r.max_sequence_length);
   p->scheduler = scheduler_of(folder_, r);
   p->schedule = make_flow_schedule(p->scheduler, r.num_inference_steps, r.sigmas);
   memory_.run_encode(size_of(r), [&] {

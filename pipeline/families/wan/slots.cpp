@@ -73,6 +73,15 @@ WanSlots bind_wan_slots(const WanConfig& c, Parameters& p, PartSequence& blocks)
   return s;
 }
 
+WanSlots wan_formats(const WanConfig& c, const Parameters& p) {
+  WanSlots s;
+  s.blocks.resize(static_cast<std::size_t>(c.num_layers));
+  each_linear(s, c, [&](LinearSlot& slot, const auto& names, std::int64_t in, std::int64_t out) {
+    slot.quantized = p.format_of(names, in, out);
+  });
+  return s;
+}
+
 std::vector<NamedLinear> named_linears(WanSlots& s) {
   std::vector<NamedLinear> all;
   const auto add = [&](LinearSlot& slot, const auto& names, std::int64_t, std::int64_t) {

@@ -35,6 +35,9 @@ struct WanSlots {
 // Loads the parameters. Adds a part with each block's linears to `blocks`. Throws what Parameters throws.
 WanSlots bind_wan_slots(const WanConfig& config, Parameters& parameters, PartSequence& blocks);
 
+// Slots that have only the formats in which bind_wan_slots() would store the blocks' linears. Reads no weights.
+WanSlots wan_formats(const WanConfig& config, const Parameters& parameters);
+
 // Every linear by its name in diffusers, except the patch embedding (a convolution). The result points into `slots`.
 std::vector<NamedLinear> named_linears(WanSlots& slots);
 

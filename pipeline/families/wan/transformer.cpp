@@ -9,10 +9,13 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/sin.h>
 
+#include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/families/wan/blocks.h"
+#include "pipeline/families/wan/regions.h"
 #include "pipeline/families/wan/rope.h"
 
 namespace ditfleet::pipeline {
@@ -29,24 +32,126 @@ at::Tensor sinusoids(double timestep, std::int64_t count, c10::Device device) {
   return at::cat({at::cos(angles), at::sin(angles)}, 1);
 }
 
+bool takes_fp8(std::string_view linear) { return linear.starts_with("blocks."); }
+bool takes_nf4(std::string_view) { return true; }
+
+void set_up(Parameters& parameters, const std::string& quantize) {
+  if (!quantize.empty()) parameters.quantize_on_load(quantize, quantize == "fp8" ? takes_fp8 : takes_nf4);
+}
+
+bool same_blocks(const WanConfig& a, const WanConfig& b) {
+  const auto of = [](const WanConfig& c) {
+    return std::tuple(c.heads, c.head_dim, c.ffn_dim, c.eps, c.cross_attn_norm);
+  };
+  return of(a) == of(b);
+}
+
 }  // namespace
 
-WanTransformer WanTransformer::load(const std::string& dir, Placement placement, const std::string& name) {
+WanTransformer WanTransformer::load(const std::string& dir, Placement placement,
+                                    std::shared_ptr<region::RegionHost> regions, const std::string& quantize,
+                                    const std::string& name) {
   WanTransformer made;
   made.config_ = read_wan_config(ConfigFile(dir + "/config.json"));
   made.placement_ = placement;
   auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
+  set_up(parameters, quantize);
+  parameters.set_regions(std::move(regions));
   made.parts_ = std::make_shared<PartSequence>(placement, name, /*repeats=*/true);
   made.slots_ = bind_wan_slots(made.config_, parameters, *made.parts_);
   parameters.finish("");
   made.bytes_ = parameters.bytes();
+  made.linears_ = parameters.linears();
+  made.computes_in_other_type_ = parameters.computes_in_other_type();
   return made;
+}
+
+std::vector<region::Program> WanTransformer::programs(const std::string& dir, Placement placement,
+                                                      const std::string& quantize, bool fp8_products) {
+  const WanConfig config = read_wan_config(ConfigFile(dir + "/config.json"));
+  auto parameters = [&] {
+    try {
+      return Parameters::open(dir, Library::kDiffusers, placement);
+    } catch (const Failure& failure) {  // configuration without weights: nothing is stored quantized
+      if (failure.error().code != Code::kNotFound) throw;
+      return Parameters(Checkpoint(), placement);
+    }
+  }();
+  set_up(parameters, quantize);
+  parameters.set_fp8_products(fp8_products);
+  return WanRegions::programs(config, wan_formats(config, parameters), placement);
+}
+
+void WanTransformer::compile(WanTransformer& first, WanTransformer* second,
+                             const std::shared_ptr<region::RegionHost>& host) {
+  if (!host || !host->compiler || !host->options.transformer) return;
+  if (second && !same_blocks(first.config_, second->config_)) {
+    compile(first, nullptr, host);
+    return compile(*second, nullptr, host);
+  }
+  std::vector<WanTransformer*> experts{&first};
+  if (second) experts.push_back(second);
+  std::vector<const WanSlots*> slots;
+  for (const WanTransformer* expert : experts) {
+    if (expert->computes_in_other_type_ && expert->placement_.dtype == c10::ScalarType::Float)
+      return host->fall_back("wan", "unsupported_op", "[wan] NF4 weights compute in another type than fp32");
+    slots.push_back(&expert->slots_);
+  }
+  const auto regions = std::make_shared<const WanRegions>(first.config_, slots, first.placement_, host);
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    std::vector<at::Tensor> tables;
+    for (const WanBlockSlots& block : slots[i]->blocks) tables.push_back(block.table);
+    experts[i]->tables_ = at::cat(tables);
+    experts[i]->regions_ = regions;
+    experts[i]->expert_ = i;
+  }
 }
 
 WanTransformer WanTransformer::adapted(WanSlots slots) const {
   WanTransformer made = *this;
   made.slots_ = std::move(slots);
+  const bool in_blocks = std::any_of(made.slots_.blocks.begin(), made.slots_.blocks.end(), [](const WanBlockSlots& b) {
+    for (const LinearSlot* slot : {&b.qkv, &b.out, &b.cross_q, &b.cross_kv, &b.cross_out, &b.mlp_in, &b.mlp_out})
+      if (!slot->low_rank.empty() || !slot->bias_changes.empty()) return true;
+    return false;
+  });
+  if (made.regions_ && in_blocks) {
+    made.regions_->leave("adapters", "compiled Wan blocks have no columns for adapters");
+    made.regions_ = nullptr;
+  }
   return made;
+}
+
+// Rules count the frames of the video; the VAE makes four of each latent frame but the first.
+region::Mode WanTransformer::mode_for(std::int64_t frames, std::int64_t tokens) const {
+  return regions_ ? regions_->mode_for(tokens, 4 * (frames - 1) + 1) : region::Mode::kNone;
+}
+
+void WanTransformer::prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text) const {
+  const std::int64_t tokens = frames * (rows / 2) * (columns / 2);
+  if (mode_for(frames, tokens) != region::Mode::kNone) regions_->prewarm(tokens, text);
+}
+
+at::Tensor WanTransformer::run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time,
+                                      const at::Tensor& rope, region::Mode mode) const {
+  PartSequence::Pass pass(parts_.get());
+  if (mode == region::Mode::kNone) {
+    for (std::size_t i = 0; i < slots_.blocks.size(); ++i) {
+      pass.begin(i);
+      x = wan_block(std::move(x), text, time, rope, slots_.blocks[i], config_);
+      pass.end(i);
+    }
+    return x;
+  }
+  const at::Tensor rows = tables_ + time.to(c10::ScalarType::Float), table = WanRegions::rope_rows(rope);
+  rows.select(1, 1).add_(1);  // the blocks multiply by 1 + scale
+  rows.select(1, 4).add_(1);
+  for (std::size_t i = 0; i < slots_.blocks.size(); ++i) {
+    pass.begin(i);
+    regions_->block(expert_, i, x, text, rows.narrow(0, static_cast<std::int64_t>(i), 1), table, mode);
+    pass.end(i);
+  }
+  return x;
 }
 
 at::Tensor WanTransformer::embed_text(const at::Tensor& prompt_embeds) const {
@@ -77,12 +182,7 @@ at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, 
   const at::Tensor conditioning =
       apply_linear(slots_.time_second, at::silu(apply_linear(slots_.time_first, sines))).to(placement_.dtype);
   const at::Tensor time = apply_linear(slots_.time_proj, at::silu(conditioning)).unflatten(1, {6, config_.width()});
-  PartSequence::Pass pass(parts_.get());
-  for (std::size_t i = 0; i < slots_.blocks.size(); ++i) {
-    pass.begin(i);
-    x = wan_block(std::move(x), text, time, rope, slots_.blocks[i], config_);
-    pass.end(i);
-  }
+  x = run_blocks(std::move(x), text, time, rope, mode_for(frames, frames * rows * columns));
   const std::vector<at::Tensor> head = (slots_.table + conditioning.unsqueeze(1)).chunk(2, 1);
   return apply_linear(slots_.patch_out, wan_modulated_norm(x, head[0], head[1], config_.eps))
       .view({frames, rows, columns, 2, 2, config_.out_channels})

@@ -1,24 +1,55 @@
-// Wan's transformer (diffusers WanTransformer3DModel): latents, timestep and text to a velocity. Eager.
+// Wan's transformer (diffusers WanTransformer3DModel): latents, timestep and text to a velocity.
 #pragma once
 
+#include <map>
+#include <memory>
+#include <string>
+
 #include "pipeline/families/wan/slots.h"
+#include "pipeline/region/ir/program.h"
+
+namespace ditfleet::region {
+struct RegionHost;
+enum class Mode;
+}  // namespace ditfleet::region
 
 namespace ditfleet::pipeline {
+
+class WanRegions;
 
 // Immutable after loading; copies share the weights. The functions may be called from any thread.
 class WanTransformer {
  public:
-  // Reads config.json and the weights in `dir`. `name`: of the blocks' parts. Throws what ConfigFile and Parameters
-  // throw.
-  static WanTransformer load(const std::string& dir, Placement placement, const std::string& name = "transformer");
+  // Reads config.json and the weights in `dir`. `quantize`: empty, "fp8" (the linears of the blocks) or "nf4" (all
+  // linears in the placement's type). `regions`: see Parameters::set_regions. `name`: of the blocks' parts. Throws what
+  // ConfigFile and Parameters throw.
+  static WanTransformer load(const std::string& dir, Placement placement,
+                             std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {},
+                             const std::string& name = "transformer");
+  // Uses parameters that are already loaded.
+  WanTransformer(WanConfig config, WanSlots slots, Placement placement)
+      : config_(config), slots_(std::move(slots)), placement_(placement) {}
 
-  // A copy with other parameter structs: those of this transformer with terms of adapters added.
+  // Compiles the blocks of one or two experts, which share their programs, unless the host runs transformers eagerly.
+  // `second` may be null. Throws what WanRegions and RegionHost::fall_back throw.
+  static void compile(WanTransformer& first, WanTransformer* second, const std::shared_ptr<region::RegionHost>& host);
+  // The programs of the blocks that compile() uses after load() with the same arguments. Reads configuration and
+  // headers. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
+  static std::vector<region::Program> programs(const std::string& dir, Placement placement, const std::string& quantize,
+                                               bool fp8_products);
+
+  // A copy with other parameter structs: those of this transformer with terms of adapters added. If they change
+  // blocks, the copy's blocks run eagerly. Throws what RegionHost::fall_back throws.
   WanTransformer adapted(WanSlots slots) const;
 
   const WanConfig& config() const { return config_; }
   const WanSlots& slots() const { return slots_; }
   PartSequence& parts() const { return *parts_; }  // one for each block
   std::int64_t bytes() const { return bytes_; }
+  const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
+
+  // Prewarms library plans for velocity() of latents of this size in the background. Does not block. Thread-safe.
+  void prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text) const;
 
   // Converts prompt_embeds [1, L, text_dim] to the blocks' input [1, L, D]. The same for all steps.
   at::Tensor embed_text(const at::Tensor& prompt_embeds) const;
@@ -26,15 +57,26 @@ class WanTransformer {
   at::Tensor rope(std::int64_t frames, std::int64_t rows, std::int64_t columns) const;
   // `latents`: [1, in_channels, F, h, w] with even h and w; rounded to the model's type. `timestep`: 0 to 1000, not
   // rounded. `text`: from embed_text(). `rope`: from rope(). Returns [1, out_channels, F, h, w] in the model's type.
+  // Not thread-safe if compiled blocks have quantized weights.
   // Throws Failure (kInvalidArgument) for another shape.
   at::Tensor velocity(const at::Tensor& latents, double timestep, const at::Tensor& text, const at::Tensor& rope) const;
 
  private:
+  WanTransformer() = default;
+  at::Tensor run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time, const at::Tensor& rope,
+                        region::Mode mode) const;
+  region::Mode mode_for(std::int64_t frames, std::int64_t tokens) const;  // frames and tokens of the latents
+
   WanConfig config_{};
   WanSlots slots_;
   std::shared_ptr<PartSequence> parts_;
   std::int64_t bytes_ = 0;
   Placement placement_;
+  std::map<std::string, int> linears_;
+  bool computes_in_other_type_ = false;        // as in Parameters
+  std::shared_ptr<const WanRegions> regions_;  // of both experts; null: blocks run eagerly
+  std::size_t expert_ = 0;                     // in regions_
+  at::Tensor tables_;                          // [num_layers, 6, D]: of all blocks, if they are compiled
 };
 
 }  // namespace ditfleet::pipeline

@@ -1,11 +1,13 @@
 #include "pipeline/families/wan/wan.h"
 
 #include <chrono>
+#include <filesystem>
 #include <utility>
 
 #include "pipeline/engine/fit.h"
 #include "pipeline/families/wan/model.h"
 #include "pipeline/region/programs/channels_last_source.h"
+#include "pipeline/region/programs/dequantize_source.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -35,6 +37,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   info.size_multiple = folder.size_multiple();
   info.experts = folder.transformer_2.has_value();
   info.weight_bytes = folder.weight_bytes();
+  info.linears = folder.linears();
   info.load_times = folder.load_times;
   info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
   return std::make_unique<WanModel>(std::move(info), placement, std::move(folder), std::move(prompts), context.adapters,
@@ -51,11 +54,22 @@ PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
   return report;
 }
 
-// The blocks run eagerly.
-region::AheadPrograms programs(const ModelSource&, region::ElementType, region::ArchFeatures arch,
+// The blocks of both experts, what lies between the VAE's convolutions, and what computes the values of quantized
+// weights.
+region::AheadPrograms programs(const ModelSource& source, region::ElementType type, region::ArchFeatures arch,
                                const region::CompileOptions& options) {
+  check_wan_quantize(source);
   region::AheadPrograms made;
+  const Placement host{c10::kCPU,
+                       type == region::ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16};
+  for (const char* name : {"/transformer", "/transformer_2"}) {
+    const std::string dir = source.dir + name;
+    if (!options.transformer || !std::filesystem::exists(dir + "/config.json")) continue;
+    for (auto& one : WanTransformer::programs(dir, host, quantize_of(source, "transformer"), arch.fp8_products))
+      made.blocks.push_back(std::move(one));
+  }
   if (arch.gpu && options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
+  if (arch.gpu && !source.quantize.empty()) made.fixed.push_back(region::dequantize_program());
   return made;
 }
 

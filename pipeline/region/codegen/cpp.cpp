@@ -152,7 +152,7 @@ class Function {
     const RowNode& made = node(n);
     if (made.load)
       return in_words(made) ? (lane == 0 ? "low(w" : "high(w") + std::to_string(n) + ")"
-                            : "load(x" + std::to_string(made.input) + "[" + at(lane) + "])";
+                            : "load(x" + std::to_string(made.input) + "[" + periodic(made, at(lane)) + "])";
     return phases_.of_node[static_cast<std::size_t>(n)] == phase ? name("v", n, lane) : name("s", n, lane) + "[c]";
   }
   // Each lane has its own sum until the loop has ended.

@@ -130,7 +130,10 @@ struct Layout {
 
 Layout layout_of(const RowKernel& k) {
   Layout l{has_bf16(k) ? 8 : 4, kWarp, 1, 1};
-  while (k.width % l.vector != 0) l.vector /= 2;
+  const auto splits = [&](std::int64_t width) { return width % l.vector == 0; };
+  while (!splits(k.width) ||
+         !std::all_of(k.nodes.begin(), k.nodes.end(), [&](const RowNode& node) { return splits(node.period); }))
+    l.vector /= 2;
   // Short rows share a warp: a head of 128 in bf16 takes 16 threads.
   while (l.threads_per_row > kLeastThreads && l.vector * l.threads_per_row / 2 >= k.width) l.threads_per_row /= 2;
   const auto chunks = [&] {
@@ -295,8 +298,8 @@ class Kernel {
       const int index = static_cast<int>(n);
       if (!k_.nodes[n].load || first_phase(index) != p) continue;
       if (!saved(index)) out("float v" + std::to_string(n) + "[" + vector + "];");
-      out("get<kAligned, " + vector + ">(x" + std::to_string(k_.nodes[n].input) + " + at, " +
-          (saved(index) ? "s" + std::to_string(n) + "[c]" : "v" + std::to_string(n)) + ");");
+      out("get<kAligned, " + vector + ">(x" + std::to_string(k_.nodes[n].input) + " + " + periodic(k_.nodes[n], "at") +
+          ", " + (saved(index) ? "s" + std::to_string(n) + "[c]" : "v" + std::to_string(n)) + ");");
     }
     for (int n : nodes) {
       if (!saved(n)) out("float v" + std::to_string(n) + "[" + vector + "];");
@@ -344,7 +347,8 @@ class Kernel {
       if (!in[n] || (!k_.nodes[n].load && k_.nodes[n].code == OpCode::kRowScale)) continue;
       out("float v" + std::to_string(n) + "[kWidth];");
       if (k_.nodes[n].load)
-        out("get<kAligned, kWidth>(x" + std::to_string(k_.nodes[n].input) + " + at, v" + std::to_string(n) + ");");
+        out("get<kAligned, kWidth>(x" + std::to_string(k_.nodes[n].input) + " + " + periodic(k_.nodes[n], "at") +
+            ", v" + std::to_string(n) + ");");
       else
         compute(out, static_cast<int>(n), "kWidth",
                 [](int of, const std::string& e) { return "v" + std::to_string(of) + "[" + e + "]"; });

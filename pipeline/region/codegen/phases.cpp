@@ -43,6 +43,10 @@ std::vector<int> Phases::reduced_after(const RowKernel& kernel, int p) const {
   return nodes;
 }
 
+std::string periodic(const RowNode& load, const std::string& at) {
+  return load.period == 0 ? at : "(" + at + ") % " + std::to_string(load.period);
+}
+
 std::string float_literal(double value) {
   char text[48];
   std::snprintf(text, sizeof text, "%.9g", value);

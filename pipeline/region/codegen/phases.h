@@ -32,6 +32,9 @@ std::string expression(const RowKernel& kernel, int node, const std::function<st
 // The C expression for the first or second element of a rope's pair; `of(node, second)` names an operand's element.
 std::string rope_expression(const RowNode& node, bool second, const std::function<std::string(int, bool)>& of);
 
+// The C expression for the position in a load's input of the row's element `at`.
+std::string periodic(const RowNode& load, const std::string& at);
+
 std::string float_literal(double value);
 
 bool has_bf16(const RowKernel& kernel);  // among its operands

@@ -16,8 +16,9 @@ inline constexpr std::int64_t kMaxRowWidth = 32768;
 // One value of a row: an input's elements, or an op on earlier nodes. Arithmetic is fp32; only stores and casts round.
 struct RowNode {
   bool load = false;
-  int input = -1;  // load
-  OpCode code{};   // op
+  int input = -1;           // load
+  std::int64_t period = 0;  // load: the input has only this many elements per row and repeats; 0: the row's width
+  OpCode code{};            // op
   std::vector<int> operands;
   double eps = 0;
   ElementType type = ElementType::kF32;  // cast: rounds to this

@@ -80,6 +80,11 @@ bool is_affine(const Program& p, const Op& op) {
   return op.code == OpCode::kModulate && p.value(op.inputs[1]).kind == ValueKind::kParameter;
 }
 
+// What LibTorch computes in fp32 and rounds once.
+bool rounds_once(const Program& p, const Op& op) {
+  return is_affine(p, op) || (op.code == OpCode::kGateResidual && p.value(op.inputs[1]).type == ElementType::kF32);
+}
+
 // The row width of a chain's kernel: whole rows, or equal tiles of long rows if the chain is elementwise.
 Result<std::int64_t> row_width(const Program& p, const std::vector<int>& ops) {
   const Op& last = op_at(p, ops.back());
@@ -121,7 +126,10 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool ro
     for (int input : op.inputs) {
       int n = find(input);
       if (n < 0) {
-        k.nodes.push_back({.load = true, .input = static_cast<int>(k.inputs.size())});
+        const std::int64_t elements = p.value(input).shape.back().value();
+        k.nodes.push_back({.load = true,
+                           .input = static_cast<int>(k.inputs.size()),
+                           .period = op.code == OpCode::kRope && elements != width ? elements : 0});
         k.inputs.push_back(p.value(input).type);
         unit.reads.push_back(input);
         n = static_cast<int>(k.nodes.size()) - 1;
@@ -131,8 +139,8 @@ void build_kernel(const Program& p, const std::set<int>& read_elsewhere, bool ro
     }
     const int made = !rounds || node.type != ElementType::kBF16 || op.code == OpCode::kCast || norm_of_affine(op)
                          ? nodes.push(std::move(node))
-                     : is_affine(p, op) ? nodes.rounded(nodes.push(std::move(node)), ElementType::kBF16)
-                                        : nodes.push_rounded(std::move(node));
+                     : rounds_once(p, op) ? nodes.rounded(nodes.push(std::move(node)), ElementType::kBF16)
+                                          : nodes.push_rounded(std::move(node));
     node_of.emplace_back(op.output, made);
     k.name += (k.name.empty() ? "" : "_") + std::string(name_of(op.code));
     if (read_elsewhere.contains(op.output)) {
@@ -219,7 +227,8 @@ std::string RowKernel::structure() const {
   for (const RowNode& node : nodes) {
     char eps[32];
     std::snprintf(eps, sizeof eps, "%a", node.eps);
-    s += node.load ? " load" + std::to_string(node.input) : " " + std::string(name_of(node.code)) + "/" + eps;
+    s += node.load ? " load" + std::to_string(node.input) + (node.period ? "%" + std::to_string(node.period) : "")
+                   : " " + std::string(name_of(node.code)) + "/" + eps;
     if (!node.load && node.code == OpCode::kCast) s += "/" + std::string(name_of(node.type));
     for (int o : node.operands) s += "," + std::to_string(o);
   }

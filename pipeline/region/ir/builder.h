@@ -50,8 +50,9 @@ class Builder {
   Ref activation(const std::string& name, Shape shape) {
     return input(name, ValueKind::kActivation, type_, std::move(shape));
   }
-  Ref parameter(const std::string& name, Shape shape) {
-    return input(name, ValueKind::kParameter, type_, std::move(shape));
+  Ref parameter(const std::string& name, Shape shape) { return parameter(name, type_, std::move(shape)); }
+  Ref parameter(const std::string& name, ElementType type, Shape shape) {
+    return input(name, ValueKind::kParameter, type, std::move(shape));
   }
   Ref table(const std::string& name, ElementType type, Shape shape) {
     return input(name, ValueKind::kTable, type, std::move(shape));

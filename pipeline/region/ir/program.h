@@ -40,12 +40,13 @@ enum class OpCode : std::uint8_t {
   kLayerNorm,     // over the last axis, without parameters
   kRmsNorm,       // x, weight [W]
   kModulate,      // x, scale, shift: x · scale + shift
-  kGateResidual,  // x, gate, branch: x + gate · branch
+  kGateResidual,  // x, gate, branch: x + gate · branch; with an f32 gate computed in f32 and rounded once
   kGeluTanh,
   kGeluErf,  // exact GELU; only `eager` computes it
   kSilu,
   kQuickGelu,  // x · sigmoid(1.702 x)
-  kRope,       // x [.., W], table f32 [.., W] of (cos, sin) for each adjacent pair
+  // x [.., W], table f32 [.., P] of (cos, sin) for each adjacent pair. P divides W: the table repeats along the row.
+  kRope,
   // softmax(q kᵀ · scale + bias) v for each head: q [.., T, H, hd], k and v [.., T of the keys, H, hd] → [.., T, H,
   // hd]. The optional bias is an input of the program: [batch or 1, H or 1, T, T of the keys].
   kAttention,

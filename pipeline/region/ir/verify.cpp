@@ -28,8 +28,10 @@ class Rules {
       if (v.shape.empty()) return wrong("operand %" + v.name + " has no axes");
     const bool mixed =
         op_.code == OpCode::kRope || op_.code == OpCode::kScaledLinear || op_.code == OpCode::kQuantizeRow;
-    for (std::size_t i = 1; i < count && !mixed; ++i)
+    for (std::size_t i = 1; i < count && !mixed; ++i) {
+      if (op_.code == OpCode::kGateResidual && i == 1 && operands_[i].type == ElementType::kF32) continue;
       if (auto e = same_type(i)) return *e;
+    }
     Value made{.type = operands_[0].type, .shape = operands_[0].shape};
     switch (op_.code) {
       case OpCode::kLinear: return linear(made);
@@ -90,14 +92,15 @@ class Rules {
                  operands_[0].name + " is " + std::string(name_of(operands_[0].type)) + "; cast one of them");
   }
   // Every axis equal or 1, the last one equal; as many axes as the first operand, or just the last.
-  std::optional<Error> broadcasts(std::size_t i) const {
-    const Shape &to = operands_[0].shape, &from = operands_[i].shape;
+  std::optional<Error> broadcasts(std::size_t i) const { return broadcasts(i, operands_[i].shape); }
+  std::optional<Error> broadcasts(std::size_t i, const Shape& from) const {
+    const Shape& to = operands_[0].shape;
     bool fits = from.back() == to.back() && (from.size() == to.size() || from.size() == 1);
     if (fits && from.size() == to.size())
       for (std::size_t a = 0; a < to.size(); ++a) fits = fits && (from[a] == to[a] || from[a] == Dim(1));
     if (fits) return {};
-    return wrong("%" + operands_[i].name + " is " + text_of(from) + ", which does not broadcast to " + text_of(to) +
-                 "; each axis must be equal or 1, the last one equal");
+    return wrong("%" + operands_[i].name + " is " + text_of(operands_[i].shape) + ", which does not broadcast to " +
+                 text_of(to) + "; each axis must be equal or 1, the last one equal");
   }
   // Row ops unroll over the last axis: it must be a number.
   Result<Value> row(Value made) const {
@@ -153,9 +156,14 @@ class Rules {
   Result<Value> rope(Value made) const {
     const Value& table = operands_[1];
     if (table.type != ElementType::kF32) return wrong("the table %" + table.name + " must be f32");
-    if (auto e = broadcasts(1)) return *e;
-    if (!made.shape.back().is_static() || made.shape.back().value() % 2 != 0)
-      return wrong("the last axis is " + made.shape.back().text() + "; pairs need an even number");
+    const Dim &width = made.shape.back(), &period = table.shape.back();
+    Shape repeated = table.shape;
+    repeated.back() = width;
+    if (auto e = broadcasts(1, repeated)) return *e;
+    if (!width.is_static() || width.value() % 2 != 0)
+      return wrong("the last axis is " + width.text() + "; pairs need an even number");
+    if (!period.is_static() || period.value() < 2 || period.value() % 2 != 0 || width.value() % period.value() != 0)
+      return wrong("the table's last axis is " + period.text() + "; it must be an even divisor of " + width.text());
     return row(made);
   }
   Result<Value> attention(Value made) const {

@@ -25,7 +25,9 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& table) {
   const auto pairs = [](const at::Tensor& t) {
     return at::view_as_complex(t.contiguous().unflatten(-1, {t.size(-1) / 2, 2}));
   };
-  return at::view_as_real(pairs(x.to(wide)) * pairs(table.to(wide))).flatten(-2).to(x.scalar_type());
+  const std::int64_t period = table.size(-1);
+  const at::Tensor rows = pairs(x.to(wide).unflatten(-1, {x.size(-1) / period, period}));
+  return at::view_as_real(rows * pairs(table.to(wide)).unsqueeze(-2)).flatten(-3).to(x.scalar_type());
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -72,7 +74,7 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
       case OpCode::kLayerNorm: out = at::layer_norm(in(0), {in(0).size(-1)}, {}, {}, op.eps); break;
       case OpCode::kRmsNorm: out = at::rms_norm(in(0), {in(0).size(-1)}, in(1), op.eps); break;
       case OpCode::kModulate: out = in(0) * in(1) + in(2); break;
-      case OpCode::kGateResidual: out = in(0) + in(2) * in(1); break;
+      case OpCode::kGateResidual: out = (in(0) + in(2) * in(1)).to(in(0).scalar_type()); break;
       case OpCode::kGeluTanh: out = at::gelu(in(0), "tanh"); break;
       case OpCode::kGeluErf: out = at::gelu(in(0)); break;
       case OpCode::kSilu: out = at::silu(in(0)); break;

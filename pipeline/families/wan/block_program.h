@@ -1,0 +1,39 @@
+// Wan's repeated block, written in the region compiler's IR.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "pipeline/region/ir/builder.h"
+
+namespace ditfleet::region {
+
+// The sizes and settings of a block that the model fixes.
+struct WanBlockShape {
+  std::int64_t heads = 1, head_dim = 2, ffn = 4;
+  double eps = 1e-6;
+  bool cross_norm = true;  // norm2 before cross-attention
+  ElementType type = ElementType::kF32;
+  std::vector<Builder::Weight> weights = {};  // in the order of kWanLinears; empty: all kOwn
+
+  std::int64_t width() const { return heads * head_dim; }
+};
+
+inline constexpr std::array<const char*, 7> kWanLinears = {"qkv",       "out",    "cross_q", "cross_kv",
+                                                           "cross_out", "mlp_in", "mlp_out"};
+// Rows of the modulation, in the order of scale_shift_table.
+inline constexpr std::array<const char*, 6> kWanRows = {"attention_shift", "attention_scale", "attention_gate",
+                                                        "mlp_shift",       "mlp_scale",       "mlp_gate"};
+
+// D = width. Norms, modulation and gated sums are computed in f32 and rounded once.
+//   symbols      batch, tokens, text
+//   activations  tokens [batch, tokens, D], text [batch, text, D]
+//   tables       rope f32 [tokens, head_dim]: cos and sin of each pair; kWanRows f32 [batch, 1, D], where scale is
+//                1 + the model's scale
+//   parameters   the members of WanBlockSlots other than the table; norm2.weight and norm2.bias are f32
+//   outputs      tokens
+// An f8 weight has NAME.scale.
+Result<Program> wan_block(const WanBlockShape& shape);
+
+}  // namespace ditfleet::region
