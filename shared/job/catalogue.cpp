@@ -8,8 +8,7 @@ namespace ditfleet::job {
 namespace {
 
 std::string nearest_multiples(std::int64_t value, const FieldLimits& limits) {
-  const std::int64_t below = (value - limits.remainder) / limits.multiple_of * limits.multiple_of + limits.remainder;
-  const std::int64_t above = below + limits.multiple_of;
+  const std::int64_t below = value / limits.multiple_of * limits.multiple_of, above = below + limits.multiple_of;
   if (below < limits.low) return std::to_string(above);
   return std::to_string(below) + (above <= limits.high ? " or " + std::to_string(above) : "");
 }
@@ -41,10 +40,9 @@ std::optional<Error> check_value(const ModelEntry& model, Field field, const Fie
                                 std::to_string(limits.high),
                             name);
   }
-  if (!integer || *integer % limits.multiple_of == limits.remainder) return std::nullopt;
-  const std::string plus = limits.remainder == 0 ? "" : " plus " + std::to_string(limits.remainder);
-  return invalid_argument(is + ", which is not a multiple of " + std::to_string(limits.multiple_of) + plus +
-                              " as model '" + model.name + "' needs; use " + nearest_multiples(*integer, limits),
+  if (!integer || limits.remainder > 0 || *integer % limits.multiple_of == 0) return std::nullopt;
+  return invalid_argument(is + ", which is not a multiple of " + std::to_string(limits.multiple_of) + " as model '" +
+                              model.name + "' needs; use " + nearest_multiples(*integer, limits),
                           name);
 }
 

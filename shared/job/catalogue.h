@@ -24,8 +24,9 @@ enum class GuidanceKind { kNone, kEmbedded, kTrueCfg };
 struct FieldLimits {
   std::int64_t low = 0, high = 0;
   std::int64_t multiple_of = 1;  // for integers
-  std::int64_t remainder = 0;    // above a multiple: 4 and 1 accept 1, 5, 9, …
-  bool required = false;         // a request without the field, or a default of it, is an error
+  // Above a multiple: 4 and 1 mean 1, 5, 9, …. Unless it is 0, the model rounds other values, with a warning.
+  std::int64_t remainder = 0;
+  bool required = false;  // a request without the field, or a default of it, is an error
 
   // The accepted integer that is nearest to `value`, ignoring the bounds; of two, the greater one.
   std::int64_t nearest(double value) const;

@@ -194,7 +194,6 @@ class Videos(unittest.TestCase):
             ({"size": "65x48"}, openai.BadRequestError, "size", "multiple of 8"),
             ({"size": "720x1280"}, openai.BadRequestError, "size", "8 to 256"),
             ({"size": "wide"}, openai.BadRequestError, "size", "1024x1024"),
-            ({"model": "wan", "extra_body": {"frames": 8}}, openai.BadRequestError, "frames", "use 5 or 9"),
             ({"extra_body": {"n": 2}}, openai.BadRequestError, "n", "not a field"),
             ({"extra_body": {"num_inference_steps": "many"}}, openai.BadRequestError, "num_inference_steps", "integer"),
             ({"extra_body": {"stpes": 3}}, openai.BadRequestError, "stpes", "openapi"),

@@ -13,7 +13,7 @@ using Visit =
 // Visits every linear in the placement's type: its names in diffusers, its width in and the width out of each name.
 // Calls `after_block` with a block whose linears have been visited.
 void each_linear(WanSlots& s, const WanConfig& c, const Visit& visit,
-                 const std::function<void(const WanBlockSlots& block)>& after_block) {
+                 const std::function<void(const WanBlockSlots& block)>& after_block = nullptr) {
   const std::int64_t d = c.width();
   visit(s.time_proj, {"condition_embedder.time_proj"}, d, 6 * d);
   visit(s.text_first, {"condition_embedder.text_embedder.linear_1"}, c.text_dim, d);
@@ -28,7 +28,7 @@ void each_linear(WanSlots& s, const WanConfig& c, const Visit& visit,
     visit(b.cross_out, {at + "attn2.to_out.0"}, d, d);
     visit(b.mlp_in, {at + "ffn.net.0.proj"}, d, c.ffn_dim);
     visit(b.mlp_out, {at + "ffn.net.2"}, c.ffn_dim, d);
-    after_block(b);
+    if (after_block) after_block(b);
   }
   visit(s.patch_out, {"proj_out"}, d, 4 * c.out_channels);
 }
@@ -88,7 +88,7 @@ std::vector<NamedLinear> named_linears(WanSlots& s) {
     add_stacked(all, slot, names);
   };
   each_time_linear(s, WanConfig{}, add);  // sizes do not matter
-  each_linear(s, WanConfig{}, add, [](const WanBlockSlots&) {});
+  each_linear(s, WanConfig{}, add);
   return all;
 }
 
