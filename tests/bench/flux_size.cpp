@@ -13,6 +13,7 @@
 #include <ctime>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/device/memory.h"
 #include "pipeline/families/flux/rope.h"
 #include "shared/kernel_cache/cache.h"
 #include "shared/kernel_cache/open.h"
@@ -35,6 +36,23 @@ void row(const std::string& metric, double value, const char* unit, const std::s
   std::printf("%s,%s,%s,torch 2.11.0,ditfleet %s,%s,%s,%.6g,%s\n", now, flags["--revision"].c_str(),
               flags["--machine"].c_str(), flags["--mode"].c_str(), in.c_str(), metric.c_str(), value, unit);
   std::fflush(stdout);
+}
+
+PeakSampler::PeakSampler(std::function<void(std::int64_t)> on_sample)
+    : thread_([this, on_sample = std::move(on_sample)] {
+        while (!done_) {
+          const auto info = pipeline::memory_info(gpu);
+          const std::int64_t used = info.total - info.free;
+          peak_ = std::max<std::int64_t>(peak_, used);
+          if (on_sample) on_sample(used);
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+      }) {}
+
+double PeakSampler::stop() {
+  done_ = true;
+  if (thread_.joinable()) thread_.join();
+  return gb();
 }
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }

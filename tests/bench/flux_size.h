@@ -3,11 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pipeline/families/flux/transformer.h"
@@ -40,6 +42,23 @@ region::CompileOptions options();
 struct Inputs {
   Inputs(const pipeline::FluxTransformer& flux, int height, int width, int steps = kSteps);
   at::Tensor latents, text, pooled, rope, timesteps;
+};
+
+// Samples total - free memory of the device every 5 ms, from construction to stop().
+class PeakSampler {
+ public:
+  // `on_sample`: called with each sample, in bytes, on a thread of its own. May be empty.
+  explicit PeakSampler(std::function<void(std::int64_t)> on_sample = {});
+  ~PeakSampler() { stop(); }
+  PeakSampler(const PeakSampler&) = delete;
+  PeakSampler& operator=(const PeakSampler&) = delete;
+  double stop();                                                  // the peak in 10⁹ bytes
+  double gb() const { return static_cast<double>(peak_) / 1e9; }  // of the samples so far
+
+ private:
+  std::atomic<std::int64_t> peak_ = 0;
+  std::atomic<bool> done_ = false;
+  std::thread thread_;
 };
 
 double since(std::chrono::steady_clock::time_point start);  // seconds

@@ -17,8 +17,8 @@ TOKENIZERS = pathlib.Path(__file__).parents[1] / "fixtures/flux/dev/model"
 def randomize(model, scale=0.02):
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
-            parameter.fill_(1.0 if "norm" in name and "weight" in name else 0.0)
+        if parameter.ndim == 1 or name.endswith("gamma"):
+            parameter.fill_(1.0 if "norm" in name and not name.endswith("bias") else 0.0)
         else:
             parameter.normal_(0, scale)
     return model

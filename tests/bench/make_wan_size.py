@@ -12,29 +12,10 @@ import sys
 
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanTransformer3DModel
+from make_flux_size import save
 from transformers import UMT5Config, UMT5EncoderModel
 
 TOKENIZER = pathlib.Path(__file__).parents[1] / "fixtures/wan/two/model/tokenizer"
-
-
-def randomize(model):
-    torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1 or name.endswith("gamma"):
-            parameter.fill_(1.0 if "norm" in name and not name.endswith("bias") else 0.0)
-        else:
-            parameter.normal_(0, 0.02)
-    return model
-
-
-def save(folder, make):
-    with torch.device("cuda"):
-        torch.set_default_dtype(torch.bfloat16)
-        model = randomize(make())
-        torch.set_default_dtype(torch.float32)
-    model.save_pretrained(folder)
-    del model
-    torch.cuda.empty_cache()
 
 
 def main(folder):

@@ -51,29 +51,6 @@ std::unique_ptr<pipeline::Engine> open_engine(const std::string& offload, double
 
 std::atomic<std::int64_t> stage_peak = 0;  // of the sampler since the last stage, for the log
 
-class PeakSampler {
- public:
-  PeakSampler()
-      : thread_([this] {
-          while (!done_) {
-            const auto info = pipeline::memory_info(gpu);
-            peak_ = std::max<std::int64_t>(peak_, info.total - info.free);
-            stage_peak = std::max<std::int64_t>(stage_peak, info.total - info.free);
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-          }
-        }) {}
-  ~PeakSampler() {
-    done_ = true;
-    thread_.join();
-  }
-  double gb() const { return static_cast<double>(peak_) / 1e9; }
-
- private:
-  std::atomic<std::int64_t> peak_ = 0;
-  std::atomic<bool> done_ = false;
-  std::thread thread_;
-};
-
 struct Image {
   double seconds = 0;
   std::vector<double> steps;
@@ -130,7 +107,7 @@ Figures measure(const std::string& offload, const Formats& formats, double limit
   const auto model = unwrap(engine->load_model(source));
   double peak_gb = 0;
   const auto sampled = [&](int count) {
-    const PeakSampler peak;
+    const PeakSampler peak([](std::int64_t used) { stage_peak = std::max<std::int64_t>(stage_peak, used); });
     for (int i = 0; i < count; ++i) unwrap(draw(*model));
     peak_gb = std::max(peak_gb, peak.gb());
   };

@@ -45,29 +45,6 @@ struct Video {
   double file_s = 0, seconds = 0, peak_gb = 0;
 };
 
-class PeakSampler {
- public:
-  PeakSampler()
-      : thread_([this] {
-          while (!done_) {
-            const auto info = pipeline::memory_info(gpu);
-            peak_ = std::max<std::int64_t>(peak_, info.total - info.free);
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-          }
-        }) {}
-  double stop() {
-    done_ = true;
-    if (thread_.joinable()) thread_.join();
-    return static_cast<double>(peak_) / 1e9;
-  }
-  ~PeakSampler() { stop(); }
-
- private:
-  std::atomic<std::int64_t> peak_ = 0;
-  std::atomic<bool> done_ = false;
-  std::thread thread_;
-};
-
 struct Loaded {
   std::unique_ptr<pipeline::Engine> engine;
   std::unique_ptr<pipeline::Model> model;

@@ -11,15 +11,12 @@
 #include "pipeline/families/flux/adapters.h"
 #include "pipeline/families/flux/conditioning.h"
 #include "pipeline/families/flux/rope.h"
-#include "pipeline/memory/dry_run.h"
 #include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/region_host.h"
 #include "pipeline/sampling/latents.h"
 
 namespace ditfleet::pipeline {
 namespace {
-
-constexpr std::size_t kMostSizes = 1024;  // remembered
 
 MemoryNeeds::Group group_of(const PartSequence& parts) { return {parts.bytes(), parts.ahead_bytes()}; }
 
@@ -71,10 +68,7 @@ std::pair<RequestSize, std::int64_t> FluxNeeds::square(int side) const {
 }
 
 MemoryNeeds FluxNeeds::of(const RequestSize& size) {
-  const std::lock_guard lock(mutex_);
-  if (const auto known = known_.find(size); known != known_.end()) return known->second;
-  if (known_.size() >= kMostSizes) known_.clear();
-  return known_[size] = measure(size);
+  return known_.of(size, [&](const RequestSize& one) { return measure(one); });
 }
 
 // The tensors of a request live as in FluxModel.
@@ -85,11 +79,7 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
   MemoryNeeds needs = weights_;
   needs.passes = static_cast<int>(passes);
   const std::int64_t before = dry_bytes();
-  const auto peak_of = [&](const auto& stage) {
-    start_dry_peak();
-    stage();
-    return dry_peak() - before;
-  };
+  const auto peak_of = [&](const auto& stage) { return dry_peak_of(before, stage); };
   const auto options = at::TensorOptions(placement_.device);
   const at::Tensor sigmas = at::empty({steps + 1}, options), timesteps = at::empty({steps}, options);
   struct Prompt {

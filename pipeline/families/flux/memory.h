@@ -2,15 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "pipeline/engine/fit.h"
 #include "pipeline/families/flux/folder.h"
 #include "pipeline/families/flux/generation.h"
-#include "pipeline/memory/model_memory.h"
+#include "pipeline/memory/measured_needs.h"
 #include "pipeline/memory/plan.h"
 
 namespace ditfleet::pipeline {
@@ -34,8 +32,7 @@ class FluxNeeds {
   const Placement placement_;
   MemoryNeeds weights_;  // without the bytes of a request
   FluxFolder folder_;
-  std::mutex mutex_;
-  std::map<RequestSize, MemoryNeeds> known_;
+  MeasuredNeeds known_;
 };
 
 // With quantize auto: the first of no format, fp8 (where the device has it) and NF4 with which no block of the

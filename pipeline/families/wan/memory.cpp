@@ -9,14 +9,12 @@
 #include <vector>
 
 #include "pipeline/families/wan/adapters.h"
-#include "pipeline/memory/dry_run.h"
 #include "pipeline/region/run/region_host.h"
 #include "pipeline/sampling/latents.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr std::size_t kMostSizes = 1024;  // remembered
 // Latent frames after which decoding has reached its peak: the caches of its convolutions are full.
 constexpr std::int64_t kDecodedFrames = 3;
 constexpr int kSteps = 4;  // after which the sampler keeps as many tensors as later
@@ -75,10 +73,7 @@ std::pair<RequestSize, std::int64_t> WanNeeds::video(int frames) const {
 }
 
 MemoryNeeds WanNeeds::of(const RequestSize& size) {
-  const std::lock_guard lock(mutex_);
-  if (const auto known = known_.find(size); known != known_.end()) return known->second;
-  if (known_.size() >= kMostSizes) known_.clear();
-  return known_[size] = measure(size);
+  return known_.of(size, [&](const RequestSize& one) { return measure(one); });
 }
 
 // The tensors of a request live as in WanModel.
@@ -91,11 +86,7 @@ MemoryNeeds WanNeeds::measure(const RequestSize& size) const {
   MemoryNeeds needs = weights_;
   needs.passes = static_cast<int>(passes);
   const std::int64_t before = dry_bytes();
-  const auto peak_of = [&](const auto& stage) {
-    start_dry_peak();
-    stage();
-    return dry_peak() - before;
-  };
+  const auto peak_of = [&](const auto& stage) { return dry_peak_of(before, stage); };
   std::vector<at::Tensor> prompts, texts;
   needs.encode = peak_of([&] {
     if (folder_.from_image) {

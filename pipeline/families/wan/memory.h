@@ -1,15 +1,13 @@
 // What a Wan model needs of the device's memory.
 #pragma once
 
-#include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "pipeline/engine/fit.h"
 #include "pipeline/families/wan/folder.h"
 #include "pipeline/families/wan/generation.h"
-#include "pipeline/memory/model_memory.h"
+#include "pipeline/memory/measured_needs.h"
 
 namespace ditfleet::pipeline {
 
@@ -34,8 +32,7 @@ class WanNeeds {
   const Placement placement_;
   MemoryNeeds weights_;  // without the bytes of a request
   WanFolder folder_;
-  std::mutex mutex_;
-  std::map<RequestSize, MemoryNeeds> known_;
+  MeasuredNeeds known_;
 };
 
 }  // namespace ditfleet::pipeline

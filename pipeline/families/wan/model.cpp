@@ -233,6 +233,8 @@ Media WanModel::decode_frames(const WanGeneration& p) const {
   video.height = p.request.height;
   video.frames = 0;
   video.frame_rate = p.request.frame_rate;
+  video.rgb.reserve(static_cast<std::size_t>(p.request.num_frames) * static_cast<std::size_t>(p.request.width) *
+                    static_cast<std::size_t>(p.request.height) * 3);
   folder_.vae.decode(p.latents, [&](const at::Tensor& frames) {
     if (!are_finite({frames})[0]) fail(Code::kDataCorrupt, "[decode] the VAE's output contains NaN or infinity");
     const at::Tensor unit = unit_range(frames);

@@ -26,9 +26,6 @@ class WanTransformer {
   static WanTransformer load(const std::string& dir, Placement placement,
                              std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {},
                              const std::string& name = "transformer");
-  // Uses parameters that are already loaded.
-  WanTransformer(WanConfig config, WanSlots slots, Placement placement)
-      : config_(config), slots_(std::move(slots)), placement_(placement) {}
 
   // Compiles the blocks of one or two experts, which share their programs, unless the host runs transformers eagerly.
   // `second` may be null. Throws what WanRegions and RegionHost::fall_back throw.
