@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,6 +48,24 @@ class Mp4Writer {
   struct Impl;
   explicit Mp4Writer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+};
+
+// Writes a video as MP4 on a thread of its own while its frames are still being decoded. The file is the one that
+// encode_media() returns. The destructor waits for the frames that were added. Not thread-safe.
+class BackgroundMp4Writer {
+ public:
+  explicit BackgroundMp4Writer(int quality) : quality_(quality) {}
+
+  // Copies the frames of `so_far` that no call before has copied. Returns before they are encoded.
+  void add(const Media& so_far);
+  // Adds what is left of `video` and returns the file. Call it once. Errors: those of Mp4Writer.
+  Result<std::string> finish(const Media& video);
+
+ private:
+  const int quality_;
+  std::size_t copied_ = 0;             // bytes
+  std::optional<Mp4Writer> writer_;    // used by one task at a time
+  std::future<Result<void>> written_;  // of the frames that were added; each task waits for the one before
 };
 
 }  // namespace ditfleet::pipeline

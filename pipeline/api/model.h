@@ -43,6 +43,9 @@ struct StepProgress {
 };
 // Called on the denoising thread after each step, until denoise() returns. False cancels: denoise() returns kCanceled.
 using StepCallback = std::function<bool(const StepProgress&)>;
+// Called on the decoding thread with the frames of a video so far, after each group of them. After a lack of memory the
+// frames come once more from the first.
+using FrameCallback = std::function<void(const Media& so_far)>;
 
 // Where a model's weights come from.
 struct ModelSource {
@@ -114,7 +117,7 @@ class Model {
   virtual MemoryReport memory() const { return {}; }  // thread-safe, does not block
   virtual Result<std::unique_ptr<Generation>> encode(const GenerationRequest& request) = 0;
   virtual Result<void> denoise(Generation& generation, const StepCallback& on_step) = 0;
-  virtual Result<Media> decode(Generation& generation) = 0;
+  virtual Result<Media> decode(Generation& generation, const FrameCallback& on_frames = {}) = 0;
 
   // Loads adapters into host memory and into slots that no running request uses. Evicts `drops` first, then the least
   // recently used adapters. encode() loads adapters that are still missing. Blocks while files are read. Thread-safe;

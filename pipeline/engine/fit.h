@@ -16,6 +16,10 @@ namespace ditfleet::pipeline {
 
 using Formats = std::map<std::string, std::string>;  // component → format, as ModelSource::quantize
 
+// What "auto" chooses among for a transformer and its largest text encoder, the most precise first: nothing quantized,
+// the transformer in fp8 where the device multiplies in it, all in nf4.
+std::vector<Formats> automatic_formats(const std::string& text_encoder, c10::Device device);
+
 // A model's source with `quantize` resolved, and its needs.
 template <class Needs>
 struct Fit {

@@ -59,9 +59,9 @@ Result<void> ModelBase::denoise(Generation& generation, const StepCallback& on_s
   return cleared ? Result<void>() : cleared.error();
 }
 
-Result<Media> ModelBase::decode(Generation& generation) {
+Result<Media> ModelBase::decode(Generation& generation, const FrameCallback& on_frames) {
   return stage(
-      "decode", [&](StageScope&) { return run_decode(generation); }, &generation.device_phases_us_["vae"]);
+      "decode", [&](StageScope&) { return run_decode(generation, on_frames); }, &generation.device_phases_us_["vae"]);
 }
 
 Result<void> ModelBase::prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) {

@@ -22,7 +22,7 @@ class ModelBase : public Model {
   const ModelInfo& info() const final { return info_; }
   Result<std::unique_ptr<Generation>> encode(const GenerationRequest& request) final;
   Result<void> denoise(Generation& generation, const StepCallback& on_step) final;
-  Result<Media> decode(Generation& generation) final;
+  Result<Media> decode(Generation& generation, const FrameCallback& on_frames) final;
   Result<void> prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) final;
   void pin_adapters(const std::set<std::string>& ids) final { adapters_.pin(ids); }
   void forget_adapter(const std::string& id) final;
@@ -36,7 +36,7 @@ class ModelBase : public Model {
   // `wait` waits for the device.
   virtual Result<void> run_denoise(Generation& generation, const StepCallback& on_step,
                                    const std::function<void()>& wait) = 0;
-  virtual Media run_decode(Generation& generation) = 0;
+  virtual Media run_decode(Generation& generation, const FrameCallback& on_frames) = 0;
   // Whether denoising uses the adapter columns, which all requests share. Such requests are denoised one at a time.
   virtual bool uses_adapters(const Generation& generation) const = 0;
   // Overwrites the adapters' columns beside the weights. Called while no request with adapters is denoised.

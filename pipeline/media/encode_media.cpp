@@ -2,19 +2,6 @@
 #include "pipeline/media/encoders.h"
 
 namespace ditfleet::pipeline {
-namespace {
-
-Result<std::string> encode_mp4(const Media& video, int quality) {
-  auto writer = Mp4Writer::open(video.width, video.height, video.frame_rate, quality);
-  if (!writer) return writer.error();
-  const std::size_t frame_bytes = video.rgb.size() / static_cast<std::size_t>(video.frames);
-  for (std::size_t at = 0; at < video.rgb.size(); at += frame_bytes) {
-    if (auto added = writer->add({video.rgb.data() + at, frame_bytes}); !added) return added.error();
-  }
-  return writer->finish();
-}
-
-}  // namespace
 
 Result<std::string> encode_media(const Media& media, job::OutputFormat format, int quality) {
   constexpr int kLargestSide = 1 << 16, kMostFrames = 1 << 12;  // keeps every product below within 64 bits
@@ -43,7 +30,7 @@ Result<std::string> encode_media(const Media& media, job::OutputFormat format, i
                             "output_format");
   }
   switch (format) {
-    case job::OutputFormat::kMp4: return encode_mp4(media, quality);
+    case job::OutputFormat::kMp4: return BackgroundMp4Writer(quality).finish(media);
     case job::OutputFormat::kPng: return media::encode_png(media);
     case job::OutputFormat::kJpeg: return media::encode_jpeg(media, quality);
     case job::OutputFormat::kWebp:

@@ -2,6 +2,7 @@
 // file in memory (memfd), because it rewrites the file at its end to move the index to the front.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cmath>
@@ -231,6 +232,35 @@ Result<std::string> Mp4Writer::finish() {
   auto bytes = read_up_to(impl_->memory.get(), static_cast<std::size_t>(std::max<off_t>(0, size)));
   if (!bytes) return checked(AVERROR(errno), "read back the").error();
   return std::move(*bytes);
+}
+
+void BackgroundMp4Writer::add(const Media& so_far) {
+  Media part{so_far.width, so_far.height, so_far.frames, so_far.frame_rate, {}};
+  part.rgb.assign(so_far.rgb.begin() + static_cast<std::ptrdiff_t>(std::min(copied_, so_far.rgb.size())),
+                  so_far.rgb.end());
+  copied_ += part.rgb.size();
+  const std::size_t frame_bytes = so_far.rgb.size() / static_cast<std::size_t>(std::max(1, so_far.frames));
+  const auto write = [this, frame_bytes](std::future<Result<void>> before, const Media& frames) -> Result<void> {
+    if (before.valid()) {
+      if (auto written = before.get(); !written) return written;
+    }
+    if (!writer_) {
+      auto opened = Mp4Writer::open(frames.width, frames.height, frames.frame_rate, quality_);
+      if (!opened) return opened.error();
+      writer_ = std::move(*opened);
+    }
+    for (std::size_t at = 0; at < frames.rgb.size(); at += frame_bytes) {
+      if (auto added = writer_->add({frames.rgb.data() + at, frame_bytes}); !added) return added;
+    }
+    return {};
+  };
+  written_ = std::async(std::launch::async, write, std::move(written_), std::move(part));
+}
+
+Result<std::string> BackgroundMp4Writer::finish(const Media& video) {
+  add(video);
+  if (auto written = written_.get(); !written) return written.error();
+  return writer_->finish();
 }
 
 }  // namespace ditfleet::pipeline

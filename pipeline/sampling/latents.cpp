@@ -51,18 +51,20 @@ std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors) {
 at::Tensor unit_range(const at::Tensor& decoded) { return at::clamp(decoded * 0.5 + 0.5, 0, 1); }
 
 Media to_media(const at::Tensor& unit) {
-  const at::Tensor bytes = at::round(unit.to(c10::ScalarType::Float) * 255)
+  const at::Tensor frames = unit.dim() == 5 ? unit : unit.unsqueeze(2);
+  const at::Tensor bytes = at::round(frames.to(c10::ScalarType::Float) * 255)
                                .to(c10::ScalarType::Byte)
-                               .expand({1, 3, unit.size(2), unit.size(3)})
-                               .permute({0, 2, 3, 1})
+                               .expand({1, 3, -1, -1, -1})
+                               .movedim(1, -1)
                                .contiguous()
                                .to(c10::DeviceType::CPU);
-  Media image;
-  image.width = static_cast<int>(unit.size(3));
-  image.height = static_cast<int>(unit.size(2));
+  Media media;
+  media.frames = static_cast<int>(bytes.size(1));
+  media.height = static_cast<int>(bytes.size(2));
+  media.width = static_cast<int>(bytes.size(3));
   const auto* data = bytes.const_data_ptr<std::uint8_t>();
-  image.rgb.assign(data, data + bytes.numel());
-  return image;
+  media.rgb.assign(data, data + bytes.numel());
+  return media;
 }
 
 }  // namespace ditfleet::pipeline

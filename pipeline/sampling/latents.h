@@ -32,8 +32,8 @@ std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors);
 
 // Maps decoder output [1, C, H, W] to [0, 1], in the same type.
 at::Tensor unit_range(const at::Tensor& decoded);
-// Converts [1, 3 or 1, H, W] with values in [0, 1] and without NaN to 8-bit RGB, rounded half to even. Waits for the
-// device.
+// Converts [1, 3 or 1, H, W], or [1, 3 or 1, frames, H, W], with values in [0, 1] and without NaN to 8-bit RGB, rounded
+// half to even. Waits for the device.
 Media to_media(const at::Tensor& unit);
 
 }  // namespace ditfleet::pipeline

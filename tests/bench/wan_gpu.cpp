@@ -85,9 +85,11 @@ Video generate(pipeline::Model& model, const Request& r, bool decode = true) {
     return true;
   }));
   if (decode) {
-    const pipeline::Media media = unwrap(model.decode(*generation));
+    pipeline::BackgroundMp4Writer writer(90);
+    const pipeline::Media media =
+        unwrap(model.decode(*generation, [&](const pipeline::Media& so_far) { writer.add(so_far); }));
     const auto decoded = Clock::now();
-    unwrap(pipeline::encode_media(media, job::OutputFormat::kMp4, 90));
+    unwrap(writer.finish(media));
     video.file_s = since(decoded);
   }
   video.seconds = since(start);

@@ -119,7 +119,7 @@ class FakeModel final : public pipeline::Model {
     script_->memory.resident = true;
     return {};
   }
-  Result<pipeline::Media> decode(pipeline::Generation& prepared) override {
+  Result<pipeline::Media> decode(pipeline::Generation& prepared, const pipeline::FrameCallback&) override {
     const auto& request = static_cast<FakeGeneration&>(prepared).request;
     if (auto error = script_->note("decoded " + std::to_string(request.seed))) return *error;
     return picture(request.seed, static_cast<int>(*request.fields.integer("width")),

@@ -155,7 +155,7 @@ class TestModel final : public ModelBase {
     return {};
   }
 
-  Media run_decode(Generation& generation) override {
+  Media run_decode(Generation& generation, const FrameCallback&) override {
     const auto& own = dynamic_cast<TestGeneration&>(generation);
     fault(own.prompt, "decode");
     return to_video(own.latents, own.frame_rate);

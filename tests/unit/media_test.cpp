@@ -258,6 +258,29 @@ TEST_F(Mp4, IsTheSameForTheSameFramesAndSmallerAtALowerQuality) {
   EXPECT_LT(encode_media(video, job::OutputFormat::kMp4, 10)->size(), bytes->size());
 }
 
+// A model decodes groups of frames, and repeats them after a lack of memory.
+TEST(BackgroundMp4Writer, GivesTheSameFileInAnyParts) {
+  const Media video = colours(40, 24);
+  const auto first = [&](int frames) {
+    Media part = video;
+    part.frames = frames;
+    part.rgb.resize(video.rgb.size() / 40 * static_cast<std::size_t>(frames));
+    return part;
+  };
+  BackgroundMp4Writer writer(80);
+  for (const int frames : {1, 5, 1, 5, 9, 33}) writer.add(first(frames));
+  EXPECT_TRUE(*writer.finish(video) == *encode_media(video, job::OutputFormat::kMp4, 80));
+
+  BackgroundMp4Writer abandoned(80);
+  abandoned.add(video);
+
+  BackgroundMp4Writer odd(80);
+  for (int i = 0; i < 2; ++i) odd.add({33, 32, 1, 24, std::vector<std::uint8_t>(33 * 32 * 3)});
+  const auto refused = odd.finish({33, 32, 1, 24, std::vector<std::uint8_t>(33 * 32 * 3)});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("33x32"), std::string::npos) << refused.error().message;
+}
+
 TEST(Mp4Writer, RefusesWhatPlayersCannotShow) {
   const auto refused = [](int width, int height, double rate, const std::string& part) {
     const auto writer = Mp4Writer::open(width, height, rate, 80);

@@ -144,10 +144,15 @@ Result<void> run(const GenerateFlags& flags) {
       return true;
     };
     if (auto denoised = (*model)->denoise(**prepared, on_step); !denoised) return denoised;
-    auto image = (*model)->decode(**prepared);
+    const bool mp4 = spec->output_format == job::OutputFormat::kMp4;
+    pipeline::BackgroundMp4Writer writer(*spec->output_compression);
+    auto image = (*model)->decode(**prepared, [&](const pipeline::Media& so_far) {
+      if (mp4) writer.add(so_far);
+    });
     if (!image) return image.error();
     const std::string path = job::numbered_path(flags.out, i, count);
-    auto bytes = pipeline::encode_media(*image, *spec->output_format, *spec->output_compression);
+    auto bytes =
+        mp4 ? writer.finish(*image) : pipeline::encode_media(*image, *spec->output_format, *spec->output_compression);
     if (!bytes) return bytes.error();
     if (auto written = write_output_file(path, *bytes); !written) return written;
     if (!flags.frames_dir.empty()) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,7 @@ struct Unit {
   // Passed from stage to stage; only the current stage accesses it.
   std::unique_ptr<pipeline::Generation> prepared;
   std::map<std::string, std::int64_t> phases_us;
+  std::optional<pipeline::BackgroundMp4Writer> mp4;  // if the model returned frames before the last one
 
   // Used on the io thread. The span's context does not change and may be read on any thread.
   telemetry::SpanTimer span;

@@ -323,7 +323,14 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   span.reset();
   if (unit->must_stop()) return Error{Code::kCanceled, "the unit was stopped before decoding", {}};
   span.emplace("vae_decode");
-  auto image = unit->model->decode(*unit->prepared);
+  pipeline::FrameCallback on_frames;
+  if (unit->spec.output_format == job::OutputFormat::kMp4) {
+    on_frames = [&unit](const pipeline::Media& so_far) {
+      if (!unit->mp4) unit->mp4.emplace(*unit->spec.output_compression);
+      unit->mp4->add(so_far);
+    };
+  }
+  auto image = unit->model->decode(*unit->prepared, on_frames);
   if (!image) span->failed(image.error().message);
   if (const auto energy = parts_.energy_j(); image && energy && energy_before) {
     static const telemetry::Histograms joules("ditfleet_unit_energy_joules");
@@ -386,7 +393,8 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   const auto begun = Clock::now();
   telemetry::SpanTimer encoding("image_encode", unit->span.context());
   const std::function<Result<std::string>()> work = [this, image, unit] {
-    return parts_.encode_image(*image, *unit->spec.output_format, *unit->spec.output_compression);
+    return unit->mp4 ? unit->mp4->finish(*image)
+                     : parts_.encode_image(*image, *unit->spec.output_format, *unit->spec.output_compression);
   };
   auto bytes = co_await run_on(parts_.encode, Watchdog::Work::kImage, unit, work);
   if (!bytes) {

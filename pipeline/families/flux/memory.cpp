@@ -11,7 +11,6 @@
 #include "pipeline/families/flux/adapters.h"
 #include "pipeline/families/flux/conditioning.h"
 #include "pipeline/families/flux/rope.h"
-#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/region_host.h"
 #include "pipeline/sampling/latents.h"
 
@@ -115,13 +114,9 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
 Fit<FluxNeeds> fit_flux(LoadContext context, bool always) {
   std::vector<Formats> formats{context.source.quantize};
   if (context.source.quantize.contains("*")) {
-    formats = {{}};
     context.source.quantize.clear();
-    if (!has_quantized_linears(context.source)) {
-      if (region::has_fp8_products(context.placement.device) || context.placement.device.is_cpu())
-        formats.push_back({{"transformer", "fp8"}, {"text_encoder_2", "nf4"}});
-      formats.push_back({{"transformer", "nf4"}, {"text_encoder_2", "nf4"}});
-    }
+    formats = {{}};
+    if (!has_quantized_linears(context.source)) formats = automatic_formats("text_encoder_2", context.placement.device);
   }
   const auto square = [](int side) { return [side](const FluxNeeds& needs) { return needs.square(side).first; }; };
   return fit<FluxNeeds>(std::move(context), always, formats, {square(1024), square(512), square(0)});

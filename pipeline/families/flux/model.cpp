@@ -168,7 +168,7 @@ void FluxModel::not_finite(const FluxRequest& request, const std::string& what) 
            *bad_weight_);
 }
 
-Media FluxModel::run_decode(Generation& generation) {
+Media FluxModel::run_decode(Generation& generation, const FrameCallback&) {
   const auto start = Clock::now();
   FluxGeneration& p = own(generation);
   if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");

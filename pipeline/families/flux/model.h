@@ -25,7 +25,7 @@ class FluxModel final : public ModelBase {
   std::unique_ptr<Generation> run_encode(const GenerationRequest& request) override;
   Result<void> run_denoise(Generation& generation, const StepCallback& on_step,
                            const std::function<void()>& wait) override;
-  Media run_decode(Generation& generation) override;
+  Media run_decode(Generation& generation, const FrameCallback& on_frames) override;
   bool uses_adapters(const Generation& generation) const override;
   void clear_adapter_columns() override { folder_.transformer.clear_adapters(); }
 

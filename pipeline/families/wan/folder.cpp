@@ -41,9 +41,6 @@ std::map<std::string, std::map<std::string, int>> WanFolder::linears() const {
 }
 
 void check_wan_quantize(const ModelSource& source) {
-  if (source.quantize.contains("*"))
-    fail(Code::kInvalidArgument,
-         "quantize auto is not available for Wan models; set the format, such as transformer: fp8", "quantize");
   check_quantize(source, {{"transformer", {"fp8", "nf4"}}, {"text_encoder", {"nf4"}}});
 }
 

@@ -227,7 +227,7 @@ Result<void> WanModel::run_denoise(Generation& generation, const StepCallback& o
   return {};
 }
 
-Media WanModel::decode_frames(const WanGeneration& p) const {
+Media WanModel::decode_frames(const WanGeneration& p, const FrameCallback& on_frames) const {
   Media video;
   video.width = p.request.width;
   video.height = p.request.height;
@@ -237,17 +237,15 @@ Media WanModel::decode_frames(const WanGeneration& p) const {
                     static_cast<std::size_t>(p.request.height) * 3);
   folder_.vae.decode(p.latents, [&](const at::Tensor& frames) {
     if (!are_finite({frames})[0]) fail(Code::kDataCorrupt, "[decode] the VAE's output contains NaN or infinity");
-    const at::Tensor unit = unit_range(frames);
-    for (std::int64_t i = 0; i < unit.size(2); ++i) {
-      const Media one = to_media(unit.select(2, i));
-      video.rgb.insert(video.rgb.end(), one.rgb.begin(), one.rgb.end());
-      ++video.frames;
-    }
+    const Media part = to_media(unit_range(frames));
+    video.rgb.insert(video.rgb.end(), part.rgb.begin(), part.rgb.end());
+    video.frames += part.frames;
+    if (on_frames) on_frames(video);
   });
   return video;
 }
 
-Media WanModel::run_decode(Generation& generation) {
+Media WanModel::run_decode(Generation& generation, const FrameCallback& on_frames) {
   const auto start = Clock::now();
   WanGeneration& p = own(generation);
   if (!p.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
@@ -259,7 +257,7 @@ Media WanModel::run_decode(Generation& generation) {
                                    "smaller strengths or other adapters");
   const RequestSize size = size_of(p.request);
   memory_.make_room_to_decode(size);
-  Media video = memory_.run(size, [&] { return decode_frames(p); });
+  Media video = memory_.run(size, [&] { return decode_frames(p, on_frames); });
   memory_.trim();
   memory_.observe(size);
   p.add_phase("vae", start);

@@ -24,12 +24,12 @@ class WanModel final : public ModelBase {
   std::unique_ptr<Generation> run_encode(const GenerationRequest& request) override;
   Result<void> run_denoise(Generation& generation, const StepCallback& on_step,
                            const std::function<void()>& wait) override;
-  Media run_decode(Generation& generation) override;
+  Media run_decode(Generation& generation, const FrameCallback& on_frames) override;
   bool uses_adapters(const Generation&) const override { return false; }
   void clear_adapter_columns() override {}
 
   RequestSize size_of(const WanRequest& request) const;
-  Media decode_frames(const WanGeneration& generation) const;
+  Media decode_frames(const WanGeneration& generation, const FrameCallback& on_frames) const;
   WanText embed(const std::string& prompt, int max_sequence_length);
 
   WanFolder folder_;

@@ -1,11 +1,14 @@
 #include "pipeline/families/wan/wan.h"
 
+#include <spdlog/spdlog.h>
+
 #include <chrono>
 #include <filesystem>
 #include <utility>
 
 #include "pipeline/engine/fit.h"
 #include "pipeline/families/wan/model.h"
+#include "pipeline/nn/parameters.h"
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/dequantize_source.h"
 
@@ -14,9 +17,20 @@ namespace {
 
 constexpr int kTypicalFrames = 81;
 
-Fit<WanNeeds> fit_wan(const LoadContext& context, bool always) {
+Fit<WanNeeds> fit_wan(LoadContext context, bool always) {
+  std::vector<Formats> formats{context.source.quantize};
+  if (context.source.quantize.contains("*")) {
+    const Placement host{c10::kCPU, c10::ScalarType::Float};
+    const auto stored = [&](const char* name, Library library) {
+      return Parameters::open(context.source.dir + name, library, host).has_quantized();
+    };
+    context.source.quantize.clear();
+    formats = {{}};
+    if (!stored("/transformer", Library::kDiffusers) && !stored("/text_encoder", Library::kTransformers))
+      formats = automatic_formats("text_encoder", context.placement.device);
+  }
   const auto video = [](int frames) { return [frames](const WanNeeds& needs) { return needs.video(frames).first; }; };
-  return fit<WanNeeds>(context, always, {context.source.quantize}, {video(kTypicalFrames), video(25), video(0)});
+  return fit<WanNeeds>(std::move(context), always, formats, {video(kTypicalFrames), video(25), video(0)});
 }
 
 std::unique_ptr<Model> load(const LoadContext& context) {
@@ -30,6 +44,8 @@ std::unique_ptr<Model> load(const LoadContext& context) {
   if (fit.needs)
     placement = fitted_placement(context, fit.source, "wan", fit.needs->of(fit.needs->video(0).first),
                                  fit.needs->of(fit.needs->video(kTypicalFrames).first));
+  if (context.source.quantize.contains("*"))
+    spdlog::info("{}: quantize auto: {}", dir, formats_text(fit.source.quantize));
   auto folder = load_wan_folder(fit.source, placement, context.regions);
   ModelInfo info;
   info.name = context.source.name;
