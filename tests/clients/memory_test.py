@@ -8,6 +8,7 @@ from api import Client
 from fleet import BIN, Fleet, ROOT, run, until
 
 DEMO = ROOT / "deploy" / "demo-model" / "model"
+VIDEO = ROOT / "tests" / "fixtures" / "wan" / "two" / "model"
 GIB = 1 << 30
 SLOTS = "worker.lora.slots=1"  # the demo model's weights are smaller than four slots
 
@@ -40,6 +41,19 @@ class Plan(unittest.TestCase):
         none, code, message = plan("--size", "1024x1024", "--memory-limit", "0.1")
         self.assertEqual((code, none["plan"], len(none["rejected"])), (1, None, 3))
         self.assertIn("does not fit into 102.4 MiB", message)
+
+    def test_what_each_number_of_frames_takes(self):
+        done = run(str(BIN / "ditfleet-worker"), "plan", "--json", "--device", "cpu", "--model", VIDEO, "--frames", "61",
+                   "--size", "64x64", "--set", "compile.mode=default",
+                   "--set", "compile.rules=[{max_frames: 49, mode: reduce-overhead}, {min_frames: 81, mode: none}]")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = json.loads(done.stdout)["by_frames"]
+        self.assertEqual([(row["frames"], row["mode"]) for row in rows],
+                         [(1, "reduce-overhead"), (25, "reduce-overhead"), (49, "reduce-overhead"), (61, "default"),
+                          (81, "none"), (121, "none")])
+        peaks = [row["plan"]["peak_bytes"] for row in rows]
+        self.assertEqual(peaks, sorted(peaks))
+        self.assertLess(peaks[0], peaks[-1])
 
     def test_wrong_usage(self):
         for flags, words in ((["--size", "100x100"], "not a multiple of 16"),

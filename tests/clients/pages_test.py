@@ -151,7 +151,7 @@ class Pages(unittest.TestCase):
         for w in range(workers):
             info = {"name": f"gpu-{w:03}", "boot": "b", "host": "h", "pid": w + 1, "state": "ready", "device": "cuda:0", "device_name": "test", "precision": "bf16",
                     "models": ["flux"], "warm_classes": ["a", "b"], "adapter_slots": 4, "adapters": ["x"], "adapter_swap_us": 4200, "adapter_swaps": 14, "compiles": 3, "capacity": 2, "version": "t",
-                    "memory": {"flux": {"limits": [], "available_bytes": 80_000_000_000, "bytes": 34_000_000_000, "resident": w % 9 > 0, "load_us": 1}}, "units": []}
+                    "memory": {"flux": {"limits": [{"plan": "resident", "max_pixels": 4_200_000}], "available_bytes": 80_000_000_000, "bytes": 34_000_000_000, "resident": w % 9 > 0, "load_us": 1}}, "units": []}
             commands.append(("HSET", "df:{0}:worker:" + info["name"], "boot", "b", "info", json.dumps(info), "heartbeat", str(now + 3_600_000)))
             commands.append(("ZADD", "df:{0}:workers", str(now + 3_600_000), info["name"]))
         for i in range(jobs):
@@ -194,6 +194,7 @@ class Pages(unittest.TestCase):
         print(f"first contentful paint after {paint:.0f} ms, all data shown after {updates[0][0]:.0f} ms; scripts of an update took " +
               ", ".join(f"{took:.1f}" for _, took in updates) + f" ms and {parse:.1f} ms to parse the answer")
         self.assertEqual(self.page.js("document.getElementById('queue').children.length"), 12)
+        self.assertIn("resident up to 4.2 MP", self.page.js("document.getElementById('about').innerText"))
         self.screens("/fleet", "document.getElementById('names').children.length === 200")
         self.screens("/slow", "document.querySelectorAll('#rows tr').length === 50")
         self.assertEqual(self.page.errors, [])

@@ -287,9 +287,10 @@ TEST_F(DemoModels, ALimitThatHoldsNoImageIsRefusedAtLoad) {
   EXPECT_THAT(model.error().message, ::testing::HasSubstr("3.0 MiB"));
 }
 
+using Formats = std::map<std::string, std::string>;
+
 TEST_F(DemoModels, QuantizeAutoTakesWhatTheLimitRequires) {
   const std::string dir = DITFLEET_SOURCE_DIR "/deploy/demo-model/model";
-  using Formats = std::map<std::string, std::string>;
   const auto plan = [&](std::int64_t limit, const Formats& formats) {
     auto request = demo_request(1, 16);
     request.fields.set("max_sequence_length", 1);
@@ -306,6 +307,26 @@ TEST_F(DemoModels, QuantizeAutoTakesWhatTheLimitRequires) {
   const auto engine = open(enough);
   const auto model = unwrap(engine->load_model({"a", dir, "", any}));
   EXPECT_EQ(model->info().linears.at("transformer").size(), 2U);  // fp8 and fp32
+}
+
+TEST(QuantizeAuto, TakesWhatTheLimitRequiresForVideos) {
+  const auto plan = [&](std::int64_t limit, const Formats& formats) {
+    EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+    options.memory.limit = limit;
+    const auto engine = unwrap(Engine::create(options, {&wan_family()}));
+    GenerationRequest request;
+    request.fields.set("width", 16);
+    request.fields.set("height", 16);
+    request.fields.set("frames", 1);
+    request.fields.set("max_sequence_length", 1);
+    return unwrap(engine->plan({"m", (golden::fixtures() / "wan/two/model").string(), "", formats}, request));
+  };
+  const Formats any{{"*", "auto"}}, fp8{{"transformer", "fp8"}, {"text_encoder", "nf4"}},
+      nf4{{"transformer", "nf4"}, {"text_encoder", "nf4"}};
+  EXPECT_EQ(plan(std::int64_t{1} << 33, any).quantize, Formats());
+  EXPECT_EQ(plan(plan(0, fp8).choice.plan->bytes, any).quantize, fp8);
+  EXPECT_EQ(plan(plan(0, nf4).choice.plan->bytes, any).quantize, nf4);
+  limit_memory(kCpu, 0);
 }
 
 TEST(Containment, NamesTheWeightThatIsNotFinite) {

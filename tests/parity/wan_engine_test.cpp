@@ -186,7 +186,6 @@ TEST(WanFolder, RefusesFoldersThatDoNotFitTogether) {
   EXPECT_EQ(quantize({{"transformer", "nf4"}, {"text_encoder", "nf4"}}), "");
   EXPECT_THAT(quantize({{"vae", "fp8"}}), HasSubstr("it must be transformer (fp8 or nf4) or text_encoder (nf4)"));
   EXPECT_THAT(quantize({{"transformer", "int3"}}), HasSubstr("is \"int3\"; it must be fp8 or nf4"));
-  EXPECT_THAT(quantize({{"*", "auto"}}), HasSubstr("quantize auto is not available for Wan models"));
   EXPECT_THAT(problem("0.875", "0.875", true), HasSubstr("transformer_2"));
   EXPECT_THAT(problem("UMT5EncoderModel", "T5EncoderModel"), HasSubstr("must be [LIBRARY, \"UMT5EncoderModel\"]"));
 }
