@@ -27,7 +27,8 @@ WanNeeds::WanNeeds(const LoadContext& context)
         const std::lock_guard lock(dry_run_mutex());
         const c10::InferenceMode inference(true);
         const std::int64_t before = dry_bytes();
-        auto folder = load_wan_folder(context.source, placement_, region::make_dry_host(*context.regions));
+        auto folder = load_wan_folder(context.source, placement_, region::make_dry_host(*context.regions),
+                                      context.adapter_columns);
         weights_.fixed = dry_bytes() - before;
         return folder;
       }()) {
