@@ -78,9 +78,12 @@ TEST(Prediction, IsWithinTenPercentOfWhatIsObserved) {
 
 // Of videos the steps are predicted; how much a convolution over time takes on a CPU depends on its algorithm.
 TEST(Prediction, CountsFramesOfVideos) {
-  for (const char* dtype : {"fp32", "bf16"}) {
+  for (const auto& [dtype, columns] : {std::pair("fp32", 0), {"bf16", 0}, {"fp32", 4}, {"bf16", 4}}) {
     EngineOptions options{golden::test_device(), dtype, 1, golden::test_compile()};
     options.memory.limit = std::int64_t{8} << 30;
+    if (columns > 0) options.compile.backend = "cpu_jit";
+    options.max_lora_rank = 4;
+    options.lora_slots = 1;
     auto engine = unwrap(Engine::create(options, {&wan_family()}));
     const ModelSource source{"m", (golden::fixtures() / "wan/two/model").string()};
     auto model = unwrap(engine->load_model(source));
@@ -94,6 +97,7 @@ TEST(Prediction, CountsFramesOfVideos) {
         request.fields.set("frames", frames);
         request.fields.set("num_inference_steps", 4);
         request.fields.set("guidance_scale", guidance);
+        if (columns > 0) request.loras = {{(golden::fixtures() / "wan/lora/adapters/peft.safetensors").string()}};
         auto generation = unwrap(model->encode(request));
         const std::int64_t before = memory_use(kCpu).now;
         reset_memory_peak(kCpu);
@@ -105,6 +109,35 @@ TEST(Prediction, CountsFramesOfVideos) {
     }
   }
   limit_memory(kCpu, 0);
+}
+
+// Of videos too: what columns for adapters add to the weights is what the plan adds.
+TEST(Prediction, CountsColumnsForAdapters) {
+  for (const char* format : {"", "nf4"}) {
+    const ModelSource source{.name = "m",
+                             .dir = (golden::fixtures() / "wan/two/model").string(),
+                             .quantize = *format ? std::map<std::string, std::string>{{"transformer", format}}
+                                                 : std::map<std::string, std::string>()};
+    std::vector<std::int64_t> predicted, observed;
+    for (const int columns : {16, 96}) {
+      EngineOptions options{"cpu", "fp32", 1, {.backend = "cpu_jit"}};
+      options.lora_slots = 1;
+      options.max_lora_rank = 16;
+      options.lora_together_rank = columns;
+      auto engine = unwrap(Engine::create(options, {&wan_family()}));
+      const std::int64_t before = memory_use(kCpu).now;
+      const auto model = unwrap(engine->load_model(source));
+      observed.push_back(memory_use(kCpu).now - before);
+      GenerationRequest request;
+      request.fields.set("width", 64);
+      request.fields.set("height", 64);
+      request.fields.set("frames", 5);
+      const MemoryNeeds needs = unwrap(engine->plan(source, request)).needs;
+      predicted.push_back(needs.fixed + needs.blocks.bytes + needs.other_blocks);
+    }
+    EXPECT_GT(observed[1] - observed[0], 100'000);
+    EXPECT_EQ(predicted[1] - predicted[0], observed[1] - observed[0]);
+  }
 }
 
 TEST(PlanChoice, OneTransformerAtATimeBeforeBlocksAreCopied) {
