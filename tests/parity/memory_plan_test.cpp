@@ -19,6 +19,7 @@
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/families/wan/wan.h"
 #include "pipeline/weights/safetensors.h"
+#include "pipeline/weights/safetensors_writer.h"
 #include "tests/parity/flux_golden.h"
 
 namespace ditfleet::pipeline {
@@ -76,19 +77,39 @@ TEST(Prediction, IsWithinTenPercentOfWhatIsObserved) {
   limit_memory(kCpu, 0);
 }
 
+// An adapter of this rank at every linear of the Wan fixture.
+std::string wide_adapter(std::int64_t rank) {
+  const auto file = unwrap(SafetensorsFile::open((golden::fixtures() / "wan/lora/adapters/peft.safetensors").string()));
+  std::vector<at::Tensor> values;
+  std::vector<TensorToWrite> tensors;
+  for (const auto& entry : file.entries()) {
+    std::vector<std::int64_t> shape = entry.shape;
+    shape[entry.name.find("lora_A") == std::string::npos ? 1 : 0] = rank;
+    values.push_back(at::zeros(shape));
+    tensors.push_back({entry.name,
+                       DType::kF32,
+                       shape,
+                       {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
+  }
+  const std::string path = ::testing::TempDir() + "memory_plan_adapter.safetensors";
+  unwrap(write_safetensors(path, std::move(tensors), {}));
+  return path;
+}
+
 // Of videos the steps are predicted; how much a convolution over time takes on a CPU depends on its algorithm.
 TEST(Prediction, CountsFramesOfVideos) {
-  for (const auto& [dtype, columns] : {std::pair("fp32", 0), {"bf16", 0}, {"fp32", 4}, {"bf16", 4}}) {
+  for (const auto& [dtype, columns] : {std::pair("fp32", 0), {"bf16", 0}, {"fp32", 512}}) {
     EngineOptions options{golden::test_device(), dtype, 1, golden::test_compile()};
     options.memory.limit = std::int64_t{8} << 30;
     if (columns > 0) options.compile.backend = "cpu_jit";
-    options.max_lora_rank = 4;
+    options.max_lora_rank = 512;
     options.lora_slots = 1;
     auto engine = unwrap(Engine::create(options, {&wan_family()}));
     const ModelSource source{"m", (golden::fixtures() / "wan/two/model").string()};
     auto model = unwrap(engine->load_model(source));
     for (const int frames : {1, 9, 25}) {
       for (const double guidance : {1.0, 3.0}) {
+        if (columns > 0 && guidance > 1) continue;  // a CPU keeps the blocks' workspace for the next request
         SCOPED_TRACE(std::string(dtype) + ' ' + std::to_string(frames));
         GenerationRequest request;
         request.prompt = "a red circle " + std::to_string(frames);
@@ -97,7 +118,7 @@ TEST(Prediction, CountsFramesOfVideos) {
         request.fields.set("frames", frames);
         request.fields.set("num_inference_steps", 4);
         request.fields.set("guidance_scale", guidance);
-        if (columns > 0) request.loras = {{(golden::fixtures() / "wan/lora/adapters/peft.safetensors").string()}};
+        if (columns > 0) request.loras = {{wide_adapter(columns)}};
         auto generation = unwrap(model->encode(request));
         const std::int64_t before = memory_use(kCpu).now;
         reset_memory_peak(kCpu);

@@ -161,6 +161,11 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
       EXPECT_EQ(used(), 0);
     }
     EXPECT_EQ(host->counters->counts().compiles, 2u);  // without and with adapters
+    const auto ahead = WanTransformer::programs(fixture("t2v"), {}, format, /*fp8_products=*/true);
+    ASSERT_EQ(ahead.size(), 2u);
+    EXPECT_EQ(ahead[1].block, format.empty()    ? "wan.block.adapted"
+                              : format == "fp8" ? "wan.block.fp8.adapted"
+                                                : "wan.block.quantized.adapted");
     EXPECT_EQ(host->counters->counts().fallbacks, 0u);
   }
 }
