@@ -112,7 +112,7 @@ class Builder {
   std::optional<Error> error_;
 };
 
-// The name of a block's program: "flux.double.fp8.adapted".
+// The name of a block's program: "BLOCK.fp8.adapted".
 std::string program_name(const std::string& block, const std::vector<Builder::Weight>& weights, bool adapters);
 
 }  // namespace ditfleet::region
