@@ -27,9 +27,12 @@ void add_linear(Weights& weights, const std::string& name, const LinearSlot& slo
   } else {
     weights.emplace(name + ".weight", slot.quantized);
   }
-  if (!slot.bias.defined()) return;
-  const bool wide = slot.quantized && !slot.quantized->dynamic;
-  weights.emplace(name + ".bias", wide ? slot.bias.to(slot.quantized->compute) : slot.bias);
+  if (slot.bias.defined()) weights.emplace(name + ".bias", compiled_bias(slot));
+}
+
+at::Tensor compiled_bias(const LinearSlot& slot) {
+  const at::Tensor bias = bias_of(slot);
+  return slot.quantized && !slot.quantized->dynamic ? bias.to(slot.quantized->compute) : bias;
 }
 
 std::vector<at::Tensor> WeightMemory::take(const std::vector<const QuantizedWeight*>& weights, c10::Device device) {

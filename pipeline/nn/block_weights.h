@@ -27,6 +27,9 @@ using Weights = std::map<std::string, BlockWeight>;  // of a block, by input nam
 // Adds what a block computes a linear from: NAME.weight, NAME.bias, and NAME.scale if the product is in fp8.
 void add_linear(Weights& weights, const std::string& name, const LinearSlot& slot);
 
+// The bias with its changes, in the type that a compiled block reads: [out].
+at::Tensor compiled_bias(const LinearSlot& slot);
+
 // Memory for the values of one block's quantized weights. Blocks that never run at the same time share it.
 class WeightMemory {
  public:

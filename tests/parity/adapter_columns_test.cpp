@@ -1,6 +1,6 @@
 // Adapters in the columns beside a weight that stacks q, k and v compute what their terms say, after any others were
 // there.
-#include "pipeline/families/flux/adapter_columns.h"
+#include "pipeline/nn/adapter_columns.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -30,7 +30,7 @@ class RegionParityColumns : public ::testing::Test {
     slot_ = slot_with_lora_columns(3 * kHeight, kIn, {kRoom}, at::TensorOptions(ScalarType::Float));
     slot_.weight.copy_(at::randn({3 * kHeight, kIn}));
     columns_ = std::make_unique<AdapterColumns>(
-        std::vector{slot_}, 1,
+        std::vector<std::vector<LinearSlot>>{{slot_}},
         region::make_matrix_copies(*region::make_region_host({}, c10::Device(c10::DeviceType::CPU), nullptr)));
   }
   // The number of columns that these terms get; checks what they compute.
@@ -38,7 +38,7 @@ class RegionParityColumns : public ::testing::Test {
     const auto layout = columns_->plan({&terms});
     columns_->load(layout);
     columns_->join();
-    const auto& operands = layout.operands.front();
+    const auto& operands = layout->operands.front();
     const at::Tensor x = at::randn({5, kIn});
     at::Tensor expected = x.mm(slot_.weight.t());
     for (const LowRank& one : terms)

@@ -241,8 +241,9 @@ INSTANTIATE_TEST_SUITE_P(Formats, Offload,
                                            Case{"nf4_fp32", "quant/nf4_fp32", false},
                                            Case{"nf4_fp32_in_bf16", "quant/nf4_fp32", true},
                                            Case{"fp8_rows", "quant/fp8_rows", true, "quant/adapters/fp8.safetensors"},
-                                           Case{"wan_one", "wan/one", false}, Case{"wan_two", "wan/two", false},
-                                           Case{"wan_two_bf16", "wan/two", true}),
+                                           Case{"wan_one", "wan/one", false},
+                                           Case{"wan_two", "wan/two", false, "wan/lora/adapters/peft.safetensors"},
+                                           Case{"wan_two_bf16", "wan/two", true, "wan/lora/adapters/peft.safetensors"}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

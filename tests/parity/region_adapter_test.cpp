@@ -1,4 +1,4 @@
-// FLUX's blocks with room for adapters: one program for any ranks, none included, and for other adapters in each
+// Blocks with room for adapters: one program for any ranks, none included, and for other adapters in each
 // sample.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -16,7 +16,7 @@ using c10::ScalarType;
 using testing::converted;
 using testing::relative_error;
 
-const Make kBlocks[] = {flux_double_block, flux_single_block};
+const Make kBlocks[] = {flux_double_block, flux_single_block, wan_block_of};
 
 Region::Recipe adapted(Make make, std::int64_t heads, std::int64_t head_dim) {
   return [=](ElementType type) { return make({.heads = heads, .head_dim = head_dim, .type = type, .adapters = true}); };

@@ -1,4 +1,4 @@
-// What the tests of FLUX's blocks as regions share: the device, hosts, programs and inputs.
+// What the tests of blocks as regions share: the device, hosts, programs and inputs.
 #pragma once
 
 #include <c10/core/InferenceMode.h>
@@ -9,6 +9,7 @@
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/families/flux/block_programs.h"
+#include "pipeline/families/wan/block_program.h"
 #include "pipeline/region/compile/cpu_jit.h"
 #include "pipeline/region/run/region.h"
 #include "tests/parity/region_inputs.h"
@@ -37,6 +38,15 @@ inline std::vector<at::Tensor> inputs_for(const Program& program, const Sizes& s
 }
 
 using Make = Result<Program> (*)(const BlockShape&);
+
+inline Result<Program> wan_block_of(const BlockShape& s) {
+  return wan_block({.heads = s.heads,
+                    .head_dim = s.head_dim,
+                    .ffn = s.mlp_width(),
+                    .type = s.type,
+                    .adapters = s.adapters,
+                    .weights = s.weights});
+}
 
 inline Region::Recipe recipe(Make make, std::int64_t heads, std::int64_t head_dim) {
   return [=](ElementType type) { return make({.heads = heads, .head_dim = head_dim, .type = type}); };

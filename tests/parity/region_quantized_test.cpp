@@ -59,7 +59,7 @@ TEST_F(RegionParityQuantized, BlocksErrNoMoreThanEagerOnes) {
     return std::uniform_int_distribution<std::int64_t>(least, most)(random);
   };
   const std::int64_t heads = 6, head_dim = 32;
-  for (const Make make : {flux_double_block, flux_single_block})
+  for (const Make make : {flux_double_block, flux_single_block, wan_block_of})
     for (const bool adapters : {false, true})
       for (const ElementType type : {ElementType::kF32, ElementType::kBF16}) {
         if (type == ElementType::kF32 && !device().is_cpu()) continue;  // models on a GPU compute fp8 in bf16

@@ -11,7 +11,6 @@
 #include <random>
 
 #include "pipeline/families/flux/blocks.h"
-#include "pipeline/families/wan/block_program.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/run/interpreter.h"
 #include "tests/parity/region_fixture.h"
@@ -23,10 +22,6 @@ namespace {
 using c10::ScalarType;
 using testing::converted;
 using testing::relative_error;
-
-Result<Program> wan_block_of(const BlockShape& s) {
-  return wan_block({.heads = s.heads, .head_dim = s.head_dim, .ffn = s.mlp_width(), .type = s.type});
-}
 
 struct Shape {
   Make make;

@@ -1,8 +1,11 @@
 // Wan's transformer and samplers against what diffusers computed (tests/fixtures/wan/dit/make_dit.py).
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/randn.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -92,6 +95,77 @@ TEST(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
     }
     EXPECT_EQ(host->counters->counts().compiles, 1u);
     EXPECT_EQ(host->counters->counts().variants, 4u);
+    EXPECT_EQ(host->counters->counts().fallbacks, 0u);
+  }
+}
+
+// A random adapter of this rank at every linear, and a change of every bias. The same at the linears of both models.
+void add_adapter_to(std::int64_t rank, WanSlots& slots, WanSlots& others) {
+  const auto linears = named_linears(slots), same = named_linears(others);
+  for (std::size_t i = 0; i < linears.size(); ++i) {
+    const auto& [name, slot, first_row, rows] = linears[i];
+    const LowRank term{at::randn({rank, slot->in()}) / std::sqrt(slot->in()), 0.5 * at::randn({rows, rank}), first_row,
+                       0.7};
+    const BiasChange change{0.2 * at::randn({rows}), first_row, 0.7};
+    for (LinearSlot* one : {slot, same[i].slot}) {
+      one->low_rank.push_back(term);
+      one->bias_changes.push_back(change);
+    }
+  }
+}
+
+TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
+  const c10::InferenceMode inference(true);
+  const at::Tensor prompt = golden::read_tensor(fixture("t2v-video.safetensors"), "text");
+  for (const std::string format : {"", "nf4", "fp8"}) {
+    SCOPED_TRACE(format);
+    const auto eager = WanTransformer::load(fixture("t2v"), {}, nullptr, format);
+    const auto host = compiling_host();
+    const auto load = [&] { return WanTransformer::load(fixture("t2v"), {}, host, format, "transformer", 16); };
+    WanTransformer experts[] = {load(), load()};
+    WanTransformer::compile(experts[0], &experts[1], host);
+    const at::Tensor latents = at::randn({1, eager.config().in_channels, 3, 4, 6}), rope = eager.rope(3, 4, 6);
+    const auto velocity = [&](const WanTransformer& model) {
+      return model.velocity(latents, 500, model.embed_text(prompt), rope);
+    };
+    const auto distance = [&](const WanTransformer& got, const WanTransformer& reference) {
+      return golden::distance(velocity(got), velocity(reference));
+    };
+    const double limit = format == "fp8" ? 2e-2 : 2e-5;
+    for (const std::int64_t rank : {16, 3, 7}) {  // 3: columns beyond hold what was there before
+      std::vector<WanTransformer> adapted, expected;
+      for (const WanTransformer& expert : experts) {
+        WanSlots slots = expert.slots(), same = eager.slots();
+        add_adapter_to(rank, slots, same);
+        adapted.push_back(expert.adapted(std::move(slots)));
+        expected.push_back(eager.adapted(std::move(same)));
+      }
+      for (const WanTransformer& one : adapted) one.load_adapters();
+      for (std::size_t i = 0; i < 2; ++i) {
+        EXPECT_LE(distance(adapted[i], expected[i]), limit);
+        EXPECT_LE(distance(experts[i], eager), limit);
+        EXPECT_GT(distance(expected[i], eager), 0.05);
+      }
+      EXPECT_GT(distance(expected[0], expected[1]), 0.05);
+    }
+    for (const WanTransformer& expert : experts) {
+      const auto used = [&] {
+        std::int64_t count = 0;
+        for (const WanBlockSlots& b : expert.slots().blocks)
+          for (const LinearSlot* slot : {&b.qkv, &b.out, &b.cross_q, &b.cross_kv, &b.cross_out, &b.mlp_in, &b.mlp_out})
+            count += lora_columns_of(*slot).count_nonzero().item<std::int64_t>();
+        return count;
+      };
+      EXPECT_GT(used(), 0);
+      expert.clear_adapters();
+      EXPECT_EQ(used(), 0);
+    }
+    EXPECT_EQ(host->counters->counts().compiles, 2u);  // without and with adapters
+    const auto ahead = WanTransformer::programs(fixture("t2v"), {}, format, /*fp8_products=*/true);
+    ASSERT_EQ(ahead.size(), 2u);
+    EXPECT_EQ(ahead[1].block, format.empty()    ? "wan.block.adapted"
+                              : format == "fp8" ? "wan.block.fp8.adapted"
+                                                : "wan.block.quantized.adapted");
     EXPECT_EQ(host->counters->counts().fallbacks, 0u);
   }
 }

@@ -10,6 +10,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/families/wan/adapters.h"
 #include "pipeline/families/wan/wan.h"
+#include "pipeline/region/compile/cached.h"
 #include "pipeline/weights/safetensors.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "tests/parity/flux_golden.h"
@@ -127,6 +128,69 @@ TEST_F(WanLora, TwoAdaptersOnOneExpertEachAreOneOnBoth) {
   const at::Tensor none = draw(request).latents;
   request.loras.clear();
   EXPECT_TRUE(at::equal(draw(request).latents, none));
+}
+
+// At a rank that is no multiple of what columns are rounded up to.
+TEST_F(WanLora, MoreThanTheColumnsHoldRunsEagerly) {
+  GenerationRequest request = golden_of("high").request;
+  const auto latents = [&](Engine& engine) {
+    auto model = unwrap(engine.load_model({"wan", golden::Case{"two", "", "wan"}.model_dir()}));
+    auto generation = unwrap(model->encode(request));
+    unwrap(model->denoise(*generation, nullptr));
+    const std::string dump = ::testing::TempDir() + "wan_lora_columns.safetensors";
+    unwrap(generation->dump(dump));
+    return golden::read_tensor(dump, "latents");
+  };
+  EngineOptions options{"cpu", "fp32", 1, {.backend = "cpu_jit"}};
+  options.lora_slots = 2;
+  options.max_lora_rank = 4;
+  const auto engine = unwrap(Engine::create(options, {&wan_family()}));
+  options.compile = {};
+  const auto eager = unwrap(Engine::create(options, {&wan_family()}));
+  const LoraRequest one{.path = adapter("peft"), .scale = 0.5, .expert = Expert::kHigh};
+  for (const std::vector<LoraRequest>& loras : {std::vector{one}, {one, one}}) {
+    request.loras = loras;
+    const at::Tensor want = latents(*eager);
+    EXPECT_LE(golden::distance(latents(*engine), want), 2e-5) << loras.size();
+    EXPECT_EQ(engine->region_counts().fallback_reasons["adapters"], loras.size() - 1);
+  }
+  EXPECT_EQ(engine->region_counts().fallbacks, 1u);
+}
+
+TEST_F(WanLora, ProgramsCompiledAheadServeRequestsWithAdapters) {
+  for (const char* format : {"", "fp8", "nf4"}) {
+    const ModelSource source{.name = "wan",
+                             .dir = golden::Case{"two", "", "wan"}.model_dir(),
+                             .quantize = *format ? std::map<std::string, std::string>{{"transformer", format}}
+                                                 : std::map<std::string, std::string>()};
+    EngineOptions options{"cpu", "fp32", 1, {.backend = "cpu_jit", .fullgraph = true}};
+    options.lora_slots = 2;
+    options.max_lora_rank = 64;
+    options.kernel_cache = region::make_memory_cache();
+    unwrap(Engine::compile_regions({&wan_family()}, source, "fp32", {"cpu"}, *options.kernel_cache, options.compile));
+    const auto engine = unwrap(Engine::create(options, {&wan_family()}));
+    auto model = unwrap(engine->load_model(source));
+    auto generation = unwrap(model->encode(golden_of("both").request));
+    unwrap(model->denoise(*generation, nullptr));
+    EXPECT_GE(engine->region_counts().compiles, 2u) << format;
+    EXPECT_EQ(engine->region_counts().built, 0u) << format;
+  }
+}
+
+TEST_F(WanLora, ForgottenAdaptersLeaveNoTrace) {
+  GenerationRequest request = golden_of("both").request, plain = request;
+  for (LoraRequest& lora : request.loras) lora.id = lora.path;
+  plain.loras.clear();
+  const at::Tensor first = draw(request).latents, none = draw(plain).latents;
+  EXPECT_GT(golden::distance(first, none), 0.01);
+  auto generation = unwrap(model().encode(request));
+  for (const LoraRequest& lora : request.loras) model().forget_adapter(lora.id);
+  EXPECT_TRUE(at::equal(draw(plain).latents, none));
+  unwrap(model().denoise(*generation, nullptr));  // was encoded before, so it still has them
+  const std::string dump = ::testing::TempDir() + "wan_lora_forgotten.safetensors";
+  unwrap(generation->dump(dump));
+  EXPECT_TRUE(at::equal(golden::read_tensor(dump, "latents"), first));
+  EXPECT_TRUE(at::equal(draw(request).latents, first));
 }
 
 TEST_F(WanLora, OtherSpellingsDrawTheSame) {

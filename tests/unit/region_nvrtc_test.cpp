@@ -46,8 +46,8 @@ constexpr auto kF8 = Builder::Weight::kF8, kWide = Builder::Weight::kWide;
 constexpr std::size_t kDouble = kDoubleLinears.size(), kSingle = kSingleLinears.size();
 
 // Wan 2.2 A14B.
-WanBlockShape wan(std::optional<Builder::Weight> weight = {}) {
-  WanBlockShape shape{.heads = 40, .head_dim = 128, .ffn = 13824, .type = ElementType::kBF16};
+WanBlockShape wan(std::optional<Builder::Weight> weight = {}, bool adapters = false) {
+  WanBlockShape shape{.heads = 40, .head_dim = 128, .ffn = 13824, .type = ElementType::kBF16, .adapters = adapters};
   if (weight) shape.weights.assign(kWanLinears.size(), *weight);
   return shape;
 }
@@ -106,6 +106,10 @@ const std::vector<std::pair<std::string, Source>>& programs() {
         {"wan", source_of(wan_block(wan()))},
         {"fp8 wan", source_of(wan_block(wan(kF8)))},
         {"NF4 wan", source_of(wan_block(wan(kWide)))},
+        {"wan adapted", source_of(wan_block(wan({}, true)))},
+        {"NF4 in bf16 wan adapted", source_of(wan_block(wan(Builder::Weight::kApart, true)))},
+        {"fp8 wan adapted", source_of(wan_block(wan(kF8, true)))},
+        {"NF4 wan adapted", source_of(wan_block(wan(kWide, true)))},
         {"dequantize", dequantize_program().source},
         {"t5", source_of(t5_layer(kT5))},
         {"clip", source_of(clip_layer(kClip))},

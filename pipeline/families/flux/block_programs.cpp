@@ -8,18 +8,6 @@ namespace {
 using Ref = Builder::Ref;
 constexpr double kEps = 1e-6;
 
-std::string name_of(const std::string& block, const BlockShape& s) {
-  const auto has = [&](Builder::Weight weight) {
-    return std::find(s.weights.begin(), s.weights.end(), weight) != s.weights.end();
-  };
-  return block +
-         (has(Builder::Weight::kF8)      ? ".fp8"
-          : has(Builder::Weight::kWide)  ? ".fp32"
-          : has(Builder::Weight::kApart) ? ".quantized"
-                                         : "") +
-         (s.adapters ? ".adapted" : "");
-}
-
 struct Rows {
   Ref shift, scale, gate;
 };
@@ -90,7 +78,7 @@ Ref normed_and_rotated(Builder& b, const std::string& name, Ref x, Ref weight, R
 }  // namespace
 
 Result<Program> flux_double_block(const BlockShape& s) {
-  Builder b(name_of("flux.double", s), s.type);
+  Builder b(program_name("flux.double", s.weights, s.adapters), s.type);
   const Dim batch = Dim::symbol("batch"), image = Dim::symbol("image"), text = Dim::symbol("text");
   const Dim tokens = text + image;
   Stream of_text = stream(b, "text", s, batch, 0, text), of_image = stream(b, "image", s, batch, text, image);
@@ -134,7 +122,7 @@ Result<Program> flux_double_block(const BlockShape& s) {
 }
 
 Result<Program> flux_single_block(const BlockShape& s) {
-  Builder b(name_of("flux.single", s), s.type);
+  Builder b(program_name("flux.single", s.weights, s.adapters), s.type);
   const std::int64_t d = s.width();
   const Dim batch = Dim::symbol("batch"), tokens = Dim::symbol("tokens");
   const Ref x = b.activation("tokens", {batch, tokens, d});

@@ -9,9 +9,6 @@
 
 namespace ditfleet::region {
 
-// The largest combined rank of adapters at one matrix.
-inline constexpr std::int64_t kMostAdapterColumns = 1024;
-
 // The sizes and settings of a block that the model fixes.
 struct BlockShape {
   std::int64_t heads = 1, head_dim = 2;

@@ -156,22 +156,23 @@ void FluxRegions::add_blocks(const std::vector<BlockSlots>& blocks, const FluxCo
 
 FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Placement placement,
                          std::shared_ptr<region::RegionHost> host, std::shared_ptr<PartSequence> blocks)
-    : host_(host),
-      blocks_(std::move(blocks)),
-      double_(slots.double_blocks.size()),
-      single_(slots.single_blocks.size()) {
-  std::vector<LinearSlot> linears;
-  std::size_t of_first = 0;
+    : host_(host), double_(slots.double_blocks.size()), single_(slots.single_blocks.size()) {
+  std::vector<std::vector<LinearSlot>> linears;
+  std::size_t count = 0;
+  bool room = true;
   for (std::size_t i = 0; i < double_.size() + single_.size(); ++i) {
     const bool is_double = i < double_.size();
-    (is_double ? double_[i] : single_[i - double_.size()]).first_linear = linears.size();
+    (is_double ? double_[i] : single_[i - double_.size()]).first_linear = count;
     const auto of_block =
         is_double ? linears_of(slots.double_blocks[i]) : linears_of(slots.single_blocks[i - double_.size()]);
-    for (const auto& [name, slot] : of_block) linears.push_back(*slot);
-    if (i == 0) of_first = linears.size();
+    count += of_block.size();
+    auto& of_columns = linears.emplace_back();
+    for (const auto& [name, slot] : of_block) {
+      of_columns.push_back(*slot);
+      room = room && slot->lora_columns.count > 0;
+    }
   }
-  const bool room = !linears.empty() && std::all_of(linears.begin(), linears.end(),
-                                                    [](const LinearSlot& slot) { return slot.lora_columns.count > 0; });
+  room = room && count > 0;
   for (const bool adapted : {false, true}) {
     if (adapted && !room) continue;
     add_blocks(slots.double_blocks, config, placement, region::flux_double_block, double_call(), adapted, double_);
@@ -187,14 +188,8 @@ FluxRegions::FluxRegions(const FluxConfig& config, const FluxSlots& slots, Place
     }));
   if (room)
     columns_ =
-        std::make_unique<AdapterColumns>(std::move(linears), of_first, region::make_matrix_copies(*host), blocks_);
+        std::make_unique<AdapterColumns>(std::move(linears), region::make_matrix_copies(*host), std::move(blocks));
   for (auto& one : running) one.get();
-  if (!blocks_ || !columns_) return;
-  blocks_->on_arrival([this](std::size_t i) {
-    if (loaded_) write_columns(i, &loaded_->layout);
-  });
-  // Host memory gets no adapter.
-  blocks_->on_first_departure([this](std::size_t i) { write_columns(i, nullptr); });
 }
 
 // Blocks with adapters attend at the same strides, and to a library a picture's tokens and both streams' together are
@@ -210,41 +205,15 @@ void FluxRegions::prewarm(Placement placement, std::int64_t text_tokens, std::in
 }
 
 std::string FluxRegions::adapter_problem(const FluxSlots& slots) const {
-  const auto terms = terms_of(slots);
-  if (columns_) return columns_->problem(terms);
-  const bool any = std::any_of(terms.begin(), terms.end(), [](const auto* of_linear) { return !of_linear->empty(); });
-  return any ? "the model was loaded without adapter columns; set worker.lora.slots above 0" : "";
+  return AdapterColumns::problem(columns_.get(), terms_of(slots));
 }
 
 std::shared_ptr<const FluxAdapters> FluxRegions::plan(const FluxSlots& slots) const {
   if (!columns_) return nullptr;
   auto made = std::make_shared<FluxAdapters>();
   made->layout = columns_->plan(terms_of(slots));
-  for (const auto& operands : made->layout.operands) made->signature.push_back(operands.adapter.size(1));
+  for (const auto& operands : made->layout->operands) made->signature.push_back(operands.adapter.size(1));
   return made;
-}
-
-void FluxRegions::load(const std::shared_ptr<const FluxAdapters>& adapters) {
-  if (adapters == loaded_) return;
-  PartSequence::Pass nothing_moves(blocks_.get());
-  nothing_moves.finish();                               // a block that is being copied would overwrite its columns
-  const auto before = std::exchange(loaded_, nullptr);  // until all is in place; what was on its way is kept as long
-  columns_->load(adapters->layout);
-  loaded_ = adapters;
-}
-
-void FluxRegions::write_columns(std::size_t i, const AdapterColumns::Layout* layout) const {
-  const bool is_double = i < double_.size();
-  columns_->write(layout, (is_double ? double_[i] : single_[i - double_.size()]).first_linear,
-                  is_double ? region::kDoubleLinears.size() : region::kSingleLinears.size());
-}
-
-void FluxRegions::clear_adapters() {
-  const PartSequence::Pass nothing_moves(blocks_.get());
-  loaded_ = nullptr;
-  if (!columns_) return;
-  columns_->clear();
-  if (blocks_) synchronize_current(blocks_->device());
 }
 
 at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
@@ -253,7 +222,7 @@ at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
 
 void FluxRegions::run(const Block& block, std::initializer_list<const at::Tensor*> given,
                       std::vector<at::Tensor>& outputs, region::Mode mode, const FluxAdapters* adapters) const {
-  const auto* operands = adapters ? &adapters->layout.operands[block.first_linear] : nullptr;
+  const auto* operands = adapters ? &adapters->layout->operands[block.first_linear] : nullptr;
   const bool changed = operands && std::any_of(operands, operands + block.adapted->linears.size(),
                                                [](const auto& linear) { return linear.adapter.size(1) > 0; });
   const Table& table = changed ? *block.adapted : *block.plain;

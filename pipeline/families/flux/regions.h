@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "pipeline/families/flux/adapter_columns.h"
 #include "pipeline/families/flux/modulation.h"
+#include "pipeline/nn/adapter_columns.h"
 #include "pipeline/nn/block_weights.h"
 #include "pipeline/region/run/region.h"
 
@@ -15,7 +15,7 @@ namespace ditfleet::pipeline {
 
 // The adapters of a request as arguments of the blocks.
 struct FluxAdapters {
-  AdapterColumns::Layout layout;
+  std::shared_ptr<const AdapterColumns::Layout> layout;
   std::vector<std::int64_t> signature;  // equal for requests whose operands have equal sizes
 };
 
@@ -55,15 +55,15 @@ class FluxRegions {
   void leave_adapters(const std::string& problem) const { host_->fall_back("flux", "adapters", problem); }
   // Prepares the terms in `slots`, which must fit into the columns. Null if there are no columns. Thread-safe.
   std::shared_ptr<const FluxAdapters> plan(const FluxSlots& slots) const;
-  // Copies adapters to where adapted blocks read them, unless they are there already: for the first block on the
-  // current stream, for the others on a side stream. No adapted block may run meanwhile.
-  void load(const std::shared_ptr<const FluxAdapters>& adapters);
+  // See AdapterColumns::load().
+  void load(const FluxAdapters& adapters) { columns_->load(adapters.layout); }
   // Makes the current stream wait for the side stream. Blocks call it themselves, except while a graph is recorded.
   void join_adapters() const {
     if (columns_) columns_->join();
   }
-  // Overwrites the loaded adapters with zeros. No adapted block may run meanwhile.
-  void clear_adapters();
+  void clear_adapters() {
+    if (columns_) columns_->clear();
+  }
 
   // A view of rope_table()'s result as input of regions: [tokens, head_dim] fp32, cosine and sine of each pair.
   static at::Tensor rope_rows(const at::Tensor& rope);
@@ -82,7 +82,6 @@ class FluxRegions {
     std::size_t row = 0, adapted_row = 0;
     std::size_t first_linear = 0;  // in AdapterColumns
   };
-  void write_columns(std::size_t block, const AdapterColumns::Layout* layout) const;  // null: zeros
   template <class BlockSlots, class Make>
   void add_blocks(const std::vector<BlockSlots>& blocks, const FluxConfig& config, Placement placement, Make make,
                   const std::vector<std::string>& call, bool adapted, std::vector<Block>& made);
@@ -90,12 +89,10 @@ class FluxRegions {
            region::Mode mode, const FluxAdapters* adapters) const;
 
   std::shared_ptr<region::RegionHost> host_;
-  const std::shared_ptr<PartSequence> blocks_;  // null: all weights stay on the device
   std::shared_ptr<WeightMemory> memory_ = std::make_shared<WeightMemory>();
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<Block> double_, single_;
   std::unique_ptr<AdapterColumns> columns_;  // of all blocks' linears, in order; null: no columns
-  std::shared_ptr<const FluxAdapters> loaded_;
 };
 
 }  // namespace ditfleet::pipeline

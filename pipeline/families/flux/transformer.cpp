@@ -121,7 +121,7 @@ FluxTransformer FluxTransformer::adapted(FluxSlots slots) const {
 }
 
 void FluxTransformer::load_adapters(const FluxTransformer& adapted) {
-  if (adapted.adapters_) regions_->load(adapted.adapters_);
+  if (adapted.adapters_) regions_->load(*adapted.adapters_);
 }
 
 void FluxTransformer::clear_adapters() {

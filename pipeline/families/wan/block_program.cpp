@@ -1,19 +1,11 @@
 #include "pipeline/families/wan/block_program.h"
 
-#include <algorithm>
-
 namespace ditfleet::region {
 
 using Ref = Builder::Ref;
 
 Result<Program> wan_block(const WanBlockShape& s) {
-  const auto has = [&](Builder::Weight weight) {
-    return std::find(s.weights.begin(), s.weights.end(), weight) != s.weights.end();
-  };
-  Builder b(std::string("wan.block") + (has(Builder::Weight::kF8)     ? ".fp8"
-                                        : has(Builder::Weight::kWide) ? ".fp32"
-                                                                      : ""),
-            s.type);
+  Builder b(program_name("wan.block", s.weights, s.adapters), s.type);
   const std::int64_t d = s.width();
   const Dim batch = Dim::symbol("batch"), tokens = Dim::symbol("tokens"), text = Dim::symbol("text");
   Ref x = b.activation("tokens", {batch, tokens, d});
@@ -23,7 +15,9 @@ Result<Program> wan_block(const WanBlockShape& s) {
   std::array<Ref, kWanRows.size()> rows;
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = b.table(kWanRows[i], ElementType::kF32, {batch, 1, d});
   const auto slots = [&](std::size_t i, std::int64_t in, std::int64_t out) {
-    return b.linear_slots(kWanLinears[i], in, out, s.weights.empty() ? Builder::Weight::kOwn : s.weights.at(i));
+    const Builder::Weight weight = s.weights.empty() ? Builder::Weight::kOwn : s.weights.at(i);
+    return s.adapters ? b.adapted_slots(kWanLinears[i], batch, in, out, weight)
+                      : b.linear_slots(kWanLinears[i], in, out, weight);
   };
   const auto qkv_slots = slots(0, d, 3 * d), out = slots(1, d, d), cross_q = slots(2, d, d),
              cross_kv = slots(3, d, 2 * d), cross_out = slots(4, d, d), mlp_in = slots(5, d, s.ffn),
@@ -38,20 +32,23 @@ Result<Program> wan_block(const WanBlockShape& s) {
     return b.cast(name, b.modulate(name + ".modulated", wide, scale, shift), s.type);
   };
   const auto part = [&](const std::string& name, Ref of, int i) { return b.slice(name, of, 2, i * d, d); };
-  const auto attend = [&](const std::string& name, Ref q, Ref k, Ref v, const Dim& keys) {
+  const auto attend = [&](const std::string& name, Ref q, Ref k, Ref v, const Dim& keys, const Builder::Linear& next) {
     const auto heads = [&](const char* of, Ref flat, const Dim& length) {
       return b.reshape(name + of, flat, {batch, length, s.heads, s.head_dim});
     };
     const Ref query = heads(".q", q, tokens), key = heads(".k", k, keys), value = heads(".v", v, keys);
-    return b.reshape(name + ".flat", b.attention(name, query, key, value), {batch, tokens, d});
+    // Room for the products with the adapters' A, so that all ranks share the library's plan.
+    const std::int64_t stride = next.adapter.value >= 0 && next.up.value < 0 ? d + kMostAdapterColumns + 64 : 0;
+    return b.reshape(name + ".flat", b.attention(name, query, key, value, {.token_stride = stride}),
+                     {batch, tokens, d});
   };
 
-  const Ref qkv = b.linear("qkv_out", norm("attention_in", x, rows[1], rows[0]), qkv_slots);
+  const Ref qkv = b.adapted_linear("qkv_out", norm("attention_in", x, rows[1], rows[0]), qkv_slots);
   // The norm is over all heads together, so the table of one head repeats along the row.
   const Ref q = b.rope("q", b.rms_norm("q.normed", part("q.in", qkv, 0), norm_q, s.eps), rope);
   const Ref k = b.rope("k", b.rms_norm("k.normed", part("k.in", qkv, 1), norm_k, s.eps), rope);
-  const Ref attended = attend("attended", q, k, part("v", qkv, 2), tokens);
-  x = b.gate_residual("after_attention", x, rows[2], b.linear("attention_out", attended, out));
+  const Ref attended = attend("attended", q, k, part("v", qkv, 2), tokens, out);
+  x = b.gate_residual("after_attention", x, rows[2], b.adapted_linear("attention_out", attended, out));
 
   Ref normed = x;
   if (s.cross_norm) {
@@ -59,16 +56,16 @@ Result<Program> wan_block(const WanBlockShape& s) {
     const Ref bias = b.parameter("norm2.bias", ElementType::kF32, {d});
     normed = norm("cross_in", x, weight, bias);
   }
-  const Ref kv = b.linear("cross_kv_out", of_text, cross_kv);
-  const Ref cross_q_in = b.linear("cross_q_out", normed, cross_q);
+  const Ref kv = b.adapted_linear("cross_kv_out", of_text, cross_kv);
+  const Ref cross_q_in = b.adapted_linear("cross_q_out", normed, cross_q);
   const Ref queries = b.rms_norm("cross.q", cross_q_in, cross_norm_q, s.eps);
   const Ref keys = b.rms_norm("cross.k", part("cross.k.in", kv, 0), cross_norm_k, s.eps);
-  const Ref crossed = attend("crossed", queries, keys, part("cross.v", kv, 1), text);
-  x = b.add("after_cross", x, b.linear("cross_out_out", crossed, cross_out));
+  const Ref crossed = attend("crossed", queries, keys, part("cross.v", kv, 1), text, cross_out);
+  x = b.add("after_cross", x, b.adapted_linear("cross_out_out", crossed, cross_out));
 
   const Ref inner =
-      b.gelu_tanh("mlp_hidden", b.linear("mlp_in_out", norm("mlp_modulated", x, rows[4], rows[3]), mlp_in));
-  return b.finish({b.gate_residual("after_mlp", x, rows[5], b.linear("mlp_out_out", inner, mlp_out))});
+      b.gelu_tanh("mlp_hidden", b.adapted_linear("mlp_in_out", norm("mlp_modulated", x, rows[4], rows[3]), mlp_in));
+  return b.finish({b.gate_residual("after_mlp", x, rows[5], b.adapted_linear("mlp_out_out", inner, mlp_out))});
 }
 
 }  // namespace ditfleet::region

@@ -15,6 +15,7 @@ struct WanBlockShape {
   double eps = 1e-6;
   bool cross_norm = true;  // norm2 before cross-attention
   ElementType type = ElementType::kF32;
+  bool adapters = false;                      // at every linear: Builder::adapted_slots()
   std::vector<Builder::Weight> weights = {};  // in the order of kWanLinears; empty: all kOwn
 
   std::int64_t width() const { return heads * head_dim; }
@@ -33,7 +34,8 @@ inline constexpr std::array<const char*, 6> kWanRows = {"attention_shift", "atte
 //                1 + the model's scale
 //   parameters   the members of WanBlockSlots other than the table; norm2.weight and norm2.bias are f32
 //   outputs      tokens
-// An f8 weight has NAME.scale.
+// An f8 weight has NAME.scale. With adapters each linear NAME also has the symbol NAME.rank and the input NAME.adapter.
+// The columns of B follow the weight's own columns in NAME.weight, or are NAME.up.
 Result<Program> wan_block(const WanBlockShape& shape);
 
 }  // namespace ditfleet::region

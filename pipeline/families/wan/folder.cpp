@@ -44,7 +44,8 @@ void check_wan_quantize(const ModelSource& source) {
   check_quantize(source, {{"transformer", {"fp8", "nf4"}}, {"text_encoder", {"nf4"}}});
 }
 
-WanFolder load_wan_folder(const ModelSource& source, Placement placement, std::shared_ptr<region::RegionHost> regions) {
+WanFolder load_wan_folder(const ModelSource& source, Placement placement, std::shared_ptr<region::RegionHost> regions,
+                          std::int64_t adapter_rank) {
   const std::string& dir = source.dir;
   if (!source.transformer.empty())
     fail(Code::kInvalidArgument, "a Wan model takes no other file for its transformer; leave transformer out",
@@ -97,9 +98,12 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement, std::s
   auto text = T5Encoder::load(dir + "/text_encoder", placement, regions, quantize_of(source, "text_encoder"));
   const auto text_time = lap();
   const std::string format = quantize_of(source, "transformer");
-  auto transformer = WanTransformer::load(dir + "/transformer", placement, regions, format);
+  const auto load = [&](const std::string& name) {
+    return WanTransformer::load(dir + "/" + name, placement, regions, format, name, adapter_rank);
+  };
+  auto transformer = load("transformer");
   std::optional<WanTransformer> transformer_2;
-  if (second) transformer_2 = WanTransformer::load(dir + "/transformer_2", placement, regions, format, "transformer_2");
+  if (second) transformer_2 = load("transformer_2");
   const auto transformer_time = lap();
   WanTransformer::compile(transformer, transformer_2 ? &*transformer_2 : nullptr, regions);
   const auto compile_time = lap();

@@ -36,9 +36,9 @@ struct WanFolder {
 // Reads every configuration and checks that the parts fit together before it reads weights. Throws Failure: kNotFound
 // (a missing file or tensor), kDataCorrupt (the message contains the file and what would be right), kInvalidArgument
 // (`quantize`, `transformer`). Throws LibTorch's exceptions when memory runs out, and what
-// compiling regions throws.
+// compiling regions throws. `adapter_rank`: see WanTransformer::load.
 WanFolder load_wan_folder(const ModelSource& source, Placement placement,
-                          std::shared_ptr<region::RegionHost> regions = nullptr);
+                          std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0);
 
 // Throws Failure (kInvalidArgument) if `quantize` has another component or format than Wan supports. "transformer"
 // quantizes both experts.

@@ -19,6 +19,19 @@ namespace {
 constexpr std::int64_t kDecodedFrames = 3;
 constexpr int kSteps = 4;  // after which the sampler keeps as many tensors as later
 
+// With adapters that fill the columns.
+WanTransformer filled(const WanTransformer& transformer) {
+  WanSlots slots = transformer.slots();
+  for (const NamedLinear& linear : named_linears(slots)) {
+    LinearSlot& slot = *linear.slot;
+    const std::int64_t rank = slot.lora_columns.count;
+    if (rank > 0 && slot.low_rank.empty())
+      slot.low_rank = {{at::empty({rank, slot.in()}, slot.wide.options()),
+                        at::empty({slot.out(), rank}, slot.wide.options()), 0, 1}};
+  }
+  return transformer.adapted(std::move(slots));
+}
+
 }  // namespace
 
 WanNeeds::WanNeeds(const LoadContext& context)
@@ -27,7 +40,8 @@ WanNeeds::WanNeeds(const LoadContext& context)
         const std::lock_guard lock(dry_run_mutex());
         const c10::InferenceMode inference(true);
         const std::int64_t before = dry_bytes();
-        auto folder = load_wan_folder(context.source, placement_, region::make_dry_host(*context.regions));
+        auto folder = load_wan_folder(context.source, placement_, region::make_dry_host(*context.regions),
+                                      context.adapter_columns);
         weights_.fixed = dry_bytes() - before;
         return folder;
       }()) {
@@ -56,7 +70,7 @@ RequestSize WanNeeds::size(const GenerationRequest& request) const {
 
 RequestSize WanNeeds::size(const WanRequest& request, int size_multiple) {
   return {(request.num_frames - 1) / 4 + 1, request.height / size_multiple, request.width / size_multiple,
-          request.max_sequence_length, request.guidance_scale > 1};
+          request.max_sequence_length,      request.guidance_scale > 1,     !request.loras.empty()};
 }
 
 std::pair<RequestSize, std::int64_t> WanNeeds::video(int frames) const {
@@ -83,6 +97,7 @@ MemoryNeeds WanNeeds::measure(const RequestSize& size) const {
   const std::int64_t rows = size[1] * patch, columns = size[2] * patch;
   const std::lock_guard lock(dry_run_mutex());
   const c10::InferenceMode inference(true);
+  const WanTransformer transformer = size[5] ? filled(folder_.transformer) : folder_.transformer;
   MemoryNeeds needs = weights_;
   needs.passes = static_cast<int>(passes);
   const std::int64_t before = dry_bytes();
@@ -110,14 +125,14 @@ MemoryNeeds WanNeeds::measure(const RequestSize& size) const {
   const WanConfig& config = folder_.transformer.config();
   at::Tensor latents = draw(config.out_channels);
   needs.denoise = peak_of([&] {
-    const at::Tensor rope = folder_.transformer.rope(frames, rows, columns);
+    const at::Tensor rope = transformer.rope(frames, rows, columns);
     const Schedule schedule = make_flow_schedule(folder_.scheduler, kSteps);
     const auto sampler = make_flow_sampler(folder_.scheduler, schedule, placement_.device);
     for (std::int64_t step = 0; step < kSteps; ++step) {
       const at::Tensor input = draw(config.in_channels).to(placement_.dtype);
-      at::Tensor velocity = folder_.transformer.velocity(input, 1000, texts[0], rope);
+      at::Tensor velocity = transformer.velocity(input, 1000, texts[0], rope);
       if (passes > 1) {
-        const at::Tensor negative = folder_.transformer.velocity(input, 1000, texts[0], rope);
+        const at::Tensor negative = transformer.velocity(input, 1000, texts[0], rope);
         velocity = negative + 2.0 * (velocity - negative);
       }
       latents = sampler->step(latents, velocity, step);

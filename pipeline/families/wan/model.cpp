@@ -186,7 +186,9 @@ std::unique_ptr<Generation> WanModel::run_encode(const GenerationRequest& asked)
                        generator, at::TensorOptions().dtype(c10::ScalarType::Float));
   for (const WanTransformer* transformer :
        {&folder_.transformer, folder_.transformer_2 ? &*folder_.transformer_2 : nullptr})
-    if (transformer) transformer->prewarm(p->noise.size(2), p->noise.size(3), p->noise.size(4), r.max_sequence_length);
+    if (transformer)
+      transformer->prewarm(p->noise.size(2), p->noise.size(3), p->noise.size(4), r.max_sequence_length,
+                           !r.loras.empty());
   p->scheduler = scheduler_of(folder_, r);
   p->schedule = make_flow_schedule(p->scheduler, r.num_inference_steps, r.sigmas);
   memory_.run_encode(size_of(r), [&] {
@@ -216,6 +218,8 @@ Result<void> WanModel::run_denoise(Generation& generation, const StepCallback& o
   const auto start = Clock::now();
   WanGeneration& p = own(generation);
   auto latents = memory_.run_steps(size_of(p.request), on_step, [&](const StepCallback& callback) {
+    for (const auto& transformer : p.adapters.transformers)
+      if (transformer) transformer->load_adapters();
     WanDenoiser denoiser(folder_, p, placement().dtype, memory_);
     const auto sampler = make_flow_sampler(p.scheduler, p.schedule, placement().device);
     return denoise_loop(denoiser, *sampler, p.noise.to(placement().device),
@@ -225,6 +229,16 @@ Result<void> WanModel::run_denoise(Generation& generation, const StepCallback& o
   if (!latents) return latents.error();
   p.latents = std::move(*latents);
   return {};
+}
+
+bool WanModel::uses_adapters(const Generation& generation) const {
+  const auto* mine = dynamic_cast<const WanGeneration*>(&generation);
+  return mine && !mine->adapters.held.empty();
+}
+
+void WanModel::clear_adapter_columns() {
+  folder_.transformer.clear_adapters();
+  if (folder_.transformer_2) folder_.transformer_2->clear_adapters();
 }
 
 Media WanModel::decode_frames(const WanGeneration& p, const FrameCallback& on_frames) const {

@@ -25,8 +25,8 @@ class WanModel final : public ModelBase {
   Result<void> run_denoise(Generation& generation, const StepCallback& on_step,
                            const std::function<void()>& wait) override;
   Media run_decode(Generation& generation, const FrameCallback& on_frames) override;
-  bool uses_adapters(const Generation&) const override { return false; }
-  void clear_adapter_columns() override {}
+  bool uses_adapters(const Generation& generation) const override;
+  void clear_adapter_columns() override;
 
   RequestSize size_of(const WanRequest& request) const;
   Media decode_frames(const WanGeneration& generation, const FrameCallback& on_frames) const;

@@ -40,7 +40,7 @@ void each_time_linear(WanSlots& s, const WanConfig& c, const Visit& visit) {
 
 }  // namespace
 
-WanSlots bind_wan_slots(const WanConfig& c, Parameters& p, PartSequence& blocks) {
+WanSlots bind_wan_slots(const WanConfig& c, Parameters& p, PartSequence& blocks, std::int64_t adapter_rank) {
   const std::int64_t d = c.width();
   WanSlots s;
   s.blocks.resize(static_cast<std::size_t>(c.num_layers));
@@ -53,7 +53,9 @@ WanSlots bind_wan_slots(const WanConfig& c, Parameters& p, PartSequence& blocks)
   each_linear(
       s, c,
       [&](LinearSlot& slot, const auto& names, std::int64_t in, std::int64_t out) {
-        slot = p.stacked_linear(names, in, out);
+        const bool in_block = names[0].starts_with("blocks.");
+        slot = p.stacked_linear(names, in, out, /*bias=*/true,
+                                {in_block ? static_cast<std::int64_t>(names.size()) * adapter_rank : 0});
       },
       [&](const WanBlockSlots& b) {
         add_part(blocks, {&b.qkv, &b.out, &b.cross_q, &b.cross_kv, &b.cross_out, &b.mlp_in, &b.mlp_out});

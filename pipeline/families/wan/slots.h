@@ -32,8 +32,10 @@ struct WanSlots {
   LinearSlot patch_out;  // D → 4·out_channels, in the order (1, 2, 2, C)
 };
 
-// Loads the parameters. Adds a part with each block's linears to `blocks`. Throws what Parameters throws.
-WanSlots bind_wan_slots(const WanConfig& config, Parameters& parameters, PartSequence& blocks);
+// Loads the parameters. Reserves `adapter_rank` columns for adapters next to each linear of the blocks, times the
+// number of linears that it stacks. Adds a part with each block's linears to `blocks`. Throws what Parameters throws.
+WanSlots bind_wan_slots(const WanConfig& config, Parameters& parameters, PartSequence& blocks,
+                        std::int64_t adapter_rank = 0);
 
 // Slots that have only the formats in which bind_wan_slots() would store the blocks' linears. Reads no weights.
 WanSlots wan_formats(const WanConfig& config, const Parameters& parameters);

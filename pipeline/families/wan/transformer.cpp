@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/families/wan/block_program.h"
 #include "pipeline/families/wan/blocks.h"
 #include "pipeline/families/wan/regions.h"
 #include "pipeline/families/wan/rope.h"
@@ -50,7 +51,8 @@ bool same_blocks(const WanConfig& a, const WanConfig& b) {
 
 WanTransformer WanTransformer::load(const std::string& dir, Placement placement,
                                     std::shared_ptr<region::RegionHost> regions, const std::string& quantize,
-                                    const std::string& name) {
+                                    const std::string& name, std::int64_t adapter_rank) {
+  const bool compiled = regions && regions->compiler && regions->options.transformer;
   WanTransformer made;
   made.config_ = read_wan_config(ConfigFile(dir + "/config.json"));
   made.placement_ = placement;
@@ -58,7 +60,8 @@ WanTransformer WanTransformer::load(const std::string& dir, Placement placement,
   set_up(parameters, quantize);
   parameters.set_regions(std::move(regions));
   made.parts_ = std::make_shared<PartSequence>(placement, name, /*repeats=*/true);
-  made.slots_ = bind_wan_slots(made.config_, parameters, *made.parts_);
+  made.slots_ = bind_wan_slots(made.config_, parameters, *made.parts_,
+                               compiled ? std::min(adapter_rank, region::kMostAdapterColumns) : 0);
   parameters.finish("");
   made.bytes_ = parameters.bytes();
   made.linears_ = parameters.linears();
@@ -91,16 +94,16 @@ void WanTransformer::compile(WanTransformer& first, WanTransformer* second,
   }
   std::vector<WanTransformer*> experts{&first};
   if (second) experts.push_back(second);
-  std::vector<const WanSlots*> slots;
+  std::vector<WanRegions::Expert> parts;
   for (const WanTransformer* expert : experts) {
     if (expert->computes_in_other_type_ && expert->placement_.dtype == c10::ScalarType::Float)
       return host->fall_back("wan", "unsupported_op", "[wan] NF4 weights compute in another type than fp32");
-    slots.push_back(&expert->slots_);
+    parts.push_back({&expert->slots_, expert->parts_});
   }
-  const auto regions = std::make_shared<const WanRegions>(first.config_, slots, first.placement_, host);
+  const auto regions = std::make_shared<const WanRegions>(first.config_, parts, first.placement_, host);
   for (std::size_t i = 0; i < experts.size(); ++i) {
     std::vector<at::Tensor> tables;
-    for (const WanBlockSlots& block : slots[i]->blocks) tables.push_back(block.table);
+    for (const WanBlockSlots& block : experts[i]->slots_.blocks) tables.push_back(block.table);
     experts[i]->tables_ = at::cat(tables);
     experts[i]->regions_ = regions;
     experts[i]->expert_ = i;
@@ -110,16 +113,24 @@ void WanTransformer::compile(WanTransformer& first, WanTransformer* second,
 WanTransformer WanTransformer::adapted(WanSlots slots) const {
   WanTransformer made = *this;
   made.slots_ = std::move(slots);
-  const bool in_blocks = std::any_of(made.slots_.blocks.begin(), made.slots_.blocks.end(), [](const WanBlockSlots& b) {
-    for (const LinearSlot* slot : {&b.qkv, &b.out, &b.cross_q, &b.cross_kv, &b.cross_out, &b.mlp_in, &b.mlp_out})
-      if (!slot->low_rank.empty() || !slot->bias_changes.empty()) return true;
-    return false;
-  });
-  if (made.regions_ && in_blocks) {
-    made.regions_->leave("adapters", "compiled Wan blocks have no columns for adapters");
+  if (!regions_) return made;
+  const auto terms = WanRegions::terms_of(made.slots_);
+  const AdapterColumns* columns = regions_->columns(expert_);
+  if (const std::string problem = AdapterColumns::problem(columns, terms); !problem.empty()) {
+    made.regions_->leave("adapters", problem);
     made.regions_ = nullptr;
+  } else if (columns) {
+    made.adapters_ = columns->plan(terms);
   }
   return made;
+}
+
+void WanTransformer::load_adapters() const {
+  if (adapters_) regions_->columns(expert_)->load(adapters_);
+}
+
+void WanTransformer::clear_adapters() const {
+  if (regions_ && regions_->columns(expert_)) regions_->columns(expert_)->clear();
 }
 
 // Rules count the frames of the video; the VAE makes four of each latent frame but the first.
@@ -127,9 +138,10 @@ region::Mode WanTransformer::mode_for(std::int64_t frames, std::int64_t tokens) 
   return regions_ ? regions_->mode_for(tokens, 4 * (frames - 1) + 1) : region::Mode::kNone;
 }
 
-void WanTransformer::prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text) const {
+void WanTransformer::prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text,
+                             bool adapters) const {
   const std::int64_t tokens = frames * (rows / 2) * (columns / 2);
-  if (mode_for(frames, tokens) != region::Mode::kNone) regions_->prewarm(tokens, text);
+  if (mode_for(frames, tokens) != region::Mode::kNone) regions_->prewarm(tokens, text, adapters);
 }
 
 at::Tensor WanTransformer::run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time,
@@ -148,7 +160,8 @@ at::Tensor WanTransformer::run_blocks(at::Tensor x, const at::Tensor& text, cons
   rows.select(1, 4).add_(1);
   for (std::size_t i = 0; i < slots_.blocks.size(); ++i) {
     pass.begin(i);
-    regions_->block(expert_, i, x, text, rows.narrow(0, static_cast<std::int64_t>(i), 1), table, mode);
+    regions_->block(expert_, i, x, text, rows.narrow(0, static_cast<std::int64_t>(i), 1), table, mode, slots_.blocks[i],
+                    adapters_.get());
     pass.end(i);
   }
   return x;

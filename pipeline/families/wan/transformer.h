@@ -6,6 +6,7 @@
 #include <string>
 
 #include "pipeline/families/wan/slots.h"
+#include "pipeline/nn/adapter_columns.h"
 #include "pipeline/region/ir/program.h"
 
 namespace ditfleet::region {
@@ -21,23 +22,29 @@ class WanRegions;
 class WanTransformer {
  public:
   // Reads config.json and the weights in `dir`. `quantize`: empty, "fp8" (the linears of the blocks) or "nf4" (all
-  // linears in the placement's type). `regions`: see Parameters::set_regions. `name`: of the blocks' parts. Throws what
-  // ConfigFile and Parameters throw.
+  // linears in the placement's type). `regions`: see Parameters::set_regions. `name`: of the blocks' parts. If the
+  // blocks will be compiled, reserves `adapter_rank` columns for adapters next to each weight; the most that compiled
+  // blocks take if it is more. Throws what ConfigFile and Parameters throw.
   static WanTransformer load(const std::string& dir, Placement placement,
                              std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {},
-                             const std::string& name = "transformer");
+                             const std::string& name = "transformer", std::int64_t adapter_rank = 0);
 
   // Compiles the blocks of one or two experts, which share their programs, unless the host runs transformers eagerly.
   // `second` may be null. Throws what WanRegions and RegionHost::fall_back throw.
   static void compile(WanTransformer& first, WanTransformer* second, const std::shared_ptr<region::RegionHost>& host);
-  // The programs of the blocks that compile() uses after load() with the same arguments. Reads configuration and
-  // headers. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
+  // The programs of the blocks, without and with adapters, that compile() uses after load() with the same arguments.
+  // Reads configuration and headers. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
   static std::vector<region::Program> programs(const std::string& dir, Placement placement, const std::string& quantize,
                                                bool fp8_products);
 
-  // A copy with other parameter structs: those of this transformer with terms of adapters added. If they change
-  // blocks, the copy's blocks run eagerly. Throws what RegionHost::fall_back throws.
+  // A copy with other parameter structs: those of this transformer with terms of adapters added. If the columns of
+  // compiled blocks are too few, the blocks run eagerly. Throws what RegionHost::fall_back throws.
   WanTransformer adapted(WanSlots slots) const;
+  // Copies the copy's adapters to where compiled blocks read them. Call it on what adapted() returned, before
+  // velocity(), on the same stream, and for one request at a time.
+  void load_adapters() const;
+  // Overwrites what load_adapters() copied with zeros. Call it while no request with adapters runs.
+  void clear_adapters() const;
 
   const WanConfig& config() const { return config_; }
   const WanSlots& slots() const { return slots_; }
@@ -45,8 +52,9 @@ class WanTransformer {
   std::int64_t bytes() const { return bytes_; }
   const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
 
-  // Prewarms library plans for velocity() of latents of this size in the background. Does not block. Thread-safe.
-  void prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text) const;
+  // Prewarms library plans for velocity() of latents of this size in the background, on request also with adapters.
+  // Does not block. Thread-safe.
+  void prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text, bool adapters) const;
 
   // Converts prompt_embeds [1, L, text_dim] to the blocks' input [1, L, D]. The same for all steps.
   at::Tensor embed_text(const at::Tensor& prompt_embeds) const;
@@ -70,10 +78,11 @@ class WanTransformer {
   std::int64_t bytes_ = 0;
   Placement placement_;
   std::map<std::string, int> linears_;
-  bool computes_in_other_type_ = false;        // as in Parameters
-  std::shared_ptr<const WanRegions> regions_;  // of both experts; null: blocks run eagerly
-  std::size_t expert_ = 0;                     // in regions_
-  at::Tensor tables_;                          // [num_layers, 6, D]: of all blocks, if they are compiled
+  bool computes_in_other_type_ = false;                     // as in Parameters
+  std::shared_ptr<const WanRegions> regions_;               // of both experts; null: blocks run eagerly
+  std::size_t expert_ = 0;                                  // in regions_
+  std::shared_ptr<const AdapterColumns::Layout> adapters_;  // null: no adapters, or they are added eagerly
+  at::Tensor tables_;                                       // [num_layers, 6, D]: of all blocks, if they are compiled
 };
 
 }  // namespace ditfleet::pipeline

@@ -11,6 +11,7 @@
 #include "pipeline/nn/parameters.h"
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/dequantize_source.h"
+#include "pipeline/region/programs/matrix_copies_source.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -46,7 +47,7 @@ std::unique_ptr<Model> load(const LoadContext& context) {
                                  fit.needs->of(fit.needs->video(kTypicalFrames).first));
   if (context.source.quantize.contains("*"))
     spdlog::info("{}: quantize auto: {}", dir, formats_text(fit.source.quantize));
-  auto folder = load_wan_folder(fit.source, placement, context.regions);
+  auto folder = load_wan_folder(fit.source, placement, context.regions, context.adapter_columns);
   ModelInfo info;
   info.name = context.source.name;
   info.dir = dir;
@@ -70,8 +71,8 @@ PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
   return report;
 }
 
-// The blocks of both experts, what lies between the VAE's convolutions, and what computes the values of quantized
-// weights.
+// The blocks of both experts, what brings adapters to them, what lies between the VAE's convolutions, and what computes
+// the values of quantized weights.
 region::AheadPrograms programs(const ModelSource& source, region::ElementType type, region::ArchFeatures arch,
                                const region::CompileOptions& options) {
   check_wan_quantize(source);
@@ -84,6 +85,7 @@ region::AheadPrograms programs(const ModelSource& source, region::ElementType ty
     for (auto& one : WanTransformer::programs(dir, host, quantize_of(source, "transformer"), arch.fp8_products))
       made.blocks.push_back(std::move(one));
   }
+  if (arch.gpu && !made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());
   if (arch.gpu && options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
   if (arch.gpu && !source.quantize.empty()) made.fixed.push_back(region::dequantize_program());
   return made;

@@ -1,6 +1,20 @@
 #include "pipeline/region/ir/builder.h"
 
+#include <algorithm>
+
 namespace ditfleet::region {
+
+std::string program_name(const std::string& block, const std::vector<Builder::Weight>& weights, bool adapters) {
+  const auto has = [&](Builder::Weight weight) {
+    return std::find(weights.begin(), weights.end(), weight) != weights.end();
+  };
+  return block +
+         (has(Builder::Weight::kF8)      ? ".fp8"
+          : has(Builder::Weight::kWide)  ? ".fp32"
+          : has(Builder::Weight::kApart) ? ".quantized"
+                                         : "") +
+         (adapters ? ".adapted" : "");
+}
 
 Builder::Ref Builder::input(const std::string& name, ValueKind kind, ElementType type, Shape shape) {
   program_.values.push_back({name, kind, type, std::move(shape)});

@@ -18,6 +18,9 @@
 
 namespace ditfleet::region {
 
+// The largest combined rank of adapters at one matrix.
+inline constexpr std::int64_t kMostAdapterColumns = 1024;
+
 class Builder {
  public:
   struct Ref {  // -1: empty
@@ -108,5 +111,8 @@ class Builder {
   std::map<int, std::pair<Ref, Ref>> quantized_;  // value → its codes and scales
   std::optional<Error> error_;
 };
+
+// The name of a block's program: "BLOCK.fp8.adapted".
+std::string program_name(const std::string& block, const std::vector<Builder::Weight>& weights, bool adapters);
 
 }  // namespace ditfleet::region

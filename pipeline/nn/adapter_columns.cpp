@@ -1,8 +1,9 @@
-#include "pipeline/families/flux/adapter_columns.h"
+#include "pipeline/nn/adapter_columns.h"
 
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "pipeline/device/failure.h"
 
@@ -21,22 +22,32 @@ std::int64_t rank_of(const std::vector<LowRank>& terms) {
 
 }  // namespace
 
-AdapterColumns::AdapterColumns(std::vector<LinearSlot> linears, std::size_t first,
+AdapterColumns::AdapterColumns(std::vector<std::vector<LinearSlot>> blocks,
                                std::shared_ptr<const region::MatrixCopies> copies,
-                               std::shared_ptr<const PartSequence> weights)
-    : copies_(std::move(copies)),
-      first_(first),
-      weights_(std::move(weights)),
-      side_stream_(linears.front().wide.device()) {
-  for (LinearSlot& slot : linears) {
-    const at::Tensor a = at::zeros({slot.lora_columns.count, slot.in()}, slot.wide.options());
-    linears_.push_back({std::move(slot), a});
+                               std::shared_ptr<PartSequence> weights)
+    : copies_(std::move(copies)), weights_(std::move(weights)), side_stream_(blocks.front().front().wide.device()) {
+  for (std::vector<LinearSlot>& block : blocks) {
+    for (LinearSlot& slot : block) {
+      const at::Tensor a = at::zeros({slot.lora_columns.count, slot.in()}, slot.wide.options());
+      linears_.push_back({std::move(slot), a});
+    }
+    ends_.push_back(linears_.size());
   }
+  if (!weights_) return;
+  weights_->on_arrival([this](std::size_t block) {
+    if (loaded_) write(loaded_.get(), block);
+  });
+  // Host memory gets no adapter.
+  weights_->on_first_departure([this](std::size_t block) { write(nullptr, block); });
 }
 
-std::string AdapterColumns::problem(const Terms& terms) const {
-  for (std::size_t i = 0; i < linears_.size(); ++i) {
-    const std::int64_t total = rank_of(*terms[i]), room = linears_[i].slot.lora_columns.count;
+std::string AdapterColumns::problem(const AdapterColumns* columns, const Terms& terms) {
+  if (!columns) {
+    const bool any = std::any_of(terms.begin(), terms.end(), [](const auto* of_linear) { return !of_linear->empty(); });
+    return any ? "the model was loaded without adapter columns; set worker.lora.slots above 0" : "";
+  }
+  for (std::size_t i = 0; i < terms.size(); ++i) {
+    const std::int64_t total = rank_of(*terms[i]), room = columns->linears_[i].slot.lora_columns.count;
     if (total > room)
       return "adapters of rank " + std::to_string(total) + " (combined) change one matrix, which has columns for " +
              std::to_string(room) + "; use fewer adapters or raise worker.lora.together_rank";
@@ -77,7 +88,7 @@ AdapterColumns::Operands AdapterColumns::place(const Linear& linear, const std::
 
 // Of rank 16 three rows of A in four are there for the rounding alone: they are overwritten only where an adapter of a
 // larger rank was before.
-void AdapterColumns::load(const Layout& layout) {
+void AdapterColumns::copy(const Layout& layout) {
   bool behind = false;
   for (std::size_t i = 0; i < linears_.size(); ++i) {
     const Operands& operands = layout.operands[i];
@@ -102,8 +113,17 @@ void AdapterColumns::load(const Layout& layout) {
     if (linears_[i].used <= layout.operands[i].adapter.size(1)) linears_[i].used = layout.operands[i].used;
 }
 
-void AdapterColumns::write(const Layout* layout, std::size_t first_linear, std::size_t linears) const {
-  for (std::size_t i = first_linear; i < first_linear + linears; ++i) {
+void AdapterColumns::load(std::shared_ptr<const Layout> layout) {
+  if (layout == loaded_) return;
+  PartSequence::Pass nothing_moves(weights_.get());
+  nothing_moves.finish();                               // a block that is being copied would overwrite its columns
+  const auto before = std::exchange(loaded_, nullptr);  // until all is in place; what was on its way is kept as long
+  copy(*layout);
+  loaded_ = std::move(layout);
+}
+
+void AdapterColumns::write(const Layout* layout, std::size_t block) const {
+  for (std::size_t i = block > 0 ? ends_[block - 1] : 0; i < ends_[block]; ++i) {
     if (linears_[i].slot.quantized) continue;
     lora_columns_of(linears_[i].slot).zero_();
     if (layout) region::run_copies(layout->copies[i].beside);
@@ -111,16 +131,21 @@ void AdapterColumns::write(const Layout* layout, std::size_t first_linear, std::
 }
 
 void AdapterColumns::clear() {
+  const PartSequence::Pass nothing_moves(weights_.get());
+  loaded_ = nullptr;
   join();
+  if (weights_) synchronize(weights_->device());  // blocks on their way bring what was loaded
   for (Linear& linear : linears_) {
     if (is_on_device(linear.slot.wide)) lora_columns_of(linear.slot).zero_();
     linear.a.zero_();
     linear.used = 0;
   }
+  if (weights_) synchronize_current(weights_->device());
 }
 
-AdapterColumns::Layout AdapterColumns::plan(const Terms& terms) const {
-  Layout layout;
+std::shared_ptr<const AdapterColumns::Layout> AdapterColumns::plan(const Terms& terms) const {
+  auto made = std::make_shared<Layout>();
+  Layout& layout = *made;
   if (weights_) layout.moves = weights_->all_stay() ? weights_->moves() : -1;
   std::size_t i = 0;
   const auto part = [&](std::size_t end) {
@@ -135,9 +160,9 @@ AdapterColumns::Layout AdapterColumns::plan(const Terms& terms) const {
     }
     return layout.moves < 0 ? Part{} : Part{copies_->prepare(std::move(all)), copies_->prepare(std::move(rounding))};
   };
-  layout.first = part(first_);
+  layout.first = part(ends_.front());
   layout.rest = part(linears_.size());
-  return layout;
+  return made;
 }
 
 }  // namespace ditfleet::pipeline

@@ -31,7 +31,8 @@ class AdapterColumns {
     std::vector<region::TensorCopy> beside;    // B beside a weight
     std::vector<region::TensorCopy> rounding;  // zeros for the rows of A after the terms
   };
-  // The operands and copies for one request's adapters, prepared before the request runs.
+  // The operands and copies for one request's adapters, prepared before the request runs. Linears are in the order of
+  // the blocks.
   struct Layout {
     std::vector<Operands> operands;  // of each linear
     Part first, rest;                // valid as long as no weight has moved since
@@ -41,25 +42,25 @@ class AdapterColumns {
   // The terms of each linear.
   using Terms = std::vector<const std::vector<LowRank>*>;
 
-  // Every linear must have columns. Keeps the tensors and allocates the buffers for A. The first `first` linears belong
-  // to the block that runs first. `weights`: the linears' weights, if they can leave the device; else null.
-  AdapterColumns(std::vector<LinearSlot> linears, std::size_t first, std::shared_ptr<const region::MatrixCopies> copies,
-                 std::shared_ptr<const PartSequence> weights = nullptr);
+  // `blocks`: the linears of each block, in the order in which blocks run. Every linear must have columns. Keeps the
+  // tensors and allocates the buffers for A. `weights`: a part with each block's weights, if they can leave the device;
+  // else null.
+  AdapterColumns(std::vector<std::vector<LinearSlot>> blocks, std::shared_ptr<const region::MatrixCopies> copies,
+                 std::shared_ptr<PartSequence> weights = nullptr);
+  AdapterColumns(const AdapterColumns&) = delete;
+  AdapterColumns& operator=(const AdapterColumns&) = delete;
 
-  std::size_t size() const { return linears_.size(); }
-  // Why the terms do not fit into the columns; empty if they fit. Thread-safe.
-  std::string problem(const Terms& terms) const;
+  // Why the terms do not fit into the columns, which may be null; empty if they fit. Thread-safe.
+  static std::string problem(const AdapterColumns* columns, const Terms& terms);
   // Precondition: the terms fit. The layout keeps their tensors. Thread-safe.
-  Layout plan(const Terms& terms) const;
-  // Copies the terms: those of the first linears on the current stream, the others on a side stream; call join() before
-  // using them. The caller must keep the layout until the next load().
-  void load(const Layout& layout);
+  std::shared_ptr<const Layout> plan(const Terms& terms) const;
+  // Copies the terms, unless they are there already: those of the first block on the current stream, the others on a
+  // side stream; call join() before using them. No block that reads columns may run meanwhile. Columns of weights that
+  // come to the device later are filled then.
+  void load(std::shared_ptr<const Layout> layout);
   // Makes the current stream wait for all copies of load().
   void join() { side_stream_.join(); }
-  // Copies B to linears whose weights have come to the device, on the current stream. Their other columns become zeros;
-  // without a layout all.
-  void write(const Layout* layout, std::size_t first_linear, std::size_t linears) const;
-  // Overwrites all columns and buffers with zeros, on the current stream.
+  // Overwrites all columns and buffers with zeros. No block that reads columns may run meanwhile.
   void clear();
 
  private:
@@ -69,11 +70,16 @@ class AdapterColumns {
     std::int64_t used = 0;  // rows of `a` that may be nonzero; all later rows are zeros
   };
   Operands place(const Linear& linear, const std::vector<LowRank>& terms, Copies& copies) const;
+  void copy(const Layout& layout);
+  // Copies B to a block whose weights have come to the device, on the current stream. Its other columns become zeros;
+  // without a layout all.
+  void write(const Layout* layout, std::size_t block) const;
 
   const std::shared_ptr<const region::MatrixCopies> copies_;
-  const std::size_t first_;
-  const std::shared_ptr<const PartSequence> weights_;
+  const std::shared_ptr<PartSequence> weights_;
   std::vector<Linear> linears_;
+  std::vector<std::size_t> ends_;  // of each block in linears_
+  std::shared_ptr<const Layout> loaded_;
   SideStream side_stream_;
 };
 
