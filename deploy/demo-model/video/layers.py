@@ -1,6 +1,7 @@
 """The parts of the video model in torch alone, for training: their state dicts and results are those of diffusers'
 WanTransformer3DModel and AutoencoderKLWan and of transformers' UMT5EncoderModel. Sampling is as in WanPipeline with UniPC.
 """
+import functools
 import json
 import math
 import os
@@ -136,6 +137,7 @@ def rotate(x, cos, sin):
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
 
+@functools.cache
 def rope_tables(shape, head_dim, device):
     """cos and sin [frames * rows * columns, head_dim / 2] of a grid of tokens."""
     side = 2 * (head_dim // 6)
