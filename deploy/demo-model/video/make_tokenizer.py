@@ -50,6 +50,7 @@ def main():
     lines = [clips.caption(rng, rng.choice(clips.triples())) for _ in range(40000)]
     make_tokenizer(os.path.join(HERE, "model", "tokenizer"), lines)
     chosen = (clips.held_out() * 5)[:PROMPTS]
+    rng.shuffle(chosen)
     with open(os.path.join(HERE, "heldout_prompts.jsonl"), "w", encoding="utf-8") as f:
         for clip in chosen:
             f.write(json.dumps({"prompt": clips.caption(rng, clip), **dict(zip(("shape", "colour", "direction"), clip))}) + "\n")
