@@ -1,4 +1,4 @@
-"""Trains the video model on one GPU with torch and numpy alone: `train.py --out DIR [--minutes 9]`.
+"""Trains the video model on one GPU with torch and numpy alone; README.md has the two commands.
 
 The autoencoder first, then the text encoder with linear read-outs, then flow matching of both experts and the text
 encoder in the autoencoder's latents. Writes DIR/checkpoint.pt about every minute, which export.py reads even if the
