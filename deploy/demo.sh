@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# Generates an image on a fresh Debian 12 machine.
+# Generates an image or a video on a fresh Debian 12 machine.
 #   deploy/demo.sh "a red circle above a blue square"          runs until Ctrl-C
 #   deploy/demo.sh "a red circle above a blue square" --once   exits after the image is written and stops the service
-# Runs deploy/setup.sh, starts the service with the demo model and generates the image.
+#   deploy/demo.sh --video "a red circle moves right"          generates a video instead of an image
+# Runs deploy/setup.sh, starts the service with the demo's models and generates the image or video.
 # Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted. Environment, in addition to that of setup.sh:
-#   DITFLEET_DEMO_FOLDER   folder of data and images; default: build/demo
+#   DITFLEET_DEMO_FOLDER   folder of data, images and videos; default: build/demo
 #   DITFLEET_DEMO_PORT     port of the console and the API; default: 8780; 0: any free port
 set -euo pipefail
 work=${DITFLEET_DEMO_FOLDER:+$(realpath -m -- "$DITFLEET_DEMO_FOLDER")}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-usage() { echo "demo: $1; usage: deploy/demo.sh \"a red circle above a blue square\" [--once]" >&2; exit 2; }
-prompt='' once=no given=no options=yes
+usage() { echo "demo: $1; usage: deploy/demo.sh [--video] \"a red circle above a blue square\" [--once]" >&2; exit 2; }
+prompt='' once=no given=no options=yes kind=image model=demo extension=png
 for argument in "$@"; do
   case $options$argument in
     yes--once) once=yes ;;
-    yes-h | yes--help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    yes--video) kind=video model=demo-video extension=mp4 ;;
+    yes-h | yes--help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     yes--) options=no ;;
     yes--*) usage "unknown option '$argument' (put -- before a prompt that begins with --)" ;;
     *)
@@ -25,8 +27,11 @@ for argument in "$@"; do
 done
 [ $given = yes ] || usage "no prompt given"
 
-model=deploy/demo-model/model
-[ -f $model/model_index.json ] || { echo "demo: $model does not exist; is this a complete checkout?" >&2; exit 1; }
+models=()
+for named in demo=deploy/demo-model/model demo-video=deploy/demo-model/video/model; do
+  [ -f "${named#*=}/model_index.json" ] || { echo "demo: ${named#*=} has no model; is this a complete checkout?" >&2; exit 1; }
+  models+=(--model "$named")
+done
 
 # Prints the ids of a process's descendants.
 descendants() {
@@ -74,7 +79,7 @@ setup=
 # The first demo of a checkout uses the permanent data folder. If another demo or service already uses that folder,
 # this one works in a temporary folder.
 work=${work:-$PWD/build/demo}
-if ! mkdir -p "$work/images" || ! : >>"$work/lock"; then
+if ! mkdir -p "$work/${kind}s" || ! : >>"$work/lock"; then
   echo "demo: cannot write to $work (see the reason above); set DITFLEET_DEMO_FOLDER to a writable folder" >&2
   exit 1
 fi
@@ -97,7 +102,7 @@ echo "==> Starting the service"
 # Stops the service if this shell is killed.
 dies_with_shell=()
 ! command -v setpriv >/dev/null || dies_with_shell=(setpriv --pdeathsig TERM)
-${dies_with_shell[@]+"${dies_with_shell[@]}"} build/bin/ditfleet up --data "$run/data" --listen "127.0.0.1:$port" --model "demo=$model" --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
+${dies_with_shell[@]+"${dies_with_shell[@]}"} build/bin/ditfleet up --data "$run/data" --listen "127.0.0.1:$port" "${models[@]}" --set default_model=demo --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
 up=$!
 give_up=$((SECONDS + 180))
 while [ ! -f "$ready" ]; do
@@ -115,15 +120,15 @@ url=$(from_ready gateway) redis=$(from_ready redis)
 
 echo "==> Generating: $prompt"
 name=$(printf '%s' "$prompt" | LC_ALL=C tr -cs 'A-Za-z0-9' '-' | cut -c 1-60 | sed 's/^-*//; s/-*$//')
-[ -z "$temporary" ] || name=${name:-image}-${temporary##*-}  # the other demo may use the same prompt
-image=$work/images/${name:-image}.png
-build/bin/ditfleet generate --url "$url" --model demo -o "$image" -- "$prompt" >/dev/null 9>&-
-echo "==> Image: $image"
+[ -z "$temporary" ] || name=${name:-$kind}-${temporary##*-}  # the other demo may use the same prompt
+file=$work/${kind}s/${name:-$kind}.$extension
+build/bin/ditfleet generate --url "$url" --model $model -o "$file" -- "$prompt" >/dev/null 9>&-
+echo "==> ${kind^}: $file"
 echo "==> Console: $url"
 echo "==> Redis socket: ${redis#unix://}"
 [ $once = no ] || finish 0
 signal_status=0
-echo "==> Running until Ctrl-C; to generate another image: build/bin/ditfleet generate --url $url \"…\""
+echo "==> Running until Ctrl-C; to generate another $kind: build/bin/ditfleet generate --url $url --model $model \"…\""
 status=0
 wait "$up" || status=$?
 up=
