@@ -3,7 +3,6 @@
 #include <filesystem>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/weights/safetensors.h"
 #include "shared/core/sha256.h"
 
@@ -28,10 +27,9 @@ std::string host_key(const LoadContext& context, const ModelSource& source, std:
 
 }  // namespace
 
-std::vector<Formats> automatic_formats(const std::string& text_encoder, c10::Device device) {
+std::vector<Formats> automatic_formats(const std::string& text_encoder, bool fp8) {
   std::vector<Formats> formats{{}};
-  if (region::has_fp8_products(device) || device.is_cpu())
-    formats.push_back({{"transformer", "fp8"}, {text_encoder, "nf4"}});
+  if (fp8) formats.push_back({{"transformer", "fp8"}, {text_encoder, "nf4"}});
   formats.push_back({{"transformer", "nf4"}, {text_encoder, "nf4"}});
   return formats;
 }

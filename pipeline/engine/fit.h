@@ -17,8 +17,8 @@ namespace ditfleet::pipeline {
 using Formats = std::map<std::string, std::string>;  // component → format, as ModelSource::quantize
 
 // What "auto" chooses among for a transformer and its largest text encoder, the most precise first: nothing quantized,
-// the transformer in fp8 where the device multiplies in it, all in nf4.
-std::vector<Formats> automatic_formats(const std::string& text_encoder, c10::Device device);
+// the transformer in fp8, all in nf4. `fp8`: whether the device multiplies in fp8.
+std::vector<Formats> automatic_formats(const std::string& text_encoder, bool fp8);
 
 // A model's source with `quantize` resolved, and its needs.
 template <class Needs>

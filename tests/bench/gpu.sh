@@ -144,16 +144,6 @@ if [ "$what" = lora ]; then
   run "$bench" cycle --cache "$work/cache"
   exit
 fi
-if [ "$what" = wan ]; then
-  "$bench" bf16 --layers 1,1 > /dev/null 2>> "$log" || true  # warm-up, as below
-  for format in bf16 fp8; do
-    for i in 1 2; do run "$bench" "$format" --cache "$work/$format"; done  # cold, then warm
-  done
-  run "$bench" bf16 --cache "$work/timed" --mode max-autotune
-  run "$bench" eager
-  exit
-fi
-
 # Warm-up: brings the libraries' files into memory, as on a machine that has served before.
 for scenario in cold warm; do "$bench" "$scenario" --layers 1,1 > /dev/null 2>> "$log" || true; done
 for i in 1 2 3; do run "$bench" cold --cache "$work/cold$i"; done

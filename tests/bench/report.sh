@@ -107,7 +107,8 @@ def measured(figure, runs, peers):
     if not ours:
         return None
     run = ([run for run in ours if any(row["system"] in peers for row in run)] or ours)[-1]
-    rows, peer_rows = rows_of(run, figure["system"], *key), rows_of(run, figure["peer_system"], *key)
+    rows = rows_of(run, figure["system"], *key)
+    peer_rows = rows_of(run, figure["peer_system"], figure["peer_scenario"] or key[0], key[1])
     pick = max if figure["pick"] == "max" else statistics.median
     value, unit = pick(float(r["value"]) for r in rows), rows[-1]["unit"]
     peer, peer_text = None, ""

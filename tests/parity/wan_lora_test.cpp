@@ -54,9 +54,9 @@ std::string renamed(const std::string& path, const std::string& copy,
 
 class WanLora : public ::testing::Test {
  protected:
+  static void TearDownTestSuite() { models_.clear(); }  // while CUDA is loaded
   static Model& model(bool bf16 = false, const char* folder = "two") {
-    static std::map<std::pair<bool, std::string>, std::pair<std::unique_ptr<Engine>, std::unique_ptr<Model>>> models;
-    auto& [engine, model] = models[{bf16, folder}];
+    auto& [engine, model] = models_[{bf16, folder}];
     if (!engine) {
       EngineOptions options{golden::test_device(), bf16 ? "bf16" : "fp32", 1, golden::test_compile()};
       options.max_lora_rank = 64;  // of the head's difference
@@ -66,6 +66,9 @@ class WanLora : public ::testing::Test {
     }
     return *model;
   }
+
+  inline static std::map<std::pair<bool, std::string>, std::pair<std::unique_ptr<Engine>, std::unique_ptr<Model>>>
+      models_;
 
   struct Drawn {
     Media video;

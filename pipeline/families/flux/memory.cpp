@@ -11,6 +11,7 @@
 #include "pipeline/families/flux/adapters.h"
 #include "pipeline/families/flux/conditioning.h"
 #include "pipeline/families/flux/rope.h"
+#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/region_host.h"
 #include "pipeline/sampling/latents.h"
 
@@ -116,7 +117,9 @@ Fit<FluxNeeds> fit_flux(LoadContext context, bool always) {
   if (context.source.quantize.contains("*")) {
     context.source.quantize.clear();
     formats = {{}};
-    if (!has_quantized_linears(context.source)) formats = automatic_formats("text_encoder_2", context.placement.device);
+    const c10::Device device = context.placement.device;
+    if (!has_quantized_linears(context.source))
+      formats = automatic_formats("text_encoder_2", device.is_cpu() || region::has_fp8_products(device));
   }
   const auto square = [](int side) { return [side](const FluxNeeds& needs) { return needs.square(side).first; }; };
   return fit<FluxNeeds>(std::move(context), always, formats, {square(1024), square(512), square(0)});

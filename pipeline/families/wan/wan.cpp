@@ -9,6 +9,7 @@
 #include "pipeline/engine/fit.h"
 #include "pipeline/families/wan/model.h"
 #include "pipeline/nn/parameters.h"
+#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/dequantize_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
@@ -27,8 +28,9 @@ Fit<WanNeeds> fit_wan(LoadContext context, bool always) {
     };
     context.source.quantize.clear();
     formats = {{}};
+    const c10::Device device = context.placement.device;
     if (!stored("/transformer", Library::kDiffusers) && !stored("/text_encoder", Library::kTransformers))
-      formats = automatic_formats("text_encoder", context.placement.device);
+      formats = automatic_formats("text_encoder", device.is_cpu() || region::has_fp8_products(device));
   }
   const auto video = [](int frames) { return [frames](const WanNeeds& needs) { return needs.video(frames).first; }; };
   return fit<WanNeeds>(std::move(context), always, formats, {video(kTypicalFrames), video(25), video(0)});
