@@ -1,4 +1,4 @@
-"""Writes folders with the sizes of Wan 2.2 A14B and random weights (40 GB), for gpu.sh wan.
+"""Writes folders with the sizes of Wan 2.2 A14B and random weights (41 GB), for gpu.sh wan.
 
     make_wan_size.py DIR     writes DIR/two, and DIR/one with one transformer
 
@@ -13,9 +13,24 @@ import sys
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanTransformer3DModel
 from make_flux_size import save
+from safetensors.torch import save_file
 from transformers import UMT5Config, UMT5EncoderModel
 
 TOKENIZER = pathlib.Path(__file__).parents[1] / "fixtures/wan/two/model/tokenizer"
+
+
+def adapter(rank):
+    """Of all linears in the blocks, with random values small enough to leave the video finite."""
+    width, inner = 5120, 13824
+    sizes = {f"{attn}.{to}": (width, width) for attn in ("attn1", "attn2") for to in ("to_q", "to_k", "to_v", "to_out.0")}
+    sizes |= {"ffn.net.0.proj": (width, inner), "ffn.net.2": (inner, width)}
+    tensors = {}
+    for block in range(40):
+        for name, (inputs, outputs) in sizes.items():
+            at = f"transformer.blocks.{block}.{name}.lora_"
+            tensors[at + "A.weight"] = 0.01 * torch.randn(rank, inputs, dtype=torch.bfloat16)
+            tensors[at + "B.weight"] = 0.01 * torch.randn(outputs, rank, dtype=torch.bfloat16)
+    return tensors
 
 
 def main(folder):
@@ -35,6 +50,9 @@ def main(folder):
     for part in ("transformer", "text_encoder", "vae", "scheduler", "tokenizer"):
         os.symlink(two / part, one / part)
     os.symlink(two / "transformer", two / "transformer_2")
+    (two / "adapters").mkdir(exist_ok=True)
+    for name in ("high", "low"):
+        save_file(adapter(rank=64), two / "adapters" / f"{name}.safetensors")
     index = {"_class_name": "WanPipeline", "_diffusers_version": "0.42.1",
              "scheduler": ["diffusers", "UniPCMultistepScheduler"], "text_encoder": ["transformers", "UMT5EncoderModel"],
              "tokenizer": ["transformers", "T5TokenizerFast"], "transformer": ["diffusers", "WanTransformer3DModel"],

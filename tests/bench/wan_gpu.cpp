@@ -5,9 +5,10 @@
 //
 // SCENARIO: forward  one transformer without guidance at 832×480: the first step, steady steps with 49 and 81 frames,
 //                    the first step with 61 frames. The sampler's step is part of them
-//           request  from a prompt to an MP4: 832×480, 81 frames, four steps without guidance; the VAE, the file, and
-//                    what the first step of the second transformer takes longer
-//           cfg      the same with 40 steps and guidance
+//           request  from a prompt to an MP4: 832×480, 81 frames, four steps without guidance and with an adapter of
+//                    rank 64 for each transformer; the VAE, the file, and what the first step of the second
+//                    transformer takes longer
+//           cfg      the same with 40 steps and guidance, without adapters
 //           limit32  memory.limit 32 GiB: steps of both transformers at 832×1216 with 61 and 81 frames, the peak
 //           limit16  the same with 16 GiB
 //           none     the same without a limit
@@ -37,6 +38,7 @@ struct Request {
   int frames, steps;
   int width = 832, height = 480;
   double guidance = 1;
+  bool adapters = false;
 };
 
 struct Video {
@@ -50,12 +52,13 @@ struct Loaded {
   std::unique_ptr<pipeline::Model> model;
 };
 
-Loaded load(double limit_gib = 0) {
+Loaded load(double limit_gib = 0, int lora_slots = 0) {
   pipeline::EngineOptions o;
   o.device = flags["--device"];
   o.compile = options();
   o.kernel_cache = open_cache();
   o.memory = {"auto", static_cast<std::int64_t>(limit_gib * (1 << 30)), 0};
+  o.lora_slots = lora_slots;
   auto engine = unwrap(pipeline::Engine::create(o, {&pipeline::wan_family()}));
   pipeline::ModelSource source{"wan", flags["--model"]};
   if (!flags["--quantize"].empty()) source.quantize = {{"transformer", flags["--quantize"]}};
@@ -75,6 +78,11 @@ Video generate(pipeline::Model& model, const Request& r, bool decode = true) {
   request.fields.set("frames", r.frames);
   request.fields.set("num_inference_steps", r.steps);
   request.fields.set("guidance_scale", r.guidance);
+  if (r.adapters) {
+    const std::string folder = flags["--model"] + "/adapters/";
+    request.loras = {{.path = folder + "high.safetensors", .expert = job::Expert::kHigh},
+                     {.path = folder + "low.safetensors", .expert = job::Expert::kLow}};
+  }
   PeakSampler peak;
   Video video;
   const auto start = Clock::now();
@@ -121,10 +129,10 @@ void forward() {
 
 // Of a video with two transformers: the steps, and the first one of the second transformer less a steady one. It is the
 // slowest step after the first.
-void videos(int steps, double guidance) {
-  const Loaded wan = load();
-  generate(*wan.model, {81, 2, 832, 480, guidance});
-  const Video video = generate(*wan.model, {81, steps, 832, 480, guidance});
+void videos(int steps, double guidance, bool adapters) {
+  const Loaded wan = load(0, adapters ? 2 : 0);
+  generate(*wan.model, {81, 2, 832, 480, guidance, adapters});
+  const Video video = generate(*wan.model, {81, steps, 832, 480, guidance, adapters});
   const std::string in = "request" + (flags["--quantize"].empty() ? "" : "_" + flags["--quantize"]);
   row("480p_81_frames_" + std::to_string(steps) + "_steps_s", video.seconds, "s", in);
   row("peak_gb", video.peak_gb, "GB", in);
@@ -152,8 +160,8 @@ int main(int argc, char** argv) {
   using namespace ditfleet::bench;
   run(argc, argv,
       {{"forward", forward},
-       {"request", [] { videos(4, 1); }},
-       {"cfg", [] { videos(40, 5); }},
+       {"request", [] { videos(4, 1, true); }},
+       {"cfg", [] { videos(40, 5, false); }},
        {"limit32", [] { limited(32); }},
        {"limit16", [] { limited(16); }},
        {"none", [] { limited(0); }}});
