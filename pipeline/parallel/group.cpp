@@ -4,6 +4,10 @@
 
 namespace ditfleet::pipeline::parallel {
 
+Result<void> Group::all_gather(const at::Tensor& send, std::span<const at::Tensor> receive) {
+  return all_to_all({&send, 1}, receive);
+}
+
 Result<void> Group::check(std::span<const at::Tensor> send, std::span<const at::Tensor> receive) const {
   const auto ranks = static_cast<std::size_t>(size_);
   if ((send.size() != 1 && send.size() != ranks) || receive.size() != ranks)

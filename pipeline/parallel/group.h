@@ -29,13 +29,14 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Sends send[r] to rank r and receives receive[r] from it, for each of the size() ranks. Shares may have any size,
-  // also none; both sides know it. On a GPU enqueues the work on the current stream.
+  // Sends send[r] to rank r and receives receive[r] from it, for each of the size() ranks. With a single tensor in
+  // `send`, sends that to all. Shares may have any size, also none; both sides know it. On a GPU enqueues the work on
+  // the current stream.
   virtual Result<void> all_to_all(std::span<const at::Tensor> send, std::span<const at::Tensor> receive) = 0;
-  // Sends `send` to all ranks and receives that of rank r in receive[r]. Sizes may differ between ranks. On a GPU as
-  // above.
-  virtual Result<void> all_gather(const at::Tensor& send, std::span<const at::Tensor> receive) = 0;
-  // Copies the tensor of rank `root` to the tensors of all others, which have the same size. On a GPU as above.
+  // Sends `send` to all ranks and receives that of rank r in receive[r]. Sizes may differ between ranks.
+  Result<void> all_gather(const at::Tensor& send, std::span<const at::Tensor> receive);
+  // Copies the tensor of rank `root` to the tensors of all others, which have the same size. On a GPU enqueues the
+  // work on the current stream.
   virtual Result<void> broadcast(const at::Tensor& tensor, int root) = 0;
   // Waits until all ranks have called it and finished all earlier work, on a GPU that of the current stream.
   virtual Result<void> barrier() = 0;

@@ -99,10 +99,6 @@ class NcclGroup final : public Group {
     });
   }
 
-  Result<void> all_gather(const at::Tensor& send, std::span<const at::Tensor> receive) override {
-    return all_to_all({&send, 1}, receive);
-  }
-
   Result<void> broadcast(const at::Tensor& tensor, int root) override {
     const std::vector<at::Tensor> receive(size(), tensor);
     if (auto checked = check({&tensor, 1}, receive); !checked) return checked;

@@ -44,11 +44,6 @@ struct Staging {
   bool more;  // another round is needed
 };
 
-struct Message {
-  std::span<const std::byte> bytes;
-  std::uint64_t ranks;  // a bit for each receiver
-};
-
 constexpr std::uint64_t aligned(std::uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 constexpr std::uint64_t bit(int rank) { return std::uint64_t{1} << rank; }
 
@@ -81,49 +76,15 @@ class SharedMemoryGroup final : public Group {
 
   Result<void> all_to_all(std::span<const at::Tensor> send, std::span<const at::Tensor> receive) override {
     if (auto checked = check(send, receive); !checked) return checked;
-    std::vector<Message> messages;
-    for (int r = 0; r < size(); ++r) messages.push_back({bytes_of(send[r]), bit(r)});
-    return exchange(std::move(messages), receive);
-  }
-
-  Result<void> all_gather(const at::Tensor& send, std::span<const at::Tensor> receive) override {
-    if (auto checked = check({&send, 1}, receive); !checked) return checked;
-    return exchange({{bytes_of(send), bit(size()) - 1}}, receive);
-  }
-
-  Result<void> broadcast(const at::Tensor& tensor, int root) override {
-    std::vector<at::Tensor> receive(size());
-    receive[root] = tensor;
-    std::vector<Message> messages;
-    if (root == rank()) messages.push_back({bytes_of(tensor), bit(size()) - 1});
-    if (auto checked = check({&receive[rank()], 1}, receive); !checked) return checked;
-    return exchange(std::move(messages), receive);
-  }
-
-  Result<void> barrier() override { return end_round(); }
-
-  void abort() noexcept override { fail(kAborted); }
-
- private:
-  // Each rank has two buffers and uses them in turn. When it writes to one again, all ranks have ended the round
-  // between, and so have read the older one.
-  Staging& staging(int rank, std::uint32_t round) const {
-    auto* const first = reinterpret_cast<std::byte*>(control_) + aligned(sizeof(Control));
-    return *reinterpret_cast<Staging*>(first + (2 * rank + round % 2) * buffer_bytes(control_->staging_bytes));
-  }
-  static std::byte* content(Staging& s) { return reinterpret_cast<std::byte*>(&s) + aligned(sizeof(Staging)); }
-
-  Result<void> exchange(std::vector<Message> messages, std::span<const at::Tensor> receive) {
-    std::vector<std::span<std::byte>> expected;
-    for (const at::Tensor& t : receive) expected.push_back(bytes_of(t));
-    // A rank's own share does not pass through the shared memory.
-    for (Message& m : messages) {
-      if (m.ranks & bit(rank())) copy(expected[rank()].data(), m.bytes);
-      m.ranks &= ~bit(rank());
-      if (m.ranks == 0) m.bytes = {};
+    std::vector<std::span<std::byte>> sent, expected;  // what is left of each
+    for (int r = 0; r < size(); ++r) {
+      sent.push_back(bytes_of(send[send.size() == 1 ? 0 : r]));
+      expected.push_back(bytes_of(receive[r]));
     }
+    copy(expected[rank()].data(), sent[rank()]);
+    sent[rank()] = {};
     for (bool more = true; more;) {
-      more = write_round(messages);
+      more = write_round(sent);
       if (auto ended = end_round(); !ended) return ended;
       for (int r = 0; r < size(); ++r) {
         if (r == rank()) continue;
@@ -143,20 +104,38 @@ class SharedMemoryGroup final : public Group {
     return {};
   }
 
-  // Moves what fits from the messages into the buffer of the next round; returns whether bytes are left.
-  bool write_round(std::vector<Message>& messages) {
+  Result<void> broadcast(const at::Tensor& tensor, int root) override {
+    std::vector<at::Tensor> send(size()), receive(size());
+    if (root == rank()) send.assign(size(), tensor);
+    receive[root] = tensor;
+    return all_to_all(send, receive);
+  }
+
+  Result<void> barrier() override { return end_round(); }
+
+  void abort() noexcept override { fail(kAborted); }
+
+ private:
+  // Each rank has two buffers and uses them in turn. When it writes to one again, all ranks have ended the round
+  // between, and so have read the older one.
+  Staging& staging(int rank, std::uint32_t round) const {
+    auto* const first = reinterpret_cast<std::byte*>(control_) + aligned(sizeof(Control));
+    return *reinterpret_cast<Staging*>(first + (2 * rank + round % 2) * buffer_bytes(control_->staging_bytes));
+  }
+  static std::byte* content(Staging& s) { return reinterpret_cast<std::byte*>(&s) + aligned(sizeof(Staging)); }
+
+  // Moves what fits into the buffer of the next round; returns whether bytes are left.
+  bool write_round(std::vector<std::span<std::byte>>& sent) {
     Staging& mine = staging(rank(), round_ + 1);
-    mine.to = {};
     mine.more = false;
     std::uint64_t used = 0;
-    for (Message& m : messages) {
-      const std::uint64_t n = std::min<std::uint64_t>(m.bytes.size(), control_->staging_bytes - used);
-      for (int r = 0; r < size(); ++r)
-        if (m.ranks & bit(r)) mine.to[r] = {used, n, m.bytes.size()};
-      copy(content(mine) + used, m.bytes.first(n));
-      m.bytes = m.bytes.subspan(n);
+    for (int r = 0; r < size(); ++r) {
+      const std::uint64_t n = std::min<std::uint64_t>(sent[r].size(), control_->staging_bytes - used);
+      mine.to[r] = {used, n, sent[r].size()};
+      copy(content(mine) + used, sent[r].first(n));
+      sent[r] = sent[r].subspan(n);
       used += n;
-      mine.more |= !m.bytes.empty();
+      mine.more |= !sent[r].empty();
     }
     return mine.more;
   }

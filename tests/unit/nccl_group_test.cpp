@@ -23,7 +23,7 @@ using testing::fork_rank;
 using testing::play;
 using testing::run_processes;
 
-constexpr milliseconds kLong{60'000};
+constexpr milliseconds kLong{20'000};
 
 int gpus() {
   const pid_t child = ::fork();
@@ -155,7 +155,10 @@ TEST_F(NcclGroup, AbortStopsKernelsAfterAKill) {
     const at::Tensor share = blank(1 << 20).to(gpu(rank));
     unwrap(group->broadcast(share, 1));  // makes the connections
     unwrap(group->barrier());
-    if (rank == 1) ::kill(::getpid(), SIGKILL);
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(200));
+      ::kill(::getpid(), SIGKILL);
+    }
     for (int i = 0; i < 20; ++i) unwrap(group->broadcast(share, 1));
     std::thread other([&] {
       std::this_thread::sleep_for(milliseconds(1000));

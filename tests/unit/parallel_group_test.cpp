@@ -18,7 +18,7 @@ using testing::expect_exit;
 using testing::fork_rank;
 using testing::play;
 
-constexpr milliseconds kLong{60'000};
+constexpr milliseconds kLong{20'000};
 
 std::unique_ptr<Group> join(int fd, int rank) {
   auto group = join_group_memory(fd, rank);
