@@ -68,6 +68,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"pipeline", {"pipeline/api", "pipeline/memory", "pipeline/region"}},
     {"pipeline/api", {"shared/job/fields.h", "shared/job/output_format.h"}},
     {"pipeline/device", {}},
+    {"pipeline/parallel", {"pipeline/device", "pipeline/region/libraries/symbols.h"}},
     {"pipeline/memory", {"pipeline/api/model.h", "pipeline/device"}},
     {"pipeline/weights", {"shared/safetensors"}},
     {"pipeline/tokenizers", {}},
