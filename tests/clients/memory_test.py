@@ -44,10 +44,13 @@ class Plan(unittest.TestCase):
 
     def test_what_each_number_of_frames_takes(self):
         done = run(str(BIN / "ditfleet-worker"), "plan", "--json", "--device", "cpu", "--model", VIDEO, "--frames", "61",
-                   "--size", "64x64")
+                   "--size", "64x64", "--set", "compile.mode=default",
+                   "--set", "compile.rules=[{max_frames: 49, mode: reduce-overhead}, {min_frames: 81, mode: none}]")
         self.assertEqual(done.returncode, 0, done.stderr)
         rows = json.loads(done.stdout)["by_frames"]
-        self.assertEqual([row["frames"] for row in rows], [1, 25, 49, 61, 81, 121])
+        self.assertEqual([(row["frames"], row["mode"]) for row in rows],
+                         [(1, "reduce-overhead"), (25, "reduce-overhead"), (49, "reduce-overhead"), (61, "default"),
+                          (81, "none"), (121, "none")])
         peaks = [row["plan"]["peak_bytes"] for row in rows]
         self.assertEqual(peaks, sorted(peaks))
         self.assertLess(peaks[0], peaks[-1])

@@ -24,10 +24,11 @@ region::CompileOptions compile_options(const config::Settings& settings) {
       .nvrtc = compile.nvrtc};
   for (const auto& rule : compile.rules) {
     auto& made = options.rules.emplace_back();
-    made.min_frames = rule.min_frames.value_or(made.min_frames);
-    made.max_frames = rule.max_frames.value_or(made.max_frames);
-    made.min_tokens = rule.min_tokens.value_or(made.min_tokens);
-    made.max_tokens = rule.max_tokens.value_or(made.max_tokens);
+    for (const auto& [bound, given] : {std::pair(&made.min_frames, rule.min_frames),
+                                       {&made.max_frames, rule.max_frames},
+                                       {&made.min_tokens, rule.min_tokens},
+                                       {&made.max_tokens, rule.max_tokens}})
+      if (given) *bound = *given;
     made.mode = rule.mode;
   }
   return options;
