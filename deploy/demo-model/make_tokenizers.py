@@ -71,14 +71,8 @@ def make_clip(folder, lines):
     CLIPTokenizer.from_pretrained(folder, model_max_length=CLIP_LENGTH).save_pretrained(folder)
 
 
-def make_t5(folder, lines):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=T5_PIECES,
-        normalization_rule_name="nmt_nfkc_cf", pad_id=0, eos_id=1, unk_id=2, bos_id=-1, pad_piece="<pad>",
-        character_coverage=1.0, required_chars="abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'-()", num_threads=1,
-        hard_vocab_limit=False, minloglevel=2)
-    # The trainer leaves many of so few words in pieces; a piece for each word makes captions short.
+def write_word_pieces(model, lines, folder):
+    """Writes spiece.model with a piece for each word: the trainer leaves many of so few words in several pieces."""
     proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
     words = collections.Counter(w for line in lines for w in re.findall(r"[a-z]+", line.lower()))
     known = {p.piece: p for p in proto.pieces}
@@ -88,9 +82,19 @@ def make_t5(folder, lines):
     for piece in proto.pieces:
         if piece.type == piece.NORMAL and piece.piece.lstrip("\u2581") not in words:
             piece.score -= 8.0
-    os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "spiece.model"), "wb") as f:
         f.write(proto.SerializeToString())
+
+
+def make_t5(folder, lines):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=T5_PIECES,
+        normalization_rule_name="nmt_nfkc_cf", pad_id=0, eos_id=1, unk_id=2, bos_id=-1, pad_piece="<pad>",
+        character_coverage=1.0, required_chars="abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'-()", num_threads=1,
+        hard_vocab_limit=False, minloglevel=2)
+    os.makedirs(folder, exist_ok=True)
+    write_word_pieces(model, lines, folder)
     T5Tokenizer.from_pretrained(folder, extra_ids=0, model_max_length=512).save_pretrained(folder)
 
 

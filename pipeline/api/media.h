@@ -56,14 +56,16 @@ class BackgroundMp4Writer {
  public:
   explicit BackgroundMp4Writer(int quality) : quality_(quality) {}
 
-  // Copies the frames of `so_far` that no call before has copied. Returns before they are encoded.
+  // Copies the frames of `so_far` that no call before has added. Returns before they are encoded.
   void add(const Media& so_far);
-  // Adds what is left of `video` and returns the file. Call it once. Errors: those of Mp4Writer.
+  // Encodes what is left of `video` and returns the file. Call it once. Errors: those of Mp4Writer.
   Result<std::string> finish(const Media& video);
 
  private:
+  Result<void> write(const Media& so_far, std::span<const std::uint8_t> rgb);  // whole frames
+
   const int quality_;
-  std::size_t copied_ = 0;             // bytes
+  std::size_t added_ = 0;              // bytes
   std::optional<Mp4Writer> writer_;    // used by one task at a time
   std::future<Result<void>> written_;  // of the frames that were added; each task waits for the one before
 };

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/weights/safetensors.h"
 #include "shared/core/sha256.h"
 
@@ -27,9 +28,14 @@ std::string host_key(const LoadContext& context, const ModelSource& source, std:
 
 }  // namespace
 
-std::vector<Formats> automatic_formats(const std::string& text_encoder, bool fp8) {
+std::vector<Formats> formats_to_try(ModelSource& source, const std::string& text_encoder, c10::Device device,
+                                    bool (*stored_quantized)(const ModelSource&)) {
+  if (!source.quantize.contains("*")) return {source.quantize};
+  source.quantize.clear();
   std::vector<Formats> formats{{}};
-  if (fp8) formats.push_back({{"transformer", "fp8"}, {text_encoder, "nf4"}});
+  if (stored_quantized(source)) return formats;
+  if (device.is_cpu() || region::has_fp8_products(device))
+    formats.push_back({{"transformer", "fp8"}, {text_encoder, "nf4"}});
   formats.push_back({{"transformer", "nf4"}, {text_encoder, "nf4"}});
   return formats;
 }

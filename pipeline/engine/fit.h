@@ -16,9 +16,12 @@ namespace ditfleet::pipeline {
 
 using Formats = std::map<std::string, std::string>;  // component → format, as ModelSource::quantize
 
-// What "auto" chooses among for a transformer and its largest text encoder, the most precise first: nothing quantized,
-// the transformer in fp8, all in nf4. `fp8`: whether the device multiplies in fp8.
-std::vector<Formats> automatic_formats(const std::string& text_encoder, bool fp8);
+// The formats that fit() chooses among: what `source.quantize` sets. If that is auto, it is cleared, and the formats
+// are, the most precise first: nothing quantized; the transformer in fp8 where the device multiplies in it; nf4. With
+// fp8 and nf4 the text encoder is in nf4. `stored_quantized`: whether a source without `quantize` has weights that are
+// stored quantized; only the first format is possible then.
+std::vector<Formats> formats_to_try(ModelSource& source, const std::string& text_encoder, c10::Device device,
+                                    bool (*stored_quantized)(const ModelSource&));
 
 // A model's source with `quantize` resolved, and its needs.
 template <class Needs>

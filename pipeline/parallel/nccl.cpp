@@ -70,8 +70,7 @@ Result<const Library*> library() {
   });
   if (!opened)
     return unavailable(
-        "[nccl] cannot load libnccl.so.2, a part of LibTorch with CUDA; deploy/setup.sh installs it on a machine with "
-        "a "
+        "[nccl] cannot load libnccl.so.2, a part of LibTorch with CUDA; deploy/setup.sh installs it where there is a "
         "GPU");
   int version = 0;
   if (opened->version(&version) != kSuccess || version < kOldest)

@@ -363,6 +363,34 @@ TEST_F(DemoModels, QuantizeAutoTakesWhatTheLimitRequires) {
   EXPECT_EQ(model->info().linears.at("transformer").size(), 2U);  // fp8 and fp32
 }
 
+TEST(QuantizeAuto, TakesWhatTheLimitRequiresForVideos) {
+  const auto plan = [&](std::int64_t limit, const Formats& formats) {
+    EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+    options.memory.limit = limit;
+    const auto engine = unwrap(Engine::create(options, {&wan_family()}));
+    GenerationRequest request;
+    request.fields.set("width", 16);
+    request.fields.set("height", 16);
+    request.fields.set("frames", 1);
+    request.fields.set("max_sequence_length", 1);
+    return unwrap(engine->plan({"m", (golden::fixtures() / "wan/two/model").string(), "", formats}, request));
+  };
+  // The least memory with which no block has to leave the device.
+  const auto least = [&](const Formats& formats) {
+    for (std::int64_t bytes = plan(0, formats).choice.plan->bytes;;) {
+      const auto next = plan(bytes - 1, formats).choice.plan;
+      if (!next || next->name == "block") return bytes;
+      bytes = next->bytes;
+    }
+  };
+  const Formats any{{"*", "auto"}}, fp8{{"transformer", "fp8"}, {"text_encoder", "nf4"}},
+      nf4{{"transformer", "nf4"}, {"text_encoder", "nf4"}};
+  EXPECT_EQ(plan(std::int64_t{1} << 33, any).quantize, Formats());
+  EXPECT_EQ(plan(least(fp8), any).quantize, fp8);
+  EXPECT_EQ(plan(least(nf4), any).quantize, nf4);
+  limit_memory(kCpu, 0);
+}
+
 TEST(Containment, NamesTheWeightThatIsNotFinite) {
   namespace fs = std::filesystem;
   const fs::path dir = fs::temp_directory_path() / ("not_finite_" + std::to_string(::getpid()));

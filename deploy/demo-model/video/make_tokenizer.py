@@ -1,20 +1,17 @@
 """Makes the tokenizer of the video model, UMT5's SentencePiece unigram with one piece for each word of the captions, and
 the held-out prompts. The weights depend on the tokenizer's order of pieces."""
-import collections
 import io
 import json
-import math
 import os
 import random
-import re
 import shutil
 import tempfile
 
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
 from transformers import T5Tokenizer
 
-import clips
+import clips  # puts the pictures' folder on the path
+from make_tokenizers import write_word_pieces
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROMPTS = 200
@@ -29,19 +26,9 @@ def make_tokenizer(folder, lines):
             sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=160, pad_id=0, eos_id=1,
             bos_id=2, unk_id=3, normalization_rule_tsv=rules.name, character_coverage=1.0, num_threads=1,
             required_chars="abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'-()", hard_vocab_limit=False, minloglevel=2)
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
-    words = collections.Counter(w for line in lines for w in re.findall(r"[a-z]+", line))
-    known = {p.piece: p for p in proto.pieces}
-    for word, times in sorted(words.items()):
-        piece = known.get("\u2581" + word) or proto.pieces.add(piece="\u2581" + word)
-        piece.score = math.log(times / sum(words.values()))
-    for piece in proto.pieces:
-        if piece.type == piece.NORMAL and piece.piece.lstrip("\u2581") not in words:
-            piece.score -= 8.0
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as work:
-        with open(os.path.join(work, "spiece.model"), "wb") as f:
-            f.write(proto.SerializeToString())
+        write_word_pieces(model, lines, work)
         T5Tokenizer.from_pretrained(work, extra_ids=0, model_max_length=512, bos_token="<s>").save_pretrained(folder)
 
 

@@ -11,7 +11,6 @@
 #include "pipeline/families/flux/adapters.h"
 #include "pipeline/families/flux/conditioning.h"
 #include "pipeline/families/flux/rope.h"
-#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/region_host.h"
 #include "pipeline/sampling/latents.h"
 
@@ -113,14 +112,8 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
 }
 
 Fit<FluxNeeds> fit_flux(LoadContext context, bool always) {
-  std::vector<Formats> formats{context.source.quantize};
-  if (context.source.quantize.contains("*")) {
-    context.source.quantize.clear();
-    formats = {{}};
-    const c10::Device device = context.placement.device;
-    if (!has_quantized_linears(context.source))
-      formats = automatic_formats("text_encoder_2", device.is_cpu() || region::has_fp8_products(device));
-  }
+  const auto formats =
+      formats_to_try(context.source, "text_encoder_2", context.placement.device, has_quantized_linears);
   const auto square = [](int side) { return [side](const FluxNeeds& needs) { return needs.square(side).first; }; };
   return fit<FluxNeeds>(std::move(context), always, formats, {square(1024), square(512), square(0)});
 }

@@ -9,7 +9,6 @@
 #include "pipeline/engine/fit.h"
 #include "pipeline/families/wan/model.h"
 #include "pipeline/nn/parameters.h"
-#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/dequantize_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
@@ -19,19 +18,15 @@ namespace {
 
 constexpr int kTypicalFrames = 81;
 
+bool stored_quantized(const ModelSource& source) {
+  const auto stored = [&](const char* name, Library library) {
+    return Parameters::open(source.dir + name, library, {c10::kCPU, c10::ScalarType::Float}).has_quantized();
+  };
+  return stored("/transformer", Library::kDiffusers) || stored("/text_encoder", Library::kTransformers);
+}
+
 Fit<WanNeeds> fit_wan(LoadContext context, bool always) {
-  std::vector<Formats> formats{context.source.quantize};
-  if (context.source.quantize.contains("*")) {
-    const Placement host{c10::kCPU, c10::ScalarType::Float};
-    const auto stored = [&](const char* name, Library library) {
-      return Parameters::open(context.source.dir + name, library, host).has_quantized();
-    };
-    context.source.quantize.clear();
-    formats = {{}};
-    const c10::Device device = context.placement.device;
-    if (!stored("/transformer", Library::kDiffusers) && !stored("/text_encoder", Library::kTransformers))
-      formats = automatic_formats("text_encoder", device.is_cpu() || region::has_fp8_products(device));
-  }
+  const auto formats = formats_to_try(context.source, "text_encoder", context.placement.device, stored_quantized);
   const auto video = [](int frames) { return [frames](const WanNeeds& needs) { return needs.video(frames).first; }; };
   return fit<WanNeeds>(std::move(context), always, formats, {video(kTypicalFrames), video(25), video(0)});
 }
