@@ -82,8 +82,11 @@ class Service(unittest.TestCase):
         until(lambda: self.busy(name, 0.5), f"{name} is in the middle of a unit", 60)
         began = time.monotonic()
         predicted = self.post(client, name, act)["empty_in_ms"] / 1000
-        until(lambda: name not in self.workers() or (self.workers()[name]["state"] == "draining"
-                                                     and not self.workers()[name]["busy_units"]), f"{name} is empty", 60)
+
+        def is_empty():
+            worker = self.workers().get(name)
+            return worker is None or (worker["state"] == "draining" and not worker["busy_units"])
+        until(is_empty, f"{name} is empty", 60)
         took = time.monotonic() - began
         print(f"{act} {name}: empty after {took:.2f} s, {predicted:.2f} s predicted ({100 * (took / predicted - 1):+.0f} %)")
         return took, predicted
