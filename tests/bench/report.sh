@@ -8,7 +8,7 @@
 #
 # A value is the median of the rows that one run has for it (figures.csv may ask for their maximum instead). A run is
 # a sequence of rows of one revision and machine without a gap of more than 30 minutes. The latest run that measured
-# the figure counts; runs that also measured a peer come first.
+# the figure counts; runs that also measured the figure's peer come first.
 set -euo pipefail
 case ${1:-} in
   '' | --write | --check | --reduce) ;;
@@ -72,14 +72,14 @@ def rows_of(run, system, scenario, metric):
             if r["system"] == system and r["metric"] == metric and scenario in ("*", r["scenario"])]
 
 
-def number(value, unit):
+def number(value, unit, precision=3):
     if unit in ("1", "x") and abs(value) < 2:
         digits = f"{value:.3f}" if abs(1 - value) >= 0.0005 else f"{value:.6f}"
         digits = digits.rstrip("0").rstrip(".")
     elif abs(value) >= 1000:
         digits = f"{value:,.0f}"
     else:
-        digits = f"{value:.3g}"
+        digits = f"{value:.{precision}g}"
     if digits == "-0":
         digits = "0"
     name = UNITS.get(unit, unit)
@@ -100,15 +100,15 @@ def met(target, value, peer):
     return bound is None or (value <= bound if target[0] == "≤" else value >= bound)
 
 
-def measured(figure, runs, peers):
+def measured(figure, runs):
     """The cells of a figure's row; None if no run measured it."""
-    key = figure["scenario"], figure["metric"]
-    ours = [run for run in runs if rows_of(run, figure["system"], *key)]
+    key = figure["system"], figure["scenario"], figure["metric"]
+    peer_key = figure["peer_system"], figure["peer_scenario"] or figure["scenario"], figure["metric"]
+    ours = [run for run in runs if rows_of(run, *key)]
     if not ours:
         return None
-    run = ([run for run in ours if any(row["system"] in peers for row in run)] or ours)[-1]
-    rows = rows_of(run, figure["system"], *key)
-    peer_rows = rows_of(run, figure["peer_system"], figure["peer_scenario"] or key[0], key[1])
+    run = ([run for run in ours if rows_of(run, *peer_key)] or ours)[-1]
+    rows, peer_rows = rows_of(run, *key), rows_of(run, *peer_key)
     pick = max if figure["pick"] == "max" else statistics.median
     value, unit = pick(float(r["value"]) for r in rows), rows[-1]["unit"]
     peer, peer_text = None, ""
@@ -117,6 +117,8 @@ def measured(figure, runs, peers):
         peer_text = f"{number(peer, unit)} ({figure['peer']})"
     shown, target = number(value, unit), figure["target"]
     if target and not met(target, value, peer):
+        if shown == number(bound_of(target, peer), unit):
+            shown = number(value, unit, precision=4)
         shown = f"**{shown}**, missed"
     if target and "peer" not in target:
         target = f"{target[0]}\N{NO-BREAK SPACE}{number(bound_of(target, None), unit)}"
@@ -141,8 +143,7 @@ def tables(figures):
         if name not in runs:
             runs[name] = runs_of(f"results/{name}.csv")
             source = None
-        peers = {f["peer_system"] for f in figures if f["csv"] == name} - {""}
-        cells = measured(figure, runs[name], peers)
+        cells = measured(figure, runs[name])
         if cells is None:
             print(f"report.sh: {name}.csv has no rows for '{figure['figure']}'", file=sys.stderr)
             continue
