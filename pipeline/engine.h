@@ -2,6 +2,7 @@
 // No LibTorch type appears here.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,11 +14,21 @@
 #include "pipeline/region/counters.h"
 #include "pipeline/region/options.h"
 #include "shared/core/result.h"
+#include "shared/core/unique_fd.h"
 
 namespace ditfleet::pipeline {
 
 struct Family;  // pipeline/engine/family.h; a program lists its families in one file
 using Families = std::vector<const Family*>;
+
+// One of several processes that share each forward of a transformer. Rank r has the GPU r after EngineOptions::device.
+// All load the same models and denoise the same requests in the same order; each gets the same latents. If a rank
+// fails, Model::denoise() returns kDeviceFault in all.
+struct RankOptions {
+  int memory = -1;  // from Engine::create_rank_memory(); create() does not keep it
+  int rank = 0, size = 1;
+  std::chrono::milliseconds wait{0};  // as given to create_rank_memory()
+};
 
 struct EngineOptions {
   std::string device = "auto";  // auto | cpu | cuda | cuda:N; auto: a GPU if there is one
@@ -33,12 +44,20 @@ struct EngineOptions {
   int lora_slots = 0;
   std::int64_t lora_host_bytes = std::int64_t{4} << 30;  // per model: adapters in host memory
   MemoryOptions memory;
+  RankOptions ranks;
 };
 
 class Engine {
  public:
   // Errors: kInvalidArgument (the message contains the option), kUnavailable (a device or library is missing).
+  // With several ranks all call it at the same time.
   static Result<std::unique_ptr<Engine>> create(const EngineOptions& options, Families families);
+  // The memory through which `size` ranks meet, for rank 0 to create before it starts the others, which inherit it.
+  // `wait`: how long one waits for the others while they denoise, before that is an error.
+  // Errors: kInvalidArgument (more than 32 ranks), kUnavailable (no memory).
+  static Result<UniqueFd> create_rank_memory(int size, std::chrono::milliseconds wait);
+  // Ends what this process waits for from other ranks. Thread-safe.
+  virtual void abort_ranks() noexcept {}
   virtual ~Engine() = default;
   virtual std::string device() const = 0;                  // "cpu", "cuda:0"
   virtual std::string device_name() const = 0;             // "NVIDIA H200", the processor's name

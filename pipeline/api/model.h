@@ -100,7 +100,7 @@ class Generation {
   virtual std::vector<std::pair<std::string, std::int64_t>> phases_us() const = 0;
   // Microseconds that the device took for each stage that has run: "text", "first_step", "steady_steps", "vae". On a
   // GPU by events in the stage's stream.
-  const std::map<std::string, std::int64_t>& device_phases_us() const { return device_phases_us_; }
+  virtual const std::map<std::string, std::int64_t>& device_phases_us() const { return device_phases_us_; }
   // Writes a safetensors file with the tensors of every stage so far, for comparison with a reference.
   virtual Result<void> dump(const std::string& path) const = 0;
 

@@ -105,11 +105,11 @@ std::optional<int> cuda_index(const std::string& wanted) {
 
 }  // namespace
 
-DeviceChoice load_device(const std::string& wanted) {
+DeviceChoice load_device(const std::string& wanted, int ahead) {
   const DeviceChoice cpu{c10::Device(c10::DeviceType::CPU), processor_name()};
   if (wanted == "cpu") return cpu;
   const bool automatic = wanted == "auto" || wanted.empty();
-  const auto index = automatic ? std::optional<int>(0) : cuda_index(wanted);
+  auto index = automatic ? std::optional<int>(0) : cuda_index(wanted);
   if (!index)
     fail(Code::kInvalidArgument, "device is \"" + wanted + "\"; it must be auto, cpu, cuda or cuda:N (N from 0)",
          "device");
@@ -125,9 +125,11 @@ DeviceChoice load_device(const std::string& wanted) {
                                 "load); use device cpu",
          "device");
   }
+  *index += ahead;
   if (*index >= count)
     fail(Code::kInvalidArgument,
-         "device " + wanted + " was requested, but the driver reports " + std::to_string(count) +
+         "device " + wanted + (ahead > 0 ? " and " + std::to_string(ahead) + " more were" : " was") +
+             " requested, but the driver reports " + std::to_string(count) +
              " GPUs: cuda:0 to cuda:" + std::to_string(count - 1),
          "device");
   if (std::string problem = load_cuda_part(); !problem.empty()) {

@@ -36,9 +36,9 @@ struct DeviceChoice {
 
 // `wanted`: auto | cpu | cuda | cuda:N. auto falls back to the CPU. Throws Failure: kInvalidArgument for any other text
 // or an unknown N; kUnavailable if a GPU is requested but none is found, or if LibTorch's CUDA part cannot be loaded
-// (the message contains the missing file). Call it before anything else in the process uses LibTorch on a device.
-// Blocks while libraries load. Thread-safe.
-DeviceChoice load_device(const std::string& wanted);
+// (the message contains the missing file). With a GPU, returns the one that is `ahead` GPUs behind it. Call it before
+// anything else in the process uses LibTorch on a device. Blocks while libraries load. Thread-safe.
+DeviceChoice load_device(const std::string& wanted, int ahead = 0);
 
 // "cpu", "cuda:0"
 std::string device_text(c10::Device device);

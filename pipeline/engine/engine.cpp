@@ -1,6 +1,7 @@
 #include "pipeline/engine.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 
@@ -8,6 +9,8 @@
 #include "pipeline/device/memory.h"
 #include "pipeline/engine/family.h"
 #include "pipeline/nn/config_file.h"
+#include "pipeline/parallel/nccl.h"
+#include "pipeline/parallel/shared_memory.h"
 
 namespace ditfleet::pipeline {
 
@@ -50,6 +53,17 @@ void check_memory(const MemoryOptions& memory, c10::Device device) {
   limit_memory(device, rest);
 }
 
+// Through shared memory on CPUs, which on GPUs carries NCCL's id.
+std::shared_ptr<parallel::Group> join_ranks(const RankOptions& ranks, c10::Device device) {
+  auto host = unwrap(parallel::join_group_memory(ranks.memory, ranks.rank));
+  if (device.is_cpu()) return host;
+  parallel::NcclId id{};
+  if (ranks.rank == 0) id = unwrap(parallel::make_nccl_id());
+  if (auto sent = host->broadcast(at::from_blob(id.bytes.data(), {sizeof id.bytes}, at::kByte), 0); !sent)
+    throw Failure(sent.error());
+  return unwrap(parallel::join_nccl(id, ranks.rank, ranks.size, device, ranks.wait, std::move(host)));
+}
+
 class TorchEngine final : public Engine {
  public:
   TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions,
@@ -72,6 +86,9 @@ class TorchEngine final : public Engine {
     return regions_->compiler ? std::string(regions_->compiler->name()) : "eager";
   }
   region::RegionCounts region_counts() const override { return regions_->counters->counts(); }
+  void abort_ranks() noexcept override {
+    if (regions_->ranks) regions_->ranks->abort();
+  }
 
   Result<std::unique_ptr<Model>> load_model(const ModelSource& source) override {
     try {
@@ -122,13 +139,14 @@ class TorchEngine final : public Engine {
 Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Families families) {
   try {
     check_dtype(options.dtype);
-    DeviceChoice choice = load_device(options.device);
+    DeviceChoice choice = load_device(options.device, options.ranks.rank);
     if (options.threads > 0) at::set_num_threads(options.threads);
     check_memory(options.memory, choice.device);
     const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());
     region::CompileOptions compile = options.compile;
     if (region::runs_eagerly(compile, choice.device.is_cpu(), bf16)) compile.backend = "eager";
     auto regions = region::make_region_host(std::move(compile), choice.device, options.kernel_cache);
+    if (options.ranks.size > 1) regions->ranks = join_ranks(options.ranks, choice.device);
     return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
         std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions),
         AdapterStore::Limits{options.max_lora_rank, options.lora_slots, options.lora_host_bytes},
@@ -136,6 +154,10 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Fam
   } catch (...) {
     return error_in_flight("engine");
   }
+}
+
+Result<UniqueFd> Engine::create_rank_memory(int size, std::chrono::milliseconds wait) {
+  return parallel::create_group_memory(size, wait);
 }
 
 Result<region::AheadReport> Engine::compile_regions(const Families& families, const ModelSource& source,

@@ -40,16 +40,25 @@ Result<std::unique_ptr<Generation>> ModelBase::encode(const GenerationRequest& r
 }
 
 Result<void> ModelBase::denoise(Generation& generation, const StepCallback& on_step) {
+  // Whether to go on is up to rank 0.
+  const StepCallback agreed = [&](const StepProgress& progress) {
+    const bool go_on = team_.group->rank() > 0 || !on_step || on_step(progress);
+    return unwrap(team_.group->agree(go_on));
+  };
   const auto denoised = stage("denoise", [&](StageScope& scope) {
     std::unique_lock one_at_a_time(adapted_, std::defer_lock);
     if (uses_adapters(generation)) one_at_a_time.lock();
     auto& phases = generation.device_phases_us_;
-    return run_denoise(generation, on_step, [&] {
+    return run_denoise(generation, team_ ? agreed : on_step, [&] {
       scope.finish();
       const bool first = phases.emplace("first_step", 0).second;
       phases[first ? "first_step" : "steady_steps"] += scope.lap_us();
     });
   });
+  if (team_ && !denoised) {  // the other ranks cannot go on without this one
+    team_.group->abort();
+    return Error{Code::kDeviceFault, denoised.error().message, {}};
+  }
   const auto cleared = stage("denoise", [&](StageScope&) {
     clear_if_asked();
     return true;

@@ -12,6 +12,7 @@
 #include "pipeline/api/model.h"
 #include "pipeline/device/device.h"
 #include "pipeline/lora/adapter.h"
+#include "pipeline/parallel/sequence.h"
 
 namespace ditfleet::pipeline {
 
@@ -29,8 +30,13 @@ class ModelBase : public Model {
   AdapterHoldings adapters() const final { return adapters_.holdings(); }
 
  protected:
-  ModelBase(ModelInfo info, Placement placement, LoraBase linears, AdapterStore::Limits adapters)
-      : info_(std::move(info)), placement_(placement), adapters_(std::move(linears), placement, adapters) {}
+  // `team`: the ranks that denoise each request together.
+  ModelBase(ModelInfo info, Placement placement, LoraBase linears, AdapterStore::Limits adapters,
+            parallel::Team team = {})
+      : info_(std::move(info)),
+        placement_(placement),
+        adapters_(std::move(linears), placement, adapters),
+        team_(std::move(team)) {}
 
   virtual std::unique_ptr<Generation> run_encode(const GenerationRequest& request) = 0;
   // `wait` waits for the device.
@@ -43,6 +49,7 @@ class ModelBase : public Model {
   virtual void clear_adapter_columns() = 0;
 
   Placement placement() const { return placement_; }
+  const parallel::Team& team() const { return team_; }
   AdapterStore& adapter_store() { return adapters_; }
 
  private:
@@ -55,6 +62,7 @@ class ModelBase : public Model {
   const ModelInfo info_;
   const Placement placement_;
   AdapterStore adapters_;
+  const parallel::Team team_;
   std::mutex adapted_;                  // held while a request with adapters is denoised
   std::atomic<bool> clearing_ = false;  // the columns are to be cleared as soon as `adapted_` is free
 };

@@ -62,6 +62,7 @@ class ModelMemory {
     std::function<std::int64_t()> unallocated;  // bytes of needs.fixed that are not allocated yet; thread-safe
     // Two sizes with their width × height × frames. Between and beyond them, the bytes grow in proportion to it.
     std::pair<RequestSize, std::int64_t> small, large;
+    bool ranks = false;  // several processes share the steps, so one that runs out of memory cannot run them again
   };
   ModelMemory(std::shared_ptr<DeviceMemory> device, std::string name, Source source);
   ~ModelMemory();
@@ -95,10 +96,11 @@ class ModelMemory {
   auto run_steps(const RequestSize& size, const StepCallback& on_step, const Steps& steps) {
     start_steps(size);
     const auto all = [&](const StepCallback& callback) {
-      auto done = run(size, [&] {
+      const auto once = [&] {
         use_blocks(0);
         return steps(callback);
-      });
+      };
+      auto done = source_.ranks ? once() : run(size, once);
       trim();
       return done;
     };

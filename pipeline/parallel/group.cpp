@@ -1,11 +1,18 @@
 #include "pipeline/parallel/group.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
 
 namespace ditfleet::pipeline::parallel {
 
 Result<void> Group::all_gather(const at::Tensor& send, std::span<const at::Tensor> receive) {
   return all_to_all({&send, 1}, receive);
+}
+
+Result<bool> Group::agree(bool mine) {
+  const at::Tensor answer = at::full({1}, mine, at::TensorOptions(at::kByte));
+  if (auto done = on_host().broadcast(answer, 0); !done) return done.error();
+  return *answer.const_data_ptr<std::uint8_t>() != 0;
 }
 
 Result<void> Group::check(std::span<const at::Tensor> send, std::span<const at::Tensor> receive) const {

@@ -40,6 +40,8 @@ class Group {
   virtual Result<void> broadcast(const at::Tensor& tensor, int root) = 0;
   // Waits until all ranks have called it and finished all earlier work, on a GPU that of the current stream.
   virtual Result<void> barrier() = 0;
+  // What rank 0 passes, in all ranks. Waits for rank 0, but not for a GPU.
+  Result<bool> agree(bool mine);
 
   // Makes present and later calls return kUnavailable.
   virtual void abort() noexcept = 0;
@@ -48,6 +50,8 @@ class Group {
   Group(int rank, int size, c10::Device device) : rank_(rank), size_(size), device_(device) {}
 
   c10::Device device() const { return device_; }
+  // For messages in host memory.
+  virtual Group& on_host() { return *this; }
   // kInvalidArgument unless all tensors are contiguous and on the device, `receive` has one for each rank, and this
   // rank sends itself as many bytes as it expects. `send` is one tensor for all ranks or one for each.
   Result<void> check(std::span<const at::Tensor> send, std::span<const at::Tensor> receive) const;

@@ -81,9 +81,10 @@ Result<const Library*> library() {
 
 class NcclGroup final : public Group {
  public:
-  NcclGroup(const Library& lib, void* comm, int rank, int size, c10::Device device, std::chrono::milliseconds timeout)
-      : Group(rank, size, device), lib_(lib), comm_(comm), timeout_(timeout) {}
-  ~NcclGroup() override { abort(); }
+  NcclGroup(const Library& lib, void* comm, int rank, int size, c10::Device device, std::chrono::milliseconds timeout,
+            std::unique_ptr<Group> host)
+      : Group(rank, size, device), lib_(lib), comm_(comm), timeout_(timeout), host_(std::move(host)) {}
+  ~NcclGroup() override { abort_comm(); }
 
   Result<void> all_to_all(std::span<const at::Tensor> send, std::span<const at::Tensor> receive) override {
     if (auto checked = check(send, receive); !checked) return checked;
@@ -120,12 +121,19 @@ class NcclGroup final : public Group {
   }
 
   void abort() noexcept override {
+    if (host_) host_->abort();
+    abort_comm();
+  }
+
+ private:
+  void abort_comm() noexcept {
     const std::lock_guard lock(mutex_);
     if (comm_) lib_.abort(comm_);
     comm_ = nullptr;
   }
 
- private:
+  Group& on_host() override { return *host_; }
+
   static void first_error(int& status, int next) {
     if (status == kSuccess || status == kInProgress) status = next;
   }
@@ -174,6 +182,7 @@ class NcclGroup final : public Group {
   std::mutex mutex_;  // for each use of comm_; no call under it waits for other ranks
   void* comm_;        // null: aborted
   const std::chrono::milliseconds timeout_;
+  const std::unique_ptr<Group> host_;
   at::Tensor token_;  // of barrier()
 };
 
@@ -188,7 +197,7 @@ Result<NcclId> make_nccl_id() {
 }
 
 Result<std::unique_ptr<Group>> join_nccl(const NcclId& id, int rank, int size, c10::Device device,
-                                         std::chrono::milliseconds timeout) {
+                                         std::chrono::milliseconds timeout, std::unique_ptr<Group> host) {
   auto lib = library();
   if (!lib) return lib.error();
   const c10::DeviceGuard current(device);
@@ -196,7 +205,7 @@ Result<std::unique_ptr<Group>> join_nccl(const NcclId& id, int rank, int size, c
   void* comm = nullptr;
   const int status = (*lib)->init(&comm, size, id, rank, &config);
   if ((status != kSuccess && status != kInProgress) || !comm) return (*lib)->error(status, comm);
-  return std::unique_ptr<Group>(std::make_unique<NcclGroup>(**lib, comm, rank, size, device, timeout));
+  return std::unique_ptr<Group>(std::make_unique<NcclGroup>(**lib, comm, rank, size, device, timeout, std::move(host)));
 }
 
 }  // namespace ditfleet::pipeline::parallel

@@ -22,8 +22,9 @@ Result<NcclId> make_nccl_id();
 // does, at most for `timeout`, for the other ranks and for connections. Later ones only wait until NCCL's thread has
 // enqueued them, and barrier() for the other ranks, as long. abort() ends this rank only, and blocks until its kernels
 // have stopped; the streams can then be synchronized. The destructor does the same, so call barrier() before. NVLink
-// multicast is off unless NCCL_NVLS_ENABLE is set. Errors: kUnavailable (no NCCL, it is too old, or it fails).
+// multicast is off unless NCCL_NVLS_ENABLE is set. `host`: a group of the same ranks for agree(), which abort() aborts,
+// too; null: agree() must not be called. Errors: kUnavailable (no NCCL, it is too old, or it fails).
 Result<std::unique_ptr<Group>> join_nccl(const NcclId& id, int rank, int size, c10::Device device,
-                                         std::chrono::milliseconds timeout);
+                                         std::chrono::milliseconds timeout, std::unique_ptr<Group> host = nullptr);
 
 }  // namespace ditfleet::pipeline::parallel

@@ -101,11 +101,11 @@ Result<Program> flux_double_block(const BlockShape& s) {
                                       heads(b, one->prefix + "k_in", qkv, 1, s, batch, one->start, one->tokens),
                                       one->norm_k, table));
   }
-  const Ref attended =
-      b.reshape("attended.flat",
-                b.attention("attended", b.join("q", 1, queries), b.join("k", 1, keys),
-                            heads(b, "v", qkv, 2, s, batch, 0, tokens), {.token_stride = s.attention_token_stride()}),
-                {batch, tokens, s.width()});
+  const Ref attended = b.reshape(
+      "attended.flat",
+      b.attention("attended", b.join("q", 1, queries), b.join("k", 1, keys), heads(b, "v", qkv, 2, s, batch, 0, tokens),
+                  {.token_stride = s.attention_token_stride(), .across_ranks = true}),
+      {batch, tokens, s.width()});
 
   for (Stream* one : {&of_text, &of_image}) {
     const std::string& p = one->prefix;
@@ -151,7 +151,7 @@ Result<Program> flux_single_block(const BlockShape& s) {
   const Ref k = normed_and_rotated(b, "k", heads(b, "k_in", qkv, 1, s, batch, 0, tokens), norm_k, rope);
   const Ref attended = b.reshape("attended.flat",
                                  b.attention("attended", q, k, heads(b, "v", qkv, 2, s, batch, 0, tokens),
-                                             {.token_stride = s.attention_token_stride()}),
+                                             {.token_stride = s.attention_token_stride(), .across_ranks = true}),
                                  {batch, tokens, d});
   const Ref inner = b.gelu_tanh(
       "mlp_hidden", beside ? b.linear("mlp_in_out", of_mlp, mlp_in) : b.adapted_linear("mlp_in_out", normed, mlp_in));

@@ -6,7 +6,6 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "pipeline/families/flux/rope.h"
 
@@ -28,10 +27,8 @@ Heads project(const at::Tensor& x, const LinearSlot& qkv, const at::Tensor& norm
 }
 
 // [1, S, H, head_dim] each → [1, S, D].
-at::Tensor attend(const Heads& h, const at::Tensor& rope) {
-  const at::Tensor out = at::scaled_dot_product_attention(
-      apply_rope(h.query, rope).transpose(1, 2), apply_rope(h.key, rope).transpose(1, 2), h.value.transpose(1, 2));
-  return out.transpose(1, 2).flatten(2);
+at::Tensor attend(const Heads& h, const at::Tensor& rope, const parallel::Sequence* sequence) {
+  return parallel::attend(apply_rope(h.query, rope), apply_rope(h.key, rope), h.value, sequence);
 }
 
 at::Tensor mlp(const at::Tensor& x, const StreamSlots& s) {
@@ -50,7 +47,7 @@ at::Tensor modulated_norm(const at::Tensor& x, const Modulation& m) {
 }
 
 void double_block(at::Tensor& image, at::Tensor& text, const DoubleBlockSlots& slots, const DoubleModulation& m,
-                  const at::Tensor& rope, BlockGeometry g) {
+                  const at::Tensor& rope, BlockGeometry g, const parallel::Sequence* sequence) {
   const Heads of_image =
       project(modulated_norm(image, m.image_attention), slots.image.qkv, slots.image.norm_q, slots.image.norm_k, g);
   const Heads of_text =
@@ -58,7 +55,7 @@ void double_block(at::Tensor& image, at::Tensor& text, const DoubleBlockSlots& s
   const at::Tensor attended =
       attend({at::cat({of_text.query, of_image.query}, 1), at::cat({of_text.key, of_image.key}, 1),
               at::cat({of_text.value, of_image.value}, 1)},
-             rope);
+             rope, sequence);
   const std::int64_t text_tokens = text.size(1);
   image = gated_residual(image, m.image_attention.gate,
                          apply_linear(slots.image.out, attended.slice(1, text_tokens).contiguous()));
@@ -69,9 +66,9 @@ void double_block(at::Tensor& image, at::Tensor& text, const DoubleBlockSlots& s
 }
 
 void single_block(at::Tensor& tokens, const SingleBlockSlots& slots, const Modulation& m, const at::Tensor& rope,
-                  BlockGeometry g) {
+                  BlockGeometry g, const parallel::Sequence* sequence) {
   const at::Tensor x = modulated_norm(tokens, m);
-  const at::Tensor attended = attend(project(x, slots.qkv, slots.norm_q, slots.norm_k, g), rope);
+  const at::Tensor attended = attend(project(x, slots.qkv, slots.norm_q, slots.norm_k, g), rope, sequence);
   const at::Tensor inner = at::gelu(apply_linear(slots.mlp_in, x), "tanh");
   tokens = gated_residual(tokens, m.gate, apply_linear(slots.out, at::cat({attended, inner}, 2)));
 }

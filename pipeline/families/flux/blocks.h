@@ -6,6 +6,7 @@
 #pragma once
 
 #include "pipeline/families/flux/modulation.h"
+#include "pipeline/parallel/sequence.h"
 
 namespace ditfleet::pipeline {
 
@@ -13,14 +14,17 @@ struct BlockGeometry {
   std::int64_t heads, head_dim;
 };
 
+// `sequence`: how ranks share the tokens of both streams, of which the tensors have this rank's; null: one rank.
+
 // Replaces image [1, S_image, D] and text [1, S_text, D] by the block's outputs. `rope` has S_text + S_image tokens,
 // text first.
 void double_block(at::Tensor& image, at::Tensor& text, const DoubleBlockSlots& slots,
-                  const DoubleModulation& modulation, const at::Tensor& rope, BlockGeometry geometry);
+                  const DoubleModulation& modulation, const at::Tensor& rope, BlockGeometry geometry,
+                  const parallel::Sequence* sequence = nullptr);
 
 // Replaces tokens [1, S_text + S_image, D], text first, by the block's output.
 void single_block(at::Tensor& tokens, const SingleBlockSlots& slots, const Modulation& modulation,
-                  const at::Tensor& rope, BlockGeometry geometry);
+                  const at::Tensor& rope, BlockGeometry geometry, const parallel::Sequence* sequence = nullptr);
 
 // LayerNorm without parameters (eps 1e-6), then x · scale + shift.
 at::Tensor modulated_norm(const at::Tensor& x, const Modulation& modulation);

@@ -20,8 +20,8 @@ namespace {
 MemoryNeeds::Group group_of(const PartSequence& parts) { return {parts.bytes(), parts.ahead_bytes()}; }
 
 at::Tensor velocity_of(const FluxTransformer& flux, const Conditioning& conditioning, const at::Tensor& latents,
-                       const at::Tensor& rope) {
-  return flux.velocity(latents, conditioning.text, conditioning.modulation.step(0), rope);
+                       const at::Tensor& rope, const parallel::Team& team) {
+  return flux.velocity(latents, conditioning.text, conditioning.modulation.step(0), rope, team);
 }
 
 }  // namespace
@@ -100,10 +100,16 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
       at::empty({1, rows * columns, folder_.transformer.config().in_channels}, options.dtype(placement_.dtype));
   needs.denoise = peak_of([&] {
     const at::Tensor rope = rope_table(folder_.transformer.config(), text_tokens, rows, columns, placement_);
-    at::Tensor velocity = velocity_of(folder_.transformer, *prompts[0].conditioning, latents, rope);
+    const FluxTransformer& flux = folder_.transformer;
+    const auto forward = [&](bool negative, const parallel::Team& team) {
+      return velocity_of(flux, *prompts[negative ? 1 : 0].conditioning, latents, rope, team);
+    };
+    at::Tensor velocity;
     if (passes > 1) {
-      const at::Tensor negative = velocity_of(folder_.transformer, *prompts[1].conditioning, latents, rope);
-      velocity = negative + 2.0 * (velocity - negative);
+      const auto [positive, negative] = flux.team().guided(forward);
+      velocity = negative + 2.0 * (positive - negative);
+    } else {
+      velocity = forward(false, flux.team());
     }
     latents = euler_step(latents, velocity, sigmas[0], sigmas[1]);
   });

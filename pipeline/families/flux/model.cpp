@@ -41,6 +41,7 @@ ModelMemory::Source memory_source(const FluxFolder& folder, const AdapterStore& 
   const FluxParts& flux = folder.transformer.parts();
   ModelMemory::Source source{
       .parts = {{&folder.clip.parts(), &folder.t5.parts()}, flux.modulation.get(), {flux.blocks.get()}}};
+  source.ranks = static_cast<bool>(folder.transformer.team());
   if (!needs) return source;
   source.small = needs->square(512);
   source.large = needs->square(1024);
@@ -54,7 +55,7 @@ ModelMemory::Source memory_source(const FluxFolder& folder, const AdapterStore& 
 FluxModel::FluxModel(ModelInfo info, Placement placement, FluxFolder folder, Prompts prompts,
                      AdapterStore::Limits adapters, std::shared_ptr<DeviceMemory> memory,
                      std::shared_ptr<FluxNeeds> needs)
-    : ModelBase(std::move(info), placement, lora_base(folder), adapters),
+    : ModelBase(std::move(info), placement, lora_base(folder), adapters, folder.transformer.team()),
       folder_(std::move(folder)),
       prompts_(std::move(prompts)),
       embeddings_(kCachedPrompts),

@@ -221,7 +221,8 @@ at::Tensor FluxRegions::rope_rows(const at::Tensor& rope) {
 }
 
 void FluxRegions::run(const Block& block, std::initializer_list<const at::Tensor*> given,
-                      std::vector<at::Tensor>& outputs, region::Mode mode, const FluxAdapters* adapters) const {
+                      std::vector<at::Tensor>& outputs, region::Mode mode, const FluxAdapters* adapters,
+                      const parallel::Sequence* sequence) const {
   const auto* operands = adapters ? &adapters->layout->operands[block.first_linear] : nullptr;
   const bool changed = operands && std::any_of(operands, operands + block.adapted->linears.size(),
                                                [](const auto& linear) { return linear.adapter.size(1) > 0; });
@@ -233,28 +234,29 @@ void FluxRegions::run(const Block& block, std::initializer_list<const at::Tensor
   }
   auto position = table.activations.begin();
   for (const at::Tensor* tensor : given) inputs[static_cast<std::size_t>(*position++)] = *tensor;
-  table.region->run(inputs, outputs, mode);
+  table.region->run(inputs, outputs, mode, sequence);
 }
 
 void FluxRegions::double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine,
                                const DoubleModulation& m, const at::Tensor& rope, region::Mode mode,
-                               const FluxAdapters* adapters) const {
+                               const FluxAdapters* adapters, const parallel::Sequence* sequence) const {
   if (adapters && index > 0) join_adapters();
   std::vector<at::Tensor> outputs{image, text_is_mine ? text : at::Tensor()};
   run(double_[index],
       {&image, &text, &rope, &m.image_attention.shift, &m.image_attention.scale, &m.image_attention.gate,
        &m.image_mlp.shift, &m.image_mlp.scale, &m.image_mlp.gate, &m.text_attention.shift, &m.text_attention.scale,
        &m.text_attention.gate, &m.text_mlp.shift, &m.text_mlp.scale, &m.text_mlp.gate},
-      outputs, mode, adapters);
+      outputs, mode, adapters, sequence);
   image = std::move(outputs[0]);
   text = std::move(outputs[1]);
 }
 
 void FluxRegions::single_block(std::size_t index, at::Tensor& tokens, const Modulation& m, const at::Tensor& rope,
-                               region::Mode mode, const FluxAdapters* adapters) const {
+                               region::Mode mode, const FluxAdapters* adapters,
+                               const parallel::Sequence* sequence) const {
   if (adapters && index + double_.size() > 0) join_adapters();
   std::vector<at::Tensor> outputs{tokens};
-  run(single_[index], {&tokens, &rope, &m.shift, &m.scale, &m.gate}, outputs, mode, adapters);
+  run(single_[index], {&tokens, &rope, &m.shift, &m.scale, &m.gate}, outputs, mode, adapters, sequence);
   tokens = std::move(outputs[0]);
 }
 

@@ -42,12 +42,13 @@ class FluxRegions {
 
   // Replaces image and text by the outputs of double block `index`. *_is_mine: no other code reads that tensor's
   // memory, so the output may overwrite it. `rope_rows`: see rope_rows(). `adapters`: the argument of load(), or null.
-  // Thread-safe unless weights are quantized.
+  // `sequence`: how ranks share the tokens of both streams; see Region::run(). Thread-safe unless weights are
+  // quantized.
   void double_block(std::size_t index, at::Tensor& image, at::Tensor& text, bool text_is_mine,
                     const DoubleModulation& modulation, const at::Tensor& rope_rows, region::Mode mode,
-                    const FluxAdapters* adapters) const;
+                    const FluxAdapters* adapters, const parallel::Sequence* sequence) const;
   void single_block(std::size_t index, at::Tensor& tokens, const Modulation& modulation, const at::Tensor& rope_rows,
-                    region::Mode mode, const FluxAdapters* adapters) const;
+                    region::Mode mode, const FluxAdapters* adapters, const parallel::Sequence* sequence) const;
 
   // Why blocks with the terms in `slots` must run eagerly; empty if they can run compiled. Thread-safe.
   std::string adapter_problem(const FluxSlots& slots) const;
@@ -86,7 +87,7 @@ class FluxRegions {
   void add_blocks(const std::vector<BlockSlots>& blocks, const FluxConfig& config, Placement placement, Make make,
                   const std::vector<std::string>& call, bool adapted, std::vector<Block>& made);
   void run(const Block& block, std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
-           region::Mode mode, const FluxAdapters* adapters) const;
+           region::Mode mode, const FluxAdapters* adapters, const parallel::Sequence* sequence) const;
 
   std::shared_ptr<region::RegionHost> host_;
   std::shared_ptr<WeightMemory> memory_ = std::make_shared<WeightMemory>();

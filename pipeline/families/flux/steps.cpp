@@ -25,17 +25,21 @@ class FluxDenoiser final : public Denoiser {
   }
 
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents) override {
-    const at::Tensor positive = velocity_of(*generation_.conditioning, step, latents);
-    if (!generation_.negative) return positive;
-    const at::Tensor negative = velocity_of(*generation_.negative_conditioning, step, latents);
+    const auto forward = [&](bool negative, const parallel::Team& ranks) {
+      return velocity_of(negative ? *generation_.negative_conditioning : *generation_.conditioning, step, latents,
+                         ranks);
+    };
+    if (!generation_.negative) return forward(false, flux_.team());
+    const auto [positive, negative] = flux_.team().guided(forward);
     return negative + generation_.request.true_cfg_scale * (positive - negative);
   }
 
  private:
-  at::Tensor velocity_of(Conditioning& conditioning, std::int64_t step, const at::Tensor& latents) const {
+  at::Tensor velocity_of(Conditioning& conditioning, std::int64_t step, const at::Tensor& latents,
+                         const parallel::Team& ranks) const {
     const StepModulation rows =
         rows_of(conditioning, flux_, step, generation_.timesteps, generation_.request.guidance_scale);
-    return flux_.velocity(latents, conditioning.text, rows, rope_);
+    return flux_.velocity(latents, conditioning.text, rows, rope_, ranks);
   }
 
   const FluxTransformer& flux_;

@@ -8,9 +8,11 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <mutex>
+#include <optional>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/families/flux/block_programs.h"
@@ -46,6 +48,8 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
                                       std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank,
                                       const std::string& file, const std::string& quantize) {
   const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
+  auto team = parallel::Team::all(regions ? regions->ranks : nullptr);
+  team.check_heads(config.heads);
   auto parameters = open(dir, file, placement);
   set_up(parameters, config, quantize);
   parameters.set_regions(regions);
@@ -65,6 +69,7 @@ FluxTransformer FluxTransformer::load(const std::string& dir, Placement placemen
   }
   FluxTransformer made(config, std::move(slots), parameters.bytes(), placement, std::move(regions), parts);
   made.linears_ = parameters.linears();
+  made.team_ = std::move(team);
   return made;
 }
 
@@ -161,7 +166,8 @@ at::Tensor FluxTransformer::embed_text(const at::Tensor& prompt_embeds) const {
 }
 
 at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text,
-                                     const StepModulation& modulation, const at::Tensor& rope) const {
+                                     const StepModulation& modulation, const at::Tensor& rope,
+                                     const parallel::Team& team) const {
   // Images have one frame.
   const region::Mode mode = regions_ ? regions_->mode_for(latents.size(1), 1) : region::Mode::kNone;
   // A recording keeps addresses. Adapters of the first and the last linear are read from their slots, which change.
@@ -171,8 +177,8 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
     static std::once_flag told;
     std::call_once(told, [] { spdlog::warn("blocks are copied in each step, so CUDA graphs are not used"); });
   }
-  if (!graphs_ || !region::uses_graphs(mode) || reads_slots || !blocks_stay)
-    return velocity(latents, text, modulation, rope, mode);
+  if (!graphs_ || !region::uses_graphs(mode) || reads_slots || !blocks_stay || team)
+    return velocity(latents, text, modulation, rope, mode, team);
   std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode), parts_.blocks ? parts_.blocks->moves() : 0};
   for (const at::Tensor* t : {&latents, &text}) bucket.insert(bucket.end(), t->sizes().begin(), t->sizes().end());
   if (adapters_) regions_->join_adapters();
@@ -180,27 +186,41 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   return graphs_->run(bucket, {latents, text, modulation.all, rope}, [&](const std::vector<at::Tensor>& in) {
     return velocity(in[0], in[1],
                     ModulationTable::views(in[2], slots_.double_blocks.size(), slots_.single_blocks.size()), in[3],
-                    mode);
+                    mode, {});
   });
 }
 
 at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text_tokens,
-                                     const StepModulation& modulation, const at::Tensor& rope,
-                                     region::Mode mode) const {
+                                     const StepModulation& modulation, const at::Tensor& rope, region::Mode mode,
+                                     const parallel::Team& team) const {
+  // With fewer tokens than ranks each rank computes all.
+  if (team && std::min(latents.size(1), text_tokens.size(1)) < team.count)
+    return velocity(latents, text_tokens, modulation, rope, mode, {});
+  std::optional<parallel::Sequence> of_image, sequence;
+  at::Tensor own_rope = rope, text = text_tokens;
+  if (team) {
+    const std::int64_t text_count = text_tokens.size(1);
+    const parallel::Sequence of_text(team, text_count);
+    of_image.emplace(team, latents.size(1));
+    sequence.emplace(of_text, *of_image);
+    own_rope = at::cat({of_text.own(rope.slice(1, 0, text_count)), of_image->own(rope.slice(1, text_count))}, 1);
+    text = of_text.own(text_tokens);
+  }
+  const parallel::Sequence* const shared = sequence ? &*sequence : nullptr;
   const BlockGeometry geometry{config_.heads, config_.head_dim};
   const FluxRegions* regions = mode != region::Mode::kNone ? regions_.get() : nullptr;
-  const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(rope) : at::Tensor();
-  at::Tensor image = apply_linear(slots_.image_in, latents);
-  at::Tensor text = text_tokens;
+  const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(own_rope) : at::Tensor();
+  at::Tensor image = apply_linear(slots_.image_in, of_image ? of_image->own(latents) : latents);
   PartSequence::Pass pass(parts_.blocks.get());
   std::size_t part = 0;
   for (std::size_t i = 0; i < slots_.double_blocks.size(); ++i) {
     pass.begin(part);
     // The first block's text is the caller's, who needs it for the next step.
     if (regions)
-      regions->double_block(i, image, text, i > 0, modulation.double_blocks[i], rope_rows, mode, adapters_.get());
+      regions->double_block(i, image, text, i > 0, modulation.double_blocks[i], rope_rows, mode, adapters_.get(),
+                            shared);
     else
-      double_block(image, text, slots_.double_blocks[i], modulation.double_blocks[i], rope, geometry);
+      double_block(image, text, slots_.double_blocks[i], modulation.double_blocks[i], own_rope, geometry, shared);
     pass.end(part++);
   }
   if (!slots_.single_blocks.empty()) {
@@ -208,14 +228,15 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
     for (std::size_t i = 0; i < slots_.single_blocks.size(); ++i) {
       pass.begin(part);
       if (regions)
-        regions->single_block(i, tokens, modulation.single_blocks[i], rope_rows, mode, adapters_.get());
+        regions->single_block(i, tokens, modulation.single_blocks[i], rope_rows, mode, adapters_.get(), shared);
       else
-        single_block(tokens, slots_.single_blocks[i], modulation.single_blocks[i], rope, geometry);
+        single_block(tokens, slots_.single_blocks[i], modulation.single_blocks[i], own_rope, geometry, shared);
       pass.end(part++);
     }
     image = tokens.slice(1, text.size(1));
   }
-  return apply_linear(slots_.image_out, modulated_norm(image, modulation.final));
+  image = apply_linear(slots_.image_out, modulated_norm(image, modulation.final));
+  return of_image ? of_image->gather(image) : image;
 }
 
 }  // namespace ditfleet::pipeline

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "pipeline/families/flux/modulation.h"
+#include "pipeline/parallel/sequence.h"
 #include "pipeline/region/ir/program.h"
 #include "pipeline/region/options.h"
 
@@ -50,6 +51,7 @@ class FluxTransformer {
 
   const FluxConfig& config() const { return config_; }
   const FluxParts& parts() const { return parts_; }
+  const parallel::Team& team() const { return team_; }  // all ranks of the region host
   const FluxSlots& slots() const { return slots_; }
   std::int64_t bytes() const { return bytes_; }
   const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
@@ -64,13 +66,13 @@ class FluxTransformer {
   // Converts text tokens [1, S_text, joint_attention_dim] to the blocks' input [1, S_text, D]. The same for all steps.
   at::Tensor embed_text(const at::Tensor& prompt_embeds) const;
   // `latents`: [batch, S_image, in_channels]. `text`: from embed_text(). `rope`: from rope_table(). Returns [batch,
-  // S_image, in_channels]. Thread-safe.
+  // S_image, in_channels]. `team`: the ranks that share the forward; each gets the whole result. Thread-safe.
   at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation,
-                      const at::Tensor& rope) const;
+                      const at::Tensor& rope, const parallel::Team& team = {}) const;
 
  private:
   at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation,
-                      const at::Tensor& rope, region::Mode mode) const;
+                      const at::Tensor& rope, region::Mode mode, const parallel::Team& team) const;
   void open_libraries(Placement placement, const region::RegionHost& host) const;
 
   FluxConfig config_{};
@@ -80,6 +82,7 @@ class FluxTransformer {
   std::shared_ptr<region::Graphs> graphs_;  // null: not available on this device or in this build
   std::int64_t bytes_ = 0;
   Placement placement_;
+  parallel::Team team_;
   std::map<std::string, int> linears_;
   std::chrono::microseconds compile_time_{0};
   std::shared_ptr<const FluxAdapters> adapters_;  // null: no adapters, or they are added eagerly

@@ -32,14 +32,16 @@ Result<Program> wan_block(const WanBlockShape& s) {
     return b.cast(name, b.modulate(name + ".modulated", wide, scale, shift), s.type);
   };
   const auto part = [&](const std::string& name, Ref of, int i) { return b.slice(name, of, 2, i * d, d); };
-  const auto attend = [&](const std::string& name, Ref q, Ref k, Ref v, const Dim& keys, const Builder::Linear& next) {
+  const auto attend = [&](const std::string& name, Ref q, Ref k, Ref v, const Dim& keys, const Builder::Linear& next,
+                          bool across_ranks) {
     const auto heads = [&](const char* of, Ref flat, const Dim& length) {
       return b.reshape(name + of, flat, {batch, length, s.heads, s.head_dim});
     };
     const Ref query = heads(".q", q, tokens), key = heads(".k", k, keys), value = heads(".v", v, keys);
     // Room for the products with the adapters' A, so that all ranks share the library's plan.
     const std::int64_t stride = next.adapter.value >= 0 && next.up.value < 0 ? d + kMostAdapterColumns + 64 : 0;
-    return b.reshape(name + ".flat", b.attention(name, query, key, value, {.token_stride = stride}),
+    return b.reshape(name + ".flat",
+                     b.attention(name, query, key, value, {.token_stride = stride, .across_ranks = across_ranks}),
                      {batch, tokens, d});
   };
 
@@ -47,7 +49,7 @@ Result<Program> wan_block(const WanBlockShape& s) {
   // The norm is over all heads together, so the table of one head repeats along the row.
   const Ref q = b.rope("q", b.rms_norm("q.normed", part("q.in", qkv, 0), norm_q, s.eps), rope);
   const Ref k = b.rope("k", b.rms_norm("k.normed", part("k.in", qkv, 1), norm_k, s.eps), rope);
-  const Ref attended = attend("attended", q, k, part("v", qkv, 2), tokens, out);
+  const Ref attended = attend("attended", q, k, part("v", qkv, 2), tokens, out, true);
   x = b.gate_residual("after_attention", x, rows[2], b.adapted_linear("attention_out", attended, out));
 
   Ref normed = x;
@@ -60,7 +62,7 @@ Result<Program> wan_block(const WanBlockShape& s) {
   const Ref cross_q_in = b.adapted_linear("cross_q_out", normed, cross_q);
   const Ref queries = b.rms_norm("cross.q", cross_q_in, cross_norm_q, s.eps);
   const Ref keys = b.rms_norm("cross.k", part("cross.k.in", kv, 0), cross_norm_k, s.eps);
-  const Ref crossed = attend("crossed", queries, keys, part("cross.v", kv, 1), text, cross_out);
+  const Ref crossed = attend("crossed", queries, keys, part("cross.v", kv, 1), text, cross_out, false);
   x = b.add("after_cross", x, b.adapted_linear("cross_out_out", crossed, cross_out));
 
   const Ref inner =

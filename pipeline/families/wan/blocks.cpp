@@ -4,7 +4,6 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "pipeline/families/wan/rope.h"
 
@@ -21,13 +20,6 @@ at::Tensor norm_heads(const at::Tensor& x, const at::Tensor& weight, const WanCo
   return heads_of(at::rms_norm(x, {c.width()}, weight, c.eps), c);
 }
 
-// [1, S, H, head_dim] each → [1, S, D]
-at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-  return at::scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-      .transpose(1, 2)
-      .flatten(2);
-}
-
 at::Tensor gated_sum(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& branch) {
   return (x.to(kFp32) + branch * gate).to(x.scalar_type());
 }
@@ -39,20 +31,21 @@ at::Tensor wan_modulated_norm(const at::Tensor& x, const at::Tensor& shift, cons
 }
 
 at::Tensor wan_block(at::Tensor x, const at::Tensor& text, const at::Tensor& time, const at::Tensor& rope,
-                     const WanBlockSlots& s, const WanConfig& c) {
+                     const WanBlockSlots& s, const WanConfig& c, const parallel::Sequence* sequence) {
   const std::vector<at::Tensor> m = (s.table + time.to(kFp32)).chunk(6, 1);
   const std::vector<at::Tensor> qkv = apply_linear(s.qkv, wan_modulated_norm(x, m[0], m[1], c.eps)).chunk(3, 2);
-  x = gated_sum(
-      x, m[2],
-      apply_linear(s.out, attend(apply_wan_rope(norm_heads(qkv[0], s.norm_q, c), rope),
-                                 apply_wan_rope(norm_heads(qkv[1], s.norm_k, c), rope), heads_of(qkv[2], c))));
+  const at::Tensor attended =
+      parallel::attend(apply_wan_rope(norm_heads(qkv[0], s.norm_q, c), rope),
+                       apply_wan_rope(norm_heads(qkv[1], s.norm_k, c), rope), heads_of(qkv[2], c), sequence);
+  x = gated_sum(x, m[2], apply_linear(s.out, attended));
   const at::Tensor normed =
       c.cross_attn_norm
           ? at::layer_norm(x.to(kFp32), {c.width()}, s.norm2.weight, s.norm2.bias, c.eps).to(x.scalar_type())
           : x;
   const std::vector<at::Tensor> kv = apply_linear(s.cross_kv, text).chunk(2, 2);
-  x = x + apply_linear(s.cross_out, attend(norm_heads(apply_linear(s.cross_q, normed), s.cross_norm_q, c),
-                                           norm_heads(kv[0], s.cross_norm_k, c), heads_of(kv[1], c)));
+  const at::Tensor crossed = parallel::attend(norm_heads(apply_linear(s.cross_q, normed), s.cross_norm_q, c),
+                                              norm_heads(kv[0], s.cross_norm_k, c), heads_of(kv[1], c), nullptr);
+  x = x + apply_linear(s.cross_out, crossed);
   const at::Tensor inner = at::gelu(apply_linear(s.mlp_in, wan_modulated_norm(x, m[3], m[4], c.eps)), "tanh");
   return gated_sum(x, m[5], apply_linear(s.mlp_out, inner));
 }

@@ -130,10 +130,15 @@ MemoryNeeds WanNeeds::measure(const RequestSize& size) const {
     const auto sampler = make_flow_sampler(folder_.scheduler, schedule, placement_.device);
     for (std::int64_t step = 0; step < kSteps; ++step) {
       const at::Tensor input = draw(config.in_channels).to(placement_.dtype);
-      at::Tensor velocity = transformer.velocity(input, 1000, texts[0], rope);
+      const auto forward = [&](bool, const parallel::Team& team) {
+        return transformer.velocity(input, 1000, texts[0], rope, team);
+      };
+      at::Tensor velocity;
       if (passes > 1) {
-        const at::Tensor negative = transformer.velocity(input, 1000, texts[0], rope);
-        velocity = negative + 2.0 * (velocity - negative);
+        const auto [positive, negative] = transformer.team().guided(forward);
+        velocity = negative + 2.0 * (positive - negative);
+      } else {
+        velocity = forward(false, transformer.team());
       }
       latents = sampler->step(latents, velocity, step);
     }

@@ -68,9 +68,13 @@ class WanDenoiser final : public Denoiser {
     at::Tensor input = latents.to(dtype_);
     if (generation_.condition.defined()) input = at::cat({input, generation_.condition}, 1);
     if (!rope_.defined()) rope_ = transformer.rope(latents.size(2), latents.size(3), latents.size(4));
-    const at::Tensor positive = transformer.velocity(input, timestep, generation_.text[expert], rope_);
-    if (!generation_.negative) return positive;
-    const at::Tensor negative = transformer.velocity(input, timestep, generation_.negative_text[expert], rope_);
+    const parallel::Team& team = transformer.team();
+    const auto forward = [&](bool negative, const parallel::Team& ranks) {
+      const auto& text = negative ? generation_.negative_text : generation_.text;
+      return transformer.velocity(input, timestep, text[expert], rope_, ranks);
+    };
+    if (!generation_.negative) return forward(false, team);
+    const auto [positive, negative] = team.guided(forward);
     const WanRequest& r = generation_.request;
     const double scale = expert ? r.guidance_scale_2.value_or(r.guidance_scale) : r.guidance_scale;
     return negative + scale * (positive - negative);
@@ -108,6 +112,7 @@ ModelMemory::Source memory_source(const WanFolder& folder, const AdapterStore& a
                                   std::shared_ptr<WanNeeds> needs) {
   ModelMemory::Source source{.parts = {{&folder.text.parts()}, &none, {&folder.transformer.parts()}}};
   if (folder.transformer_2) source.parts.blocks.push_back(&folder.transformer_2->parts());
+  source.ranks = static_cast<bool>(folder.transformer.team());
   if (!needs) return source;
   source.small = needs->video(25);
   source.large = needs->video(81);
@@ -149,7 +154,7 @@ at::Tensor encode_image(const VideoVae& vae, const Media& image, const WanReques
 
 WanModel::WanModel(ModelInfo info, Placement placement, WanFolder folder, WanPrompts prompts,
                    AdapterStore::Limits adapters, std::shared_ptr<DeviceMemory> memory, std::shared_ptr<WanNeeds> needs)
-    : ModelBase(std::move(info), placement, lora_base(folder), adapters),
+    : ModelBase(std::move(info), placement, lora_base(folder), adapters, folder.transformer.team()),
       folder_(std::move(folder)),
       prompts_(std::move(prompts)),
       embeddings_(kCachedPrompts),

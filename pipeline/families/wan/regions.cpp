@@ -157,7 +157,7 @@ at::Tensor WanRegions::rope_rows(const at::Tensor& rope) {
 
 void WanRegions::block(std::size_t expert, std::size_t index, at::Tensor& x, const at::Tensor& text,
                        const at::Tensor& rows, const at::Tensor& rope, region::Mode mode, const WanBlockSlots& slots,
-                       const AdapterColumns::Layout* adapters) const {
+                       const AdapterColumns::Layout* adapters, const parallel::Sequence* sequence) const {
   if (adapters && index > 0) columns(expert)->join();
   const auto linears = linears_of(slots);
   const auto* operands = adapters ? &adapters->operands[index * linears.size()] : nullptr;
@@ -176,7 +176,7 @@ void WanRegions::block(std::size_t expert, std::size_t index, at::Tensor& x, con
   for (const at::Tensor* given : {&std::as_const(x), &text, &rope}) inputs[*position++] = *given;
   for (std::int64_t i = 0; i < rows.size(1); ++i) inputs[*position++] = rows.narrow(1, i, 1);
   std::vector<at::Tensor> outputs{x};
-  table->region->run(inputs, outputs, mode);
+  table->region->run(inputs, outputs, mode, sequence);
   x = std::move(outputs[0]);
 }
 

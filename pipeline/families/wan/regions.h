@@ -46,10 +46,10 @@ class WanRegions {
 
   // Replaces x [1, S, D], which no other code reads, by the output of a block. `rows`: [1, 6, D] fp32, see kWanRows;
   // 1 is added to the scales. `rope`: from rope_rows(). `slots`: of the block, with changes of biases. `adapters`:
-  // what columns() have loaded, or null. Thread-safe unless weights are quantized.
+  // what columns() have loaded, or null. `sequence`: see Region::run(). Thread-safe unless weights are quantized.
   void block(std::size_t expert, std::size_t index, at::Tensor& x, const at::Tensor& text, const at::Tensor& rows,
              const at::Tensor& rope, region::Mode mode, const WanBlockSlots& slots,
-             const AdapterColumns::Layout* adapters) const;
+             const AdapterColumns::Layout* adapters, const parallel::Sequence* sequence) const;
 
   // A view of wan_rope_table()'s result as input of regions: [tokens, head_dim] fp32, cosine and sine of each pair.
   static at::Tensor rope_rows(const at::Tensor& rope);

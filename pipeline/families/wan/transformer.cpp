@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <tuple>
 
 #include "pipeline/device/failure.h"
@@ -56,6 +57,8 @@ WanTransformer WanTransformer::load(const std::string& dir, Placement placement,
   WanTransformer made;
   made.config_ = read_wan_config(ConfigFile(dir + "/config.json"));
   made.placement_ = placement;
+  made.team_ = parallel::Team::all(regions ? regions->ranks : nullptr);
+  made.team_.check_heads(made.config_.heads);
   auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
   set_up(parameters, quantize);
   parameters.set_regions(std::move(regions));
@@ -145,12 +148,13 @@ void WanTransformer::prewarm(std::int64_t frames, std::int64_t rows, std::int64_
 }
 
 at::Tensor WanTransformer::run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time,
-                                      const at::Tensor& rope, region::Mode mode) const {
+                                      const at::Tensor& rope, region::Mode mode,
+                                      const parallel::Sequence* sequence) const {
   PartSequence::Pass pass(parts_.get());
   if (mode == region::Mode::kNone) {
     for (std::size_t i = 0; i < slots_.blocks.size(); ++i) {
       pass.begin(i);
-      x = wan_block(std::move(x), text, time, rope, slots_.blocks[i], config_);
+      x = wan_block(std::move(x), text, time, rope, slots_.blocks[i], config_, sequence);
       pass.end(i);
     }
     return x;
@@ -161,7 +165,7 @@ at::Tensor WanTransformer::run_blocks(at::Tensor x, const at::Tensor& text, cons
   for (std::size_t i = 0; i < slots_.blocks.size(); ++i) {
     pass.begin(i);
     regions_->block(expert_, i, x, text, rows.narrow(0, static_cast<std::int64_t>(i), 1), table, mode, slots_.blocks[i],
-                    adapters_.get());
+                    adapters_.get(), sequence);
     pass.end(i);
   }
   return x;
@@ -177,7 +181,7 @@ at::Tensor WanTransformer::rope(std::int64_t frames, std::int64_t rows, std::int
 }
 
 at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, const at::Tensor& text,
-                                    const at::Tensor& rope) const {
+                                    const at::Tensor& rope, const parallel::Team& team) const {
   if (latents.dim() != 5 || latents.size(0) != 1 || latents.size(1) != config_.in_channels ||
       latents.size(3) % 2 != 0 || latents.size(4) % 2 != 0) {
     std::string shape;
@@ -190,14 +194,19 @@ at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, 
                                  .reshape({config_.in_channels, frames, rows, 2, columns, 2})
                                  .permute({1, 2, 4, 0, 3, 5})
                                  .reshape({1, frames * rows * columns, 4 * config_.in_channels});
-  at::Tensor x = apply_linear(slots_.patch_in, patches);
+  // With fewer tokens than ranks each rank computes all.
+  std::optional<parallel::Sequence> sequence;
+  if (team && patches.size(1) >= team.count) sequence.emplace(team, patches.size(1));
+  at::Tensor x = apply_linear(slots_.patch_in, sequence ? sequence->own(patches) : patches);
   const at::Tensor sines = sinusoids(timestep, config_.freq_dim, placement_.device);
   const at::Tensor conditioning =
       apply_linear(slots_.time_second, at::silu(apply_linear(slots_.time_first, sines))).to(placement_.dtype);
   const at::Tensor time = apply_linear(slots_.time_proj, at::silu(conditioning)).unflatten(1, {6, config_.width()});
-  x = run_blocks(std::move(x), text, time, rope, mode_for(frames, frames * rows * columns));
+  x = run_blocks(std::move(x), text, time, sequence ? sequence->own(rope) : rope,
+                 mode_for(frames, frames * rows * columns), sequence ? &*sequence : nullptr);
   const std::vector<at::Tensor> head = (slots_.table + conditioning.unsqueeze(1)).chunk(2, 1);
-  return apply_linear(slots_.patch_out, wan_modulated_norm(x, head[0], head[1], config_.eps))
+  x = apply_linear(slots_.patch_out, wan_modulated_norm(x, head[0], head[1], config_.eps));
+  return (sequence ? sequence->gather(x) : x)
       .view({frames, rows, columns, 2, 2, config_.out_channels})
       .permute({5, 0, 1, 3, 2, 4})
       .reshape({1, config_.out_channels, frames, 2 * rows, 2 * columns});

@@ -7,6 +7,7 @@
 
 #include "pipeline/families/wan/slots.h"
 #include "pipeline/nn/adapter_columns.h"
+#include "pipeline/parallel/sequence.h"
 #include "pipeline/region/ir/program.h"
 
 namespace ditfleet::region {
@@ -48,7 +49,8 @@ class WanTransformer {
 
   const WanConfig& config() const { return config_; }
   const WanSlots& slots() const { return slots_; }
-  PartSequence& parts() const { return *parts_; }  // one for each block
+  PartSequence& parts() const { return *parts_; }       // one for each block
+  const parallel::Team& team() const { return team_; }  // all ranks of the region host
   std::int64_t bytes() const { return bytes_; }
   const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
 
@@ -62,14 +64,16 @@ class WanTransformer {
   at::Tensor rope(std::int64_t frames, std::int64_t rows, std::int64_t columns) const;
   // `latents`: [1, in_channels, F, h, w] with even h and w; rounded to the model's type. `timestep`: 0 to 1000, not
   // rounded. `text`: from embed_text(). `rope`: from rope(). Returns [1, out_channels, F, h, w] in the model's type.
+  // `team`: the ranks that share the forward; each gets the whole result.
   // Not thread-safe if compiled blocks have quantized weights.
-  // Throws Failure (kInvalidArgument) for another shape.
-  at::Tensor velocity(const at::Tensor& latents, double timestep, const at::Tensor& text, const at::Tensor& rope) const;
+  // Throws Failure: kInvalidArgument for another shape; the group's errors.
+  at::Tensor velocity(const at::Tensor& latents, double timestep, const at::Tensor& text, const at::Tensor& rope,
+                      const parallel::Team& team = {}) const;
 
  private:
   WanTransformer() = default;
   at::Tensor run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time, const at::Tensor& rope,
-                        region::Mode mode) const;
+                        region::Mode mode, const parallel::Sequence* sequence) const;
   region::Mode mode_for(std::int64_t frames, std::int64_t tokens) const;  // frames and tokens of the latents
 
   WanConfig config_{};
@@ -77,6 +81,7 @@ class WanTransformer {
   std::shared_ptr<PartSequence> parts_;
   std::int64_t bytes_ = 0;
   Placement placement_;
+  parallel::Team team_;
   std::map<std::string, int> linears_;
   bool computes_in_other_type_ = false;                     // as in Parameters
   std::shared_ptr<const WanRegions> regions_;               // of both experts; null: blocks run eagerly

@@ -68,6 +68,7 @@ class Planner {
     AttentionStep step{.bias = op.inputs.size() > 3 ? op.inputs[3] : -1,
                        .causal = op.causal,
                        .scale = op.scale,
+                       .across_ranks = op.across_ranks,
                        .name = value(op.output).name};
     step.q = storage_.view_of(op.inputs[0]);
     step.k = storage_.view_of(op.inputs[1]);

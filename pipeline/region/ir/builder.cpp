@@ -136,9 +136,13 @@ Builder::Ref Builder::rope(const std::string& name, Ref x, Ref table) {
 Builder::Ref Builder::attention(const std::string& name, Ref q, Ref k, Ref v, const Attention& form) {
   std::vector<Ref> operands{q, k, v};
   if (form.bias.value >= 0) operands.push_back(form.bias);
-  return add_op(
-      name, {.code = OpCode::kAttention, .causal = form.causal, .scale = form.scale, .token_stride = form.token_stride},
-      operands);
+  return add_op(name,
+                {.code = OpCode::kAttention,
+                 .causal = form.causal,
+                 .scale = form.scale,
+                 .token_stride = form.token_stride,
+                 .across_ranks = form.across_ranks},
+                operands);
 }
 Builder::Ref Builder::mul(const std::string& name, Ref a, Ref b) {
   return add_op(name, {.code = OpCode::kMul}, {a, b});

@@ -46,6 +46,7 @@ class Builder {
     bool causal = false;
     double scale = 0;               // 0: 1/√ of the head size
     std::int64_t token_stride = 0;  // see Op
+    bool across_ranks = false;      // see Op
   };
 
   Builder(std::string block, ElementType type) : type_(type) { program_.block = std::move(block); }

@@ -104,6 +104,7 @@ std::string print(const Program& program) {
       out += scale;
     }
     if (op.token_stride != 0) out += ", token stride " + std::to_string(op.token_stride);
+    if (op.across_ranks) out += ", across ranks";
     out += ")\n";
   }
   out += "  return";

@@ -89,6 +89,9 @@ struct Op {
   // bf16 attention: elements between tokens of the result, if the library supports it. Blocks with the same stride
   // share the library's plan. 0: the best stride for this block.
   std::int64_t token_stride = 0;
+  // attention: where several ranks share the tokens, the queries attend to the tokens of all ranks, not only to this
+  // one's. The program is the same for any number of ranks.
+  bool across_ranks = false;
 };
 
 // Of a linear: the value, or -1.

@@ -187,6 +187,8 @@ class Rules {
     const std::size_t axes = made.shape.size();
     if (op_.causal && operands_[1].shape != made.shape)
       return wrong("is causal; keys must have the tokens of the queries");
+    if (op_.across_ranks && (op_.causal || operands_.size() > 3 || axes != 4 || operands_[1].shape != made.shape))
+      return wrong("is across ranks; q, k and v must be [batch, tokens, heads, head size], without bias or mask");
     if (op_.causal && operands_.size() > 3) return wrong("is causal and has a bias; write the mask into the bias");
     if (operands_.size() > 3) {
       const Shape& bias = operands_[3].shape;

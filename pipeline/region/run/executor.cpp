@@ -2,12 +2,14 @@
 
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
 
+#include "pipeline/parallel/sequence.h"
 #include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/sizes.h"
 
@@ -158,27 +160,39 @@ class Call {
     const at::Tensor q = tensor(step.q), k = tensor(step.k), v = tensor(step.v);
     const bool own_memory = plan_.buffer(step.out.buffer).kind == BufferKind::kLibrary;
     const at::Tensor out = own_memory ? at::Tensor() : tensor(step.out);
-    // Computes the result in its place, or copies it there.
+    at::Tensor made;
+    if (step.across_ranks && libraries_.sequence) {
+      const auto [all_q, all_k, all_v] = libraries_.sequence->to_heads(q, k, v);
+      made = libraries_.sequence->to_tokens(attended(step, all_q, all_k, all_v, {}));
+      if (own_memory)
+        made = made.contiguous();
+      else
+        out.copy_(made);
+    } else {
+      made = attended(step, q, k, v, out);
+    }
+    if (own_memory) keep(step.out.buffer, std::move(made));
+  }
+
+  // Computes the result in `out`, or copies it there. If `out` is undefined, returns a contiguous tensor of q's shape.
+  at::Tensor attended(const ResolvedAttention& step, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const at::Tensor& out) {
+    if (q.numel() == 0) return out.defined() ? out : at::empty(q.sizes(), q.options());
     const auto by = [&](AttentionBackend backend) {
       if (backend == libraries_.attention && libraries_.direct_attention && is_direct(step)) {
-        const at::Tensor direct = own_memory ? at::empty(step.out.sizes, q.options()) : out;
+        const at::Tensor direct = out.defined() ? out : at::empty(q.sizes(), q.options());
         if (libraries_.direct_attention->run(q, k, v, direct, step.scale)) return direct;
       }
       at::Tensor made =
           attend(q, k, v, backend, {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
-      return own_memory ? made : out.copy_(made);
+      return out.defined() ? out.copy_(made) : made;
     };
-    if (q.numel() == 0) {
-      if (own_memory) keep(step.out.buffer, at::empty(step.out.sizes, q.options()));
-      return;
-    }
     AttentionBackend backend = libraries_.attention;
     if (libraries_.timed_attention && is_direct(step) && q.dim() == 4 && q.scalar_type() == c10::ScalarType::BFloat16)
       backend =
-          libraries_.timed_attention->choose(attention_shape(q, k, v, own_memory ? q : out),
+          libraries_.timed_attention->choose(attention_shape(q, k, v, out.defined() ? out : q),
                                              2 * (q.nbytes() + k.nbytes()), [&](AttentionBackend one) { by(one); });
-    at::Tensor made = by(backend);
-    if (own_memory) keep(step.out.buffer, std::move(made));
+    return by(backend);
   }
 
   void keep(int buffer, at::Tensor made) {
@@ -217,13 +231,20 @@ class Call {
   std::vector<at::Tensor> kept_;  // results that libraries allocated
 };
 
-// What a call on tensors without memory does: allocates the results that libraries would allocate.
-void allocate_results(const Plan& plan, const Resolved& resolved, const at::TensorOptions& options) {
+// What a call on tensors without memory does: allocates the results that libraries would allocate, and what ranks
+// exchange.
+void allocate_results(const Plan& plan, const Resolved& resolved, const Libraries& libraries,
+                      const at::TensorOptions& options) {
   std::vector<at::Tensor> kept;
-  for (const ResolvedStep& one : resolved.steps)
-    if (const auto* step = std::get_if<ResolvedAttention>(&one);
-        step && plan.buffer(step->out.buffer).kind == BufferKind::kLibrary)
-      kept.push_back(at::empty(step->out.sizes, options));
+  for (const ResolvedStep& one : resolved.steps) {
+    const auto* step = std::get_if<ResolvedAttention>(&one);
+    if (!step) continue;
+    if (step->across_ranks && libraries.sequence) {
+      const at::Tensor q = at::empty(step->q.sizes, options);
+      libraries.sequence->to_tokens(at::empty_like(libraries.sequence->to_heads(q, q, q)[0]));
+    }
+    if (plan.buffer(step->out.buffer).kind == BufferKind::kLibrary) kept.push_back(at::empty(step->out.sizes, options));
+  }
 }
 
 }  // namespace
@@ -280,7 +301,7 @@ void execute(const Plan& plan, const Resolved& resolved, const RowLauncher& laun
     }
   at::Tensor workspace = pool.take(resolved.workspace_bytes, inputs.front().device());
   if (inputs.front().is_meta())
-    allocate_results(plan, resolved, inputs.front().options());
+    allocate_results(plan, resolved, libraries, inputs.front().options());
   else
     Call(plan, resolved, launcher, libraries, inputs, outputs, static_cast<char*>(workspace.data_ptr())).run();
   pool.give_back(std::move(workspace));

@@ -13,6 +13,10 @@
 #include "pipeline/region/run/resolved.h"
 #include "pipeline/region/run/row_launcher.h"
 
+namespace ditfleet::pipeline::parallel {
+class Sequence;
+}
+
 namespace ditfleet::region {
 
 // Keeps scratch memory of finished calls for later ones. All regions of a model share one pool. Thread-safe.
@@ -30,8 +34,9 @@ class WorkspacePool {
 struct Libraries {
   const Gemm* gemm = nullptr;  // null: LibTorch's
   AttentionBackend attention = AttentionBackend::kAuto;
-  const DirectAttention* direct_attention = nullptr;  // null: LibTorch's, whose result may have to be copied
-  const TimedAttention* timed_attention = nullptr;    // null: `attention` without timing
+  const DirectAttention* direct_attention = nullptr;       // null: LibTorch's, whose result may have to be copied
+  const TimedAttention* timed_attention = nullptr;         // null: `attention` without timing
+  const pipeline::parallel::Sequence* sequence = nullptr;  // how ranks share the tokens; null: one rank
 };
 
 // Prewarms `direct` for the attentions of a call.

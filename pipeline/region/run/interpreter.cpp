@@ -13,6 +13,7 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 
+#include "pipeline/parallel/sequence.h"
 #include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/sizes.h"
 
@@ -42,7 +43,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 
 }  // namespace
 
-std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::Tensor>& inputs,
+                                  const pipeline::parallel::Sequence* sequence) {
   const Sizes sizes = sizes_of(program, inputs, /*any_type=*/true);
   std::vector<at::Tensor> values(program.values.size());
   const auto order = program.inputs();
@@ -81,6 +83,11 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
       case OpCode::kQuickGelu: out = in(0) * at::sigmoid(1.702 * in(0)); break;
       case OpCode::kRope: out = rope(in(0), in(1)); break;
       case OpCode::kAttention:
+        if (op.across_ranks && sequence) {
+          const auto [q, k, v] = sequence->to_heads(in(0), in(1), in(2));
+          out = sequence->to_tokens(attention(q, k, v, std::nullopt, op));
+          break;
+        }
         out = attention(in(0), in(1), in(2), op.inputs.size() > 3 ? std::optional(in(3)) : std::nullopt, op);
         break;
       case OpCode::kMul: out = in(0) * in(1); break;

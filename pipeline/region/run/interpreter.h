@@ -8,11 +8,17 @@
 
 #include "pipeline/region/ir/program.h"
 
+namespace ditfleet::pipeline::parallel {
+class Sequence;
+}
+
 namespace ditfleet::region {
 
 // `inputs`: one tensor for each of Program::inputs(), of the declared shapes, on one device. Computes in the tensors'
 // element types, not the program's: fp32 or fp64 tensors give a reference for a bf16 program. The batch
-// axis of a table input may have length 1. Returns the outputs. Throws what LibTorch throws.
-std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::Tensor>& inputs);
+// axis of a table input may have length 1. `sequence`: see Region::run(). Returns the outputs. Throws what LibTorch
+// throws.
+std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::Tensor>& inputs,
+                                  const pipeline::parallel::Sequence* sequence = nullptr);
 
 }  // namespace ditfleet::region

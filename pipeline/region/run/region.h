@@ -43,8 +43,10 @@ class Region {
   // call compiles another program if the options allow it, else it runs eagerly. After a failed compilation calls run
   // eagerly until pause_after() has passed. Throws what LibTorch throws, and pipeline::Failure: kInvalidArgument for
   // inputs that do not fit the block, for a fallback with fullgraph and for a second program with error_on_recompile.
-  // Thread-safe.
-  void run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs, Mode mode = Mode::kDefault);
+  // Thread-safe. `sequence`: how ranks share the tokens, of which `inputs` has this rank's; null: one rank. Then throws
+  // what Sequence throws, too.
+  void run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs, Mode mode = Mode::kDefault,
+           const pipeline::parallel::Sequence* sequence = nullptr);
 
   // The names of the inputs, in the order of pointer tables.
   std::vector<std::string> input_names() const;

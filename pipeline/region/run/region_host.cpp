@@ -106,6 +106,7 @@ std::shared_ptr<RegionHost> make_dry_host(const RegionHost& host) {
   made->arch = host.arch;
   made->device = host.device;
   made->cache = host.cache;
+  made->ranks = host.ranks;
   made->dry = true;
   return made;
 }

@@ -16,6 +16,10 @@
 #include "pipeline/region/options.h"
 #include "pipeline/region/run/executor.h"
 
+namespace ditfleet::pipeline::parallel {
+class Group;
+}
+
 namespace ditfleet::region {
 
 // make_region_host() fills it in. Users share it as const; all of its const members are thread-safe.
@@ -32,7 +36,8 @@ struct RegionHost {
   // Null if the configuration sets the attention backend or only one is available.
   std::shared_ptr<const TimedAttention> timed_attention;
   mutable WorkspacePool pool;
-  bool dry = false;  // for tensors without memory: nothing is compiled or counted
+  std::shared_ptr<pipeline::parallel::Group> ranks;  // that share each forward of a transformer; null: one process
+  bool dry = false;                                  // for tensors without memory: nothing is compiled or counted
   // The clock for the pause after a failed compilation; tests replace it.
   std::function<std::chrono::steady_clock::time_point()> now = &std::chrono::steady_clock::now;
 

@@ -41,6 +41,7 @@ struct ResolvedAttention {
   int bias = -1;  // the program's value
   bool causal = false;
   double scale = 0;
+  bool across_ranks = false;
 };
 
 struct ResolvedCopy {

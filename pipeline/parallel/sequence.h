@@ -1,0 +1,70 @@
+// How the ranks of a group share one forward of a transformer. Sequence parallelism after DeepSpeed Ulysses
+// (https://arxiv.org/abs/2309.14509): each rank computes some of the tokens, and in attention some of the heads of all
+// tokens. For classifier-free guidance each half of the ranks computes one of the two forwards.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "pipeline/parallel/group.h"
+
+namespace ditfleet::pipeline::parallel {
+
+// The ranks of a group that share a forward, with this rank among them. All ranks of the group call the same functions
+// in the same order, also those of other teams. The functions throw Failure with the group's errors.
+struct Team {
+  std::shared_ptr<Group> group;  // null: this process works alone
+  int first = 0, count = 1;
+
+  explicit operator bool() const { return count > 1; }
+  static Team all(std::shared_ptr<Group> group);  // of its ranks; null: none
+  // The results of the two forwards of classifier-free guidance, with the prompt and with the negative prompt. Half of
+  // the ranks compute one and half the other, if their number is even; else all share one after the other.
+  // `forward(negative, team)` returns a tensor that has the same size for both.
+  using Forward = std::function<at::Tensor(bool negative, const Team& team)>;
+  std::pair<at::Tensor, at::Tensor> guided(const Forward& forward) const;
+  // Throws kInvalidArgument unless each rank gets as many heads.
+  void check_heads(std::int64_t heads) const;
+};
+
+// How the ranks of a team share tokens. The first ranks have one token less if the number is not divisible. On tensors
+// without memory nothing is sent.
+class Sequence {
+ public:
+  Sequence(Team team, std::int64_t tokens);
+  // The tokens of both, one after another in each rank.
+  Sequence(const Sequence& first, const Sequence& second);
+
+  // A view of this rank's tokens of x [batch, tokens, ..].
+  at::Tensor own(const at::Tensor& x) const;
+  // x [batch, own tokens, ..] of all ranks → [batch, tokens, ..].
+  at::Tensor gather(const at::Tensor& x) const;
+  // q, k, v [batch, own tokens, heads, head size] → [batch, all tokens, own heads, head size], with strided rows. The
+  // tokens are in the order of the ranks.
+  std::array<at::Tensor, 3> to_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  // [batch, all tokens, own heads, head size] → [batch, own tokens, heads, head size].
+  at::Tensor to_tokens(const at::Tensor& x) const;
+
+ private:
+  std::int64_t own_tokens() const { return tokens_[static_cast<std::size_t>(team_.group->rank() - team_.first)]; }
+  // `send` and `receive`: one for each rank of the team.
+  void exchange(const std::vector<at::Tensor>& send, const std::vector<at::Tensor>& receive) const;
+  // Views of t [all tokens, ..], one for each rank.
+  std::vector<at::Tensor> shares(const at::Tensor& t) const;
+
+  Team team_;
+  std::vector<std::int64_t> tokens_;  // of each rank of the team
+  std::int64_t total_;
+};
+
+// LibTorch's attention of q, k, v [batch, tokens, heads, head size] as [batch, tokens, heads · head size]. `sequence`:
+// how ranks share the tokens, of which q, k and v have this rank's; null: one rank.
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sequence* sequence);
+
+}  // namespace ditfleet::pipeline::parallel

@@ -1,0 +1,133 @@
+// Ranks as processes that share each forward of a transformer draw what one process draws.
+// DITFLEET_TEST_COMPILE=cpu_jit runs the same with compiled blocks.
+#include <gtest/gtest.h>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/families/flux/flux.h"
+#include "pipeline/families/wan/wan.h"
+#include "pipeline/parallel/shared_memory.h"
+#include "tests/parity/flux_golden.h"
+#include "tests/unit/parallel_fixture.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+using parallel::testing::run_processes;
+
+constexpr std::chrono::seconds kWait{20};
+
+struct Sample {
+  std::string set, folder;
+  std::vector<int> ranks;
+  std::string negative = {};  // with classifier-free guidance, unless it is empty
+  std::string quantize = {};  // of the transformer
+  std::string lora = {};      // of tests/fixtures
+  int width = 0, height = 0, frames = 0;
+  bool bf16 = false;
+};
+
+std::string name_of(const Sample& s) {
+  return s.set + "_" + s.folder + (s.negative.empty() ? "" : "_guided") + (s.quantize.empty() ? "" : "_" + s.quantize) +
+         (s.lora.empty() ? "" : "_lora") + (s.bf16 ? "_bf16" : "");
+}
+
+GenerationRequest request_of(const Sample& s) {
+  GenerationRequest request;
+  request.prompt = "a red bicycle by the sea";
+  request.seed = 7;
+  request.fields.set("width", std::int64_t{s.width});
+  request.fields.set("height", std::int64_t{s.height});
+  request.fields.set("num_inference_steps", std::int64_t{3});
+  request.fields.set("max_sequence_length", std::int64_t{19});
+  if (s.set == "wan") request.fields.set("frames", std::int64_t{s.frames});
+  if (s.set == "wan") request.fields.set("guidance_scale", s.negative.empty() ? 1.0 : 4.0);
+  if (!s.negative.empty()) {
+    request.fields.set("negative_prompt", s.negative);
+    if (s.set == "flux") request.fields.set("true_cfg_scale", 3.0);
+  }
+  if (!s.lora.empty()) request.loras = {{(golden::fixtures() / s.lora).string(), 0.8}};
+  return request;
+}
+
+struct Drawn {
+  at::Tensor latents;
+  Media media;
+  std::int64_t programs = 0;
+};
+
+// What this rank draws of two requests, of which one is canceled. `previews`: after each step.
+Drawn draw(const Sample& s, const RankOptions& ranks, std::vector<Media>* previews) {
+  EngineOptions options{golden::test_device(), s.bf16 ? "bf16" : "fp32", 1, golden::test_compile()};
+  options.ranks = ranks;
+  options.lora_slots = s.lora.empty() ? 0 : 1;
+  const auto engine = unwrap(Engine::create(options, {&flux_family(), &wan_family()}));
+  ModelSource source{"m", golden::Case{s.folder, {}, s.set}.model_dir()};
+  if (!s.quantize.empty()) source.quantize["transformer"] = s.quantize;
+  const auto model = unwrap(engine->load_model(source));
+  {
+    auto canceled = unwrap(model->encode(request_of(s)));
+    // Only rank 0 is asked.
+    const auto end = model->denoise(*canceled, [&](const StepProgress& p) { return ranks.rank > 0 || p.step < 2; });
+    if (end || end.error().code != Code::kCanceled) fail(Code::kInternal, "not canceled");
+  }
+  auto generation = unwrap(model->encode(request_of(s)));
+  unwrap(model->denoise(*generation, [&](const StepProgress& p) {
+    if (previews) previews->push_back(unwrap(p.preview()));
+    return true;
+  }));
+  Drawn drawn{.media = unwrap(model->decode(*generation))};
+  const std::string dump = ::testing::TempDir() + "sequence-" + std::to_string(::getpid()) + ".safetensors";
+  unwrap(generation->dump(dump));
+  drawn.latents = golden::read_tensor(dump, "latents");
+  std::filesystem::remove(dump);
+  drawn.programs = engine->region_counts().compiles;
+  return drawn;
+}
+
+class Ranks : public ::testing::TestWithParam<Sample> {};
+
+TEST_P(Ranks, DrawWhatOneDraws) {
+  const Sample& s = GetParam();
+  // All in processes of their own, because LibTorch's threads do not survive a fork.
+  const std::string file = ::testing::TempDir() + "sequence-" + name_of(s) + ".pt";
+  for (const int size : s.ranks) {
+    const auto memory = unwrap(Engine::create_rank_memory(size, kWait));
+    run_processes(size, [&](int rank) -> std::string {
+      std::vector<Media> previews, alone_previews;
+      const Drawn shared =
+          draw(s, {.memory = memory.get(), .rank = rank, .size = size, .wait = kWait}, rank == 0 ? &previews : nullptr);
+      if (rank > 0) return {};
+      const Drawn alone = draw(s, {}, &alone_previews);
+      const bool same_forward = !s.negative.empty() && size == 2;
+      const double apart = golden::distance(shared.latents, alone.latents);
+      std::fprintf(stderr, "%s, %d ranks: %.2g apart\n", name_of(s).c_str(), size, apart);
+      // fp8 rounds activations, so that a difference of one bit becomes one of 6 %.
+      const double limit = same_forward ? 0 : s.bf16 ? 4e-2 : s.quantize == "fp8" ? 2e-2 : 3 * 2e-5;
+      if (!(apart <= limit)) return "latents are apart";
+      if (shared.programs != alone.programs) return "other programs were compiled";
+      int largest = 0;
+      for (std::size_t i = 0; i < alone.media.rgb.size(); ++i)
+        largest = std::max(largest, std::abs(int{shared.media.rgb[i]} - int{alone.media.rgb[i]}));
+      if (largest > (same_forward ? 0 : s.bf16 || s.quantize == "fp8" ? 16 : 1))
+        return "pixels are " + std::to_string(largest) + " apart";
+      if (previews.size() != 3 || previews[2].rgb.size() != alone_previews[2].rgb.size()) return "no previews";
+      return {};
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Samples, Ranks,
+                         ::testing::Values(Sample{"wan", "one", {2}, "", "", "", 48, 32, 9},
+                                           Sample{"wan", "two", {3}, "", "", "", 16, 16, 5},
+                                           Sample{"wan", "euler", {2}, "rain", "", "", 32, 48, 5},
+                                           Sample{"wan", "one", {2}, "", "", "", 32, 32, 5, true},
+                                           Sample{"wan", "one", {2}, "", "nf4", "", 32, 32, 5},
+                                           Sample{"flux", "dev", {2}, "", "", "", 48, 80},
+                                           Sample{"flux", "dev", {2}, "rain", "", "", 48, 80},
+                                           Sample{"flux", "double", {3}, "", "", "", 112, 48},
+                                           Sample{"flux", "schnell", {5}, "", "", "", 80, 64},
+                                           Sample{"flux", "dev", {2}, "", "", "", 64, 64, 0, true}),
+                         [](const auto& info) { return name_of(info.param); });
+
+}  // namespace
+}  // namespace ditfleet::pipeline
