@@ -47,17 +47,18 @@ struct GpuMeter::Nvml {
   int (*memory)(Device, Memory*) = nullptr;
 };
 
-GpuMeter::GpuMeter(std::unique_ptr<Nvml> nvml, std::string gpu) : nvml_(std::move(nvml)), gpu_(std::move(gpu)) {}
+GpuMeter::GpuMeter(std::unique_ptr<Nvml> nvml, std::string gpu)
+    : nvml_(std::move(nvml)), gpu_(std::move(gpu)), start_j_(nvml_->device ? energy_j().value_or(0) : 0) {}
 
 GpuMeter::~GpuMeter() {
   nvml_->shutdown();
   dlclose(nvml_->library);
 }
 
-std::shared_ptr<const GpuMeter> GpuMeter::open(const std::string& device, const std::string& library) {
+std::shared_ptr<const GpuMeter> GpuMeter::open(const std::string& device, int ahead, const std::string& library) {
   if (!device.starts_with("cuda")) return nullptr;
   const auto colon = device.find(':');
-  const int index = colon == std::string::npos ? 0 : std::atoi(device.c_str() + colon + 1);
+  const int index = ahead + (colon == std::string::npos ? 0 : std::atoi(device.c_str() + colon + 1));
   auto nvml = std::make_unique<Nvml>();
   int (*init)() = nullptr;
   int (*by_bus)(const char*, Device*) = nullptr;
@@ -99,9 +100,8 @@ void GpuMeter::record() const {
     total({gpu_}).Set(static_cast<double>(memory.total));
   }
   if (const auto now = energy_j()) {
-    static const double start = *now;
     prometheus::Counter& counter = joules({gpu_});
-    counter.Increment(std::max(0.0, *now - start - counter.Value()));
+    counter.Increment(std::max(0.0, *now - start_j_ - counter.Value()));
   }
 }
 

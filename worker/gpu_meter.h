@@ -11,9 +11,9 @@ namespace ditfleet::worker {
 // Thread-safe.
 class GpuMeter {
  public:
-  // `device`: "cuda:N", as CUDA numbers the visible devices. Null: it is no GPU, or the library or the GPU is not
-  // there.
-  static std::shared_ptr<const GpuMeter> open(const std::string& device,
+  // `device`: "cuda:N", as CUDA numbers the visible devices; opens the GPU that is `ahead` GPUs behind it. Null: it is
+  // no GPU, or the library or the GPU is not there.
+  static std::shared_ptr<const GpuMeter> open(const std::string& device, int ahead = 0,
                                               const std::string& library = "libnvidia-ml.so.1");
   ~GpuMeter();
 
@@ -27,6 +27,7 @@ class GpuMeter {
   GpuMeter(std::unique_ptr<Nvml> nvml, std::string gpu);
   const std::unique_ptr<Nvml> nvml_;
   const std::string gpu_;  // the metrics' label: the PCI bus id
+  const double start_j_;   // energy_j() at the start
 };
 
 }  // namespace ditfleet::worker

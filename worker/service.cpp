@@ -94,20 +94,28 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .encode = encode_,
                .adapters = adapters_,
                .encode_image = parts_.encode_image,
-               .energy_j = [this] { return meter_ ? meter_->energy_j() : std::nullopt; },
+               .energy_j = [this] { return energy_j(); },
                .residents_changed = [this] { report_residents(); },
                .table_changed = [this] { update(); },
-               .fault =
-                   [this](const Error& error) {
-                     if (fatal_) return;
-                     fatal_ = error;
-                     drain_until_ = Deadline::after(kFaultGrace);
-                     heartbeat_now();
-                     wake_.cancel();
-                   }}) {}
+               .fault = [this](const Error& error) { fail(error); }}) {}
 
 Service::~Service() {
   for (NamedThread* thread : {&device_, &text_, &encode_}) thread->join();  // their work uses other members
+}
+
+std::optional<double> Service::energy_j() const {
+  std::optional<double> sum;
+  for (const auto& meter : meters_)
+    if (const auto one = meter->energy_j()) sum = sum.value_or(0) + *one;
+  return sum;
+}
+
+void Service::fail(const Error& error) {
+  if (fatal_) return;
+  fatal_ = error;
+  drain_until_ = Deadline::after(kFaultGrace);
+  heartbeat_now();
+  wake_.cancel();
 }
 
 asio::awaitable<int> Service::run() {
@@ -228,7 +236,8 @@ asio::awaitable<void> Service::load_models() {
     co_return;
   }
   models_ = std::move((*loaded)->first);
-  meter_ = GpuMeter::open(models_.device);
+  for (int gpu = 0; gpu < options_.gpus; ++gpu)
+    if (auto meter = GpuMeter::open(models_.device, gpu)) meters_.push_back(std::move(meter));
   runner_.set_warm_classes(std::move((*loaded)->second));
   if (quitting_ || state_ != "starting") co_return;
   state_ = "ready";
@@ -261,6 +270,7 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   info.device = models_.device;
   info.device_name = models_.device_name;
   info.precision = models_.precision;
+  info.gpus = options_.gpus;
   for (const auto& [name, model] : models_.models) {
     info.models.push_back(name);
     report_quantized(model->info(), info);
@@ -279,7 +289,7 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   static const telemetry::Counters compiles("ditfleet_region_compiles_total"), lookups("ditfleet_lora_loads_total");
   info.compiles = std::llround(compiles.total());
   for (const char* tier : {"host", "disk", "source"}) info.adapter_swaps += std::llround(lookups({tier, "ok"}).Value());
-  if (meter_) meter_->record();
+  for (const auto& meter : meters_) meter->record();
   reported_residents_ = residents(info);
   co_return co_await parts_.queue->heartbeat(info, Deadline::after(kCallTimeout));
 }

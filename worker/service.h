@@ -40,6 +40,7 @@ struct ServiceOptions {
   // Reported while the models load. The scheduler can then reject jobs that no worker can run from the first heartbeat.
   std::vector<std::string> models;
   int adapter_slots = 0;
+  int gpus = 1;  // that share each unit
 };
 
 struct ServiceParts {
@@ -68,6 +69,8 @@ class Service {
   // also drain a worker through Redis (queue::Desired); its units then have no time limit.
   void drain();
   void quit();
+  // The device or a part of it has failed: hands back all units and ends run() with 1. On the io thread.
+  void fail(const Error& error);
 
   // After run(): whether a thread is still busy with work that cannot be interrupted. The process should then exit
   // without waiting for the thread.
@@ -88,7 +91,8 @@ class Service {
   void perform_actions();
   void update();  // performs actions and wakes the coroutines that wait for a change
   void heartbeat_now();
-  void report_residents();  // in a heartbeat, if they have changed since the last one
+  std::optional<double> energy_j() const;  // of all GPUs
+  void report_residents();                 // in a heartbeat, if they have changed since the last one
   void receive(queue::MailboxEntry entry);
   bool finished() const;
 
@@ -101,7 +105,7 @@ class Service {
   std::int64_t started_ms_ = 0;
   UnitTable table_;
   Watchdog watchdog_;
-  std::shared_ptr<const GpuMeter> meter_;  // null: no GPU, or none that measures
+  std::vector<std::shared_ptr<const GpuMeter>> meters_;  // of the GPUs that measure
   ModelSet models_;
   TaskGroup tasks_;
   std::vector<queue::UnitRef> reported_units_;               // in the last heartbeat

@@ -56,9 +56,11 @@ std::string workers_table(const json::value& answer) {
       loras = std::to_string(taken) + "/" + std::to_string(slots) +
               (in_host > taken ? "+" + std::to_string(in_host - taken) : "");
     }
-    rows.push_back({text(worker, "name"), text(worker, "pid"), text(worker, "state"), text(worker, "device"),
-                    text(worker, "precision"), names(worker, "models", ""), limits_text(worker), loras,
-                    names(worker, "jobs", "-"), empty_in(worker), ago(integer(worker, "heartbeat_ms"))});
+    const auto gpus = integer(worker, "gpus");
+    rows.push_back({text(worker, "name"), text(worker, "pid"), text(worker, "state"),
+                    (gpus > 1 ? std::to_string(gpus) + " × " : "") + text(worker, "device"), text(worker, "precision"),
+                    names(worker, "models", ""), limits_text(worker), loras, names(worker, "jobs", "-"),
+                    empty_in(worker), ago(integer(worker, "heartbeat_ms"))});
   }
   return table(rows);
 }

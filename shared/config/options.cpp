@@ -174,9 +174,16 @@ const Option kOptions[] = {
     {DITFLEET_OPTION(worker.device),
      .description = "Device that runs the models: auto (a GPU if available), cpu, cuda or cuda:N.",
      .form = Form::kDevice},
+    {DITFLEET_OPTION(worker.gpus),
+     .description =
+         "Number of GPUs that one worker owns, from worker.device on. Each holds the models, and all share "
+         "the steps of one request. On a CPU, the number of processes. The attention heads of the models must be "
+         "divisible by it.",
+     .range = {1, 32}},
     {DITFLEET_OPTION(worker.dtype), .description = "Precision of the models. auto is bf16 on a GPU and fp32 on a CPU.",
      .choices = "auto|fp32|bf16"},
-    {DITFLEET_OPTION(worker.threads), .description = "CPU threads per operation. 0 divides the cores by worker.count.",
+    {DITFLEET_OPTION(worker.threads),
+     .description = "CPU threads per operation. 0 divides the cores by worker.count × worker.gpus.",
      .range = {0, 1024}},
     {DITFLEET_OPTION(worker.heartbeat_ms),
      .description = "How often a worker reports its state. After three missed heartbeats it gets no units. Lowering it "

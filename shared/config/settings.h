@@ -100,7 +100,8 @@ struct Settings {
     int count = 1;
     std::string name;  // empty: host-pid
     std::string device = "auto", dtype = "auto";
-    int threads = 0;  // 0: cores / count
+    int gpus = 1;
+    int threads = 0;  // 0: cores / (count · gpus)
     std::int64_t heartbeat_ms = 1000, drain_ms = 30'000, stuck_ms = 60'000;
     bool warmup = true;
     std::vector<WarmupClass> warmup_classes;

@@ -243,6 +243,7 @@ struct WorkerInfo {
   int pid = 0;
   std::string state = "starting";  // starting ready draining stuck
   std::string device, device_name, precision;
+  int gpus = 1;  // that share each unit, from `device` on
   std::vector<std::string> models, warm_classes;
   // Of each component with quantized linears, the number of linears by format: "dev/transformer: 494 nf4, 10 bf16".
   std::vector<std::string> quantized;

@@ -59,6 +59,7 @@ void each_field(Info& info, const Visit& visit) {
   visit("device", info.device);
   visit("device_name", info.device_name);
   visit("precision", info.precision);
+  visit("gpus", info.gpus);
   visit("models", info.models);
   visit("warm_classes", info.warm_classes);
   visit("quantized", info.quantized);

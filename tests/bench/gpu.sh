@@ -9,6 +9,8 @@
 #   tests/bench/gpu.sh memory [BUILD_DIR]       memory plans: peaks, images and steps; about 7 minutes; goes on likewise
 #   tests/bench/gpu.sh wan [BUILD_DIR]          videos in Wan 2.2 A14B's size: forwards, requests, limits; about 25
 #                                               minutes; goes on likewise
+#   tests/bench/gpu.sh parallel [BUILD_DIR]     several GPUs for one image or video, on 2 and on 4 GPUs of this machine;
+#                                               about 8 minutes; goes on likewise
 #
 #   DITFLEET_BENCH_RESULTS   folder of the CSVs (default: tests/bench/results)
 #   DITFLEET_BENCH_PEER=0    skip the peer
@@ -20,7 +22,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 what=${1:-}
-case $what in regions | lora | precision | memory | wan) ;; *) sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+case $what in regions | lora | precision | memory | wan | parallel) ;; *) sed -n '2,19s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 build=$(cd "${2:-$top/build}" && pwd)
 results=${DITFLEET_BENCH_RESULTS:-$here/results}
 mkdir -p "$results"
@@ -104,6 +106,22 @@ if [ "$what" = wan ]; then
     once ditfleet "$scenario" 81_frames_832x1216_peak_gb run "$bench" "$scenario" --model "$model/two" --cache "$work/cold"
   done
   once ditfleet request_fp8 480p_81_frames_40_steps_s run "$bench" cfg --quantize fp8 --model "$model/two" --cache "$work/cold8"
+  exit
+fi
+if [ "$what" = parallel ]; then
+  count=$(nvidia-smi -L | wc -l)
+  [ "$count" -ge 2 ] || { echo "gpu.sh: this machine has one GPU; parallel needs two" >&2; exit 1; }
+  [ -d "$work/flux" ] || "$(peer_python)" "$here/make_flux_size.py" "$work/flux" >> "$log" 2>&1
+  for gpus in 2 4; do
+    [ "$gpus" -gt "$count" ] ||
+      once ditfleet flux 28_steps_ratio_$gpus run "$bench" flux --gpus $gpus --model "$work/flux" --cache "$work/cache"
+  done
+  rm -rf "$work/flux"
+  "$(peer_python)" "$here/make_wan_size.py" "$work/wan" >> "$log" 2>&1
+  for gpus in 2 4; do
+    [ "$gpus" -gt "$count" ] ||
+      once ditfleet wan step_81_ratio_$gpus run "$bench" wan --gpus $gpus --model "$work/wan/one" --cache "$work/cache"
+  done
   exit
 fi
 if [ "$what" = precision ]; then

@@ -61,10 +61,10 @@ TEST(Series, BoundsTheValuesOfALabel) {
 }
 
 TEST(GpuMeter, RecordsWhatNvmlMeasures) {
-  EXPECT_EQ(worker::GpuMeter::open("cpu", NVML_STAND_IN), nullptr);
-  EXPECT_EQ(worker::GpuMeter::open("cuda:0", "/nowhere/libnvidia-ml.so.1"), nullptr);
-  EXPECT_EQ(worker::GpuMeter::open("cuda:7", NVML_STAND_IN), nullptr) << "there is one GPU";
-  const auto meter = worker::GpuMeter::open("cuda:0", NVML_STAND_IN);
+  EXPECT_EQ(worker::GpuMeter::open("cpu", 0, NVML_STAND_IN), nullptr);
+  EXPECT_EQ(worker::GpuMeter::open("cuda:0", 0, "/nowhere/libnvidia-ml.so.1"), nullptr);
+  EXPECT_EQ(worker::GpuMeter::open("cuda:7", 0, NVML_STAND_IN), nullptr) << "there is one GPU";
+  const auto meter = worker::GpuMeter::open("cuda:0", 0, NVML_STAND_IN);
   ASSERT_NE(meter, nullptr);
   const auto first = meter->energy_j(), second = meter->energy_j();
   ASSERT_TRUE(first && second);

@@ -24,9 +24,11 @@ namespace ditfleet::worker {
 class AdapterCopy {
  public:
   AdapterCopy(std::int64_t bytes, UniqueFd fd)
-      : path_("/proc/self/fd/" + std::to_string(fd.get())), bytes_(bytes), fd_(std::move(fd)) {}
-  // The path of the open file, valid in this process only. Removing or replacing the file in the folder does not affect
-  // this path.
+      : path_("/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(fd.get())),
+        bytes_(bytes),
+        fd_(std::move(fd)) {}
+  // The path of the open file, valid in this process and in its children while this object exists. Removing or
+  // replacing the file in the folder does not affect this path.
   const std::string& path() const { return path_; }
   std::int64_t bytes() const { return bytes_; }
 

@@ -42,7 +42,7 @@ Error with_adapter_names(Error error, const std::vector<job::LoraUse>& uses,
                          const std::vector<pipeline::LoraRequest>& loras) {
   std::vector<std::size_t> order(std::min(loras.size(), uses.size()));
   std::iota(order.begin(), order.end(), std::size_t{0});
-  // Longer paths first: /proc/self/fd/3 is a prefix of /proc/self/fd/31.
+  // Longer paths first: /proc/7/fd/3 is a prefix of /proc/7/fd/31.
   std::sort(order.begin(), order.end(),
             [&](std::size_t a, std::size_t b) { return loras[a].path.size() > loras[b].path.size(); });
   for (const std::size_t i : order) {

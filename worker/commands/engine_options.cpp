@@ -1,10 +1,18 @@
 #include "worker/commands/engine_options.h"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "shared/kernel_cache/open.h"
 
 namespace ditfleet::worker {
+namespace {
+
+// Ranks do the same at the same time, so that one is missed sooner than a step is stuck.
+constexpr std::chrono::seconds kLongestRankWait{20};
+
+}  // namespace
 
 region::CompileOptions compile_options(const config::Settings& settings) {
   const auto& compile = settings.compile;
@@ -59,6 +67,21 @@ Result<pipeline::EngineOptions> engine_options(const config::Settings& settings,
   if (options && !flags.device.empty()) options->device = flags.device;
   if (options && !flags.dtype.empty()) options->dtype = flags.dtype;
   return options;
+}
+
+Result<std::shared_ptr<RankProcesses>> start_ranks(const config::Settings& settings, const EngineFactory& create) {
+  if (settings.worker.gpus == 1) return std::shared_ptr<RankProcesses>();
+  const pipeline::RankOptions options{.size = settings.worker.gpus,
+                                      .wait = std::min<std::chrono::milliseconds>(
+                                          kLongestRankWait, std::chrono::milliseconds(settings.worker.stuck_ms))};
+  auto memory = pipeline::Engine::create_rank_memory(options.size, options.wait);
+  if (!memory) return memory.error();
+  return RankProcesses::start(options, std::move(*memory), create);
+}
+
+Result<std::unique_ptr<pipeline::Engine>> create_engine(const std::shared_ptr<RankProcesses>& ranks,
+                                                        const EngineFactory& create) {
+  return ranks ? ranks->create_engine() : create({});
 }
 
 Result<pipeline::ModelSource> source_of(const ModelFlags& flags) {

@@ -5,6 +5,7 @@
 #include "shared/config/settings.h"
 #include "shared/core/result.h"
 #include "worker/commands/command_line.h"
+#include "worker/ranks/leader.h"
 
 namespace ditfleet::worker {
 
@@ -16,6 +17,13 @@ region::CompileOptions compile_options(const config::Settings& settings);
 Result<pipeline::EngineOptions> engine_options(const config::Settings& settings);
 // The same with the device and the type that the flags name.
 Result<pipeline::EngineOptions> engine_options(const config::Settings& settings, const ModelFlags& flags);
+
+// Starts the other ranks of a worker with several GPUs, which create engines with `create`, too. Null with one GPU.
+// Errors: those of RankProcesses::start().
+Result<std::shared_ptr<RankProcesses>> start_ranks(const config::Settings& settings, const EngineFactory& create);
+// The engine of all ranks, or of this process alone if `ranks` is null.
+Result<std::unique_ptr<pipeline::Engine>> create_engine(const std::shared_ptr<RankProcesses>& ranks,
+                                                        const EngineFactory& create);
 
 // kInvalidArgument: the form of --quantize.
 Result<pipeline::ModelSource> source_of(const ModelFlags& flags);

@@ -118,11 +118,17 @@ Result<void> run(const GenerateFlags& flags) {
 
   auto source = source_of(flags.model);
   if (!source) return source.error();
-  auto options = engine_options(*settings, flags.model);
-  if (!options) return options.error();
-  // One slot per adapter. Without adapters, no memory is reserved and no program is compiled for them.
-  options->lora_slots = static_cast<int>(loras.size());
-  auto engine = pipeline::Engine::create(*options, families());
+  const EngineFactory create = [&](const pipeline::RankOptions& ranks) -> Result<std::unique_ptr<pipeline::Engine>> {
+    auto options = engine_options(*settings, flags.model);
+    if (!options) return options.error();
+    options->ranks = ranks;
+    // One slot per adapter. Without adapters, no memory is reserved and no program is compiled for them.
+    options->lora_slots = static_cast<int>(loras.size());
+    return pipeline::Engine::create(*options, families());
+  };
+  auto ranks = start_ranks(*settings, create);
+  if (!ranks) return ranks.error();
+  auto engine = create_engine(*ranks, create);
   if (!engine) return engine.error();
   auto model = (*engine)->load_model(*source);
   if (!model) return model.error();

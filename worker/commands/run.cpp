@@ -69,15 +69,20 @@ Result<config::Settings> settings_with(const RunFlags& flags) {
   return settings;
 }
 
-// Loads every configured model. Errors: those of the engine. Blocks.
-Result<ModelSet> load_models(const config::Settings& settings) {
-  ModelSet set;
+Result<std::unique_ptr<pipeline::Engine>> engine_of_rank(const config::Settings& settings,
+                                                         const pipeline::RankOptions& ranks) {
   auto options = engine_options(settings);
   if (!options) return options.error();
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  options->threads =
-      settings.worker.threads > 0 ? settings.worker.threads : std::max(1, cores / std::max(1, settings.worker.count));
-  auto engine = pipeline::Engine::create(*options, families());
+  const int processes = std::max(1, settings.worker.count) * settings.worker.gpus;
+  options->threads = settings.worker.threads > 0 ? settings.worker.threads : std::max(1, cores / processes);
+  options->ranks = ranks;
+  return pipeline::Engine::create(*options, families());
+}
+
+// Loads every configured model. Errors: those of the engine. Blocks.
+Result<ModelSet> load_models(const config::Settings& settings, Result<std::unique_ptr<pipeline::Engine>> engine) {
+  ModelSet set;
   if (!engine) return engine.error();
   set.engine = std::move(*engine);
   set.device = set.engine->device();
@@ -127,7 +132,6 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
     parts.adapters.cache_dir = data + "/adapters";
   for (const auto& folder : loras::folders_of(settings.loras.folders)) parts.adapters.folders.push_back(folder);
   parts.adapters.cache_bytes = settings.worker.lora.cache_bytes;
-  parts.load = [settings] { return load_models(settings); };
   parts.encode_image = pipeline::encode_media;
   return parts;
 }
@@ -146,6 +150,7 @@ ServiceOptions service_options(const config::Settings& settings) {
   options.warmup = settings.worker.warmup;
   for (const auto& [name, model] : settings.models) options.models.push_back(name);
   options.adapter_slots = settings.worker.lora.slots;
+  options.gpus = settings.worker.gpus;
   return options;
 }
 
@@ -162,6 +167,9 @@ Result<int> serve(const RunFlags& flags) {
   auto settings = settings_with(flags);
   if (!settings) return settings.error();
   ::umask(077);  // images of tenants must not be readable by other users
+  const EngineFactory create = [&](const pipeline::RankOptions& ranks) { return engine_of_rank(*settings, ranks); };
+  auto ranks = start_ranks(*settings, create);  // before there are threads
+  if (!ranks) return ranks.error();
   std::unique_ptr<telemetry::MetricsServer> metrics;
   if (!settings->worker.metrics_listen.empty()) {
     auto server = telemetry::MetricsServer::start(settings->worker.metrics_listen);
@@ -176,7 +184,10 @@ Result<int> serve(const RunFlags& flags) {
   asio::io_context io(1);
   auto parts = make_parts(*settings, io);
   if (!parts) return parts.error();
+  parts->load = [&] { return load_models(*settings, create_engine(*ranks, create)); };
   Service service(io, service_options(*settings), std::move(*parts));
+  if (*ranks)
+    (*ranks)->on_broken([&](const Error& error) { asio::post(io, [&service, error] { service.fail(error); }); });
   const bool hangup = hangup_ends();
   asio::signal_set signals(io, SIGINT, SIGTERM);
   if (hangup) signals.add(SIGHUP);
@@ -197,6 +208,7 @@ Result<int> serve(const RunFlags& flags) {
     if (e) io.stop();
   });
   io.run();
+  if (*ranks) (*ranks)->on_broken({});
   if (thrown) std::rethrow_exception(thrown);
   return exit_code;
 }

@@ -183,6 +183,7 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
           {"device", worker.device},
           {"device_name", worker.device_name},
           {"precision", worker.precision},
+          {"gpus", worker.gpus},
           {"models", json::value_from(worker.models)},
           {"adapters", json::value_from(worker.adapters)},
           {"adapter_slots", worker.adapter_slots},
