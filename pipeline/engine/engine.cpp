@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 
@@ -140,6 +141,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Fam
   try {
     check_dtype(options.dtype);
     DeviceChoice choice = load_device(options.device, options.ranks.rank);
+    const c10::DeviceGuard guard(choice.device);  // libraries create their handles on the current device
     if (options.threads > 0) at::set_num_threads(options.threads);
     check_memory(options.memory, choice.device);
     const bool bf16 = options.dtype == "bf16" || (options.dtype == "auto" && !choice.device.is_cpu());

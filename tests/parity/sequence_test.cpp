@@ -68,7 +68,8 @@ Drawn draw(const Sample& s, const RankOptions& ranks, std::vector<Media>* previe
     auto canceled = unwrap(model->encode(request_of(s)));
     // Only rank 0 is asked.
     const auto end = model->denoise(*canceled, [&](const StepProgress& p) { return ranks.rank > 0 || p.step < 2; });
-    if (end || end.error().code != Code::kCanceled) fail(Code::kInternal, "not canceled");
+    if (end || end.error().code != Code::kCanceled)
+      fail(Code::kInternal, "not canceled: " + (end ? "no error" : end.error().message));
   }
   auto generation = unwrap(model->encode(request_of(s)));
   unwrap(model->denoise(*generation, [&](const StepProgress& p) {
