@@ -44,14 +44,17 @@ class Rank {
     }
   }
 
-  // Reads replies on a thread of its own until the rank ends; then calls `broken`.
-  void start(std::function<void(const Error&)> broken) {
-    reader_ = std::thread([this, broken = std::move(broken)] {
+  // Reads replies on a thread of its own until the rank ends; then calls `broken`. Calls `failed` when the rank reports
+  // that its device or its part in a step has failed.
+  void start(std::function<void()> failed, std::function<void(const Error&)> broken) {
+    reader_ = std::thread([this, failed = std::move(failed), broken = std::move(broken)] {
       while (auto reply = receive_message(socket_.get())) {
         const std::lock_guard lock(mutex_);
         const auto found = waiting_.find(reply->head.at("id").as_int64());
         if (found == waiting_.end()) continue;
-        found->second.set_value(result_of(reply->head));
+        Result<void> result = result_of(reply->head);
+        if (!result && result.error().code == Code::kDeviceFault) failed();
+        found->second.set_value(std::move(result));
         waiting_.erase(found);
       }
       if (ending_) return;
@@ -150,6 +153,11 @@ class Processes final : public RankProcesses {
     return replies;
   }
   void tell(const Message& message) { ask(message); }  // nobody waits for the replies
+  // Ends what this rank waits for in a step.
+  void abort() {
+    const std::lock_guard lock(mutex_);
+    if (engine_) engine_->abort_ranks();
+  }
   void set_engine(pipeline::Engine* engine) {
     const std::lock_guard lock(mutex_);
     engine_ = engine;
@@ -296,12 +304,13 @@ class SharedEngine final : public pipeline::Engine {
 
 Result<std::unique_ptr<pipeline::Engine>> Processes::create_engine() {
   for (const auto& rank : ranks_)
-    rank->start([this](const Error& error) {
-      const std::lock_guard lock(mutex_);
-      if (engine_) engine_->abort_ranks();
-      spdlog::error("{}", error.message);
-      if (const auto broken = std::exchange(broken_, {})) broken(error);
-    });
+    rank->start([this] { abort(); },
+                [this](const Error& error) {
+                  abort();
+                  const std::lock_guard lock(mutex_);
+                  spdlog::error("{}", error.message);
+                  if (const auto broken = std::exchange(broken_, {})) broken(error);
+                });
   Replies replies = ask({{{"call", "create"}}, {}});
   auto own = create_(options_);
   if (own) set_engine(own->get());
