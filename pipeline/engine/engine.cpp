@@ -154,7 +154,10 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Fam
         AdapterStore::Limits{options.max_lora_rank, options.lora_slots, options.lora_host_bytes},
         std::max(options.lora_together_rank, options.max_lora_rank), options.memory, std::move(families)));
   } catch (...) {
-    return error_in_flight("engine");
+    const Error error = error_in_flight("engine");
+    if (options.ranks.size > 1)  // the other ranks wait for this one
+      if (auto group = parallel::join_group_memory(options.ranks.memory, options.ranks.rank)) (*group)->abort();
+    return error;
   }
 }
 

@@ -317,7 +317,7 @@ Result<std::unique_ptr<pipeline::Engine>> Processes::create_engine() {
   const Result<void> there = replies.wait();
   if (!own || !there) {
     set_engine(nullptr);
-    return own ? there.error() : own.error();
+    return !own && (there || !Replies::misses_others(own.error())) ? own.error() : there.error();
   }
   return std::unique_ptr<pipeline::Engine>(std::make_unique<SharedEngine>(*this, std::move(*own)));
 }
