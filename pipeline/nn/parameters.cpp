@@ -13,7 +13,9 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/nn/config_file.h"
+#include "pipeline/parallel/group.h"
 #include "pipeline/region/libraries/fp8.h"
+#include "pipeline/region/run/region_host.h"
 #include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
@@ -33,6 +35,7 @@ std::optional<c10::ScalarType> scalar_type(DType dtype) {
 }
 
 constexpr std::int64_t kBlock = 16 << 20;           // bytes that a thread reads at a time
+constexpr std::int64_t kLeastShared = 4 << 10;      // bytes that ranks read together
 constexpr const char* kComfyMarker = "scaled_fp8";  // checked by StoredWeights
 constexpr std::int64_t kNf4Block = 64, kFp8Multiple = 16;
 
@@ -101,20 +104,49 @@ void Parameters::check_shape(const std::string& name, const Shape& shape, const 
                                  ", but config.json requires " + shape_text(right));
 }
 
+// On a CPU the page cache is as fast as what the other ranks would send.
+void Parameters::set_regions(std::shared_ptr<const region::RegionHost> regions) {
+  regions_ = std::move(regions);
+  if (regions_ && placement_.device.is_cuda()) ranks_ = regions_->ranks;
+}
+
+void Parameters::read_bytes(const StoredTensor& from, std::int64_t begin, std::span<std::byte> bytes) {
+  const auto size = static_cast<std::int64_t>(bytes.size());
+  at::parallel_for(0, (size + kBlock - 1) / kBlock, 1, [&](std::int64_t first, std::int64_t last) {
+    const std::int64_t at = first * kBlock, end = std::min(size, last * kBlock);
+    unwrap(
+        from.file.read(*from.entry, static_cast<std::uint64_t>(begin + at), {bytes.data() + at, bytes.data() + end}));
+  });
+}
+
+// Reused, because the kernel clears new memory, which takes longer than reading.
+std::byte* Parameters::staging(std::int64_t size) {
+  if (staging_.numel() < size) staging_ = at::empty({size}, at::kByte);
+  return static_cast<std::byte*>(staging_.mutable_data_ptr());
+}
+
+at::Tensor Parameters::read_with_ranks(const StoredTensor& from, std::int64_t begin, std::int64_t size) {
+  const at::Tensor all = at::empty({size}, at::TensorOptions(at::kByte).device(placement_.device));
+  std::vector<at::Tensor> shares;
+  for (std::int64_t r = 0, ranks = ranks_->size(); r < ranks; ++r)
+    shares.push_back(all.slice(0, size * r / ranks, size * (r + 1) / ranks));
+  const at::Tensor& own = shares[static_cast<std::size_t>(ranks_->rank())];
+  std::byte* const bytes = staging(own.numel());
+  read_bytes(from, begin + own.storage_offset(), {bytes, static_cast<std::size_t>(own.numel())});
+  own.copy_(at::from_blob(bytes, {own.numel()}, at::kByte));
+  if (auto gathered = ranks_->all_gather(own, shares); !gathered) throw Failure(gathered.error());
+  return all;
+}
+
 at::Tensor Parameters::read(const StoredTensor& from, std::int64_t begin, const Shape& shape, c10::ScalarType stored,
                             c10::ScalarType type) {
   if (placement_.device.is_meta()) return at::empty(shape, at::TensorOptions(type).device(placement_.device));
-  // Straight into the returned tensor if it is on the host and of the file's type. Otherwise through memory that is
-  // reused, because the kernel clears new memory, which takes longer than reading.
-  const bool direct = placement_.device.is_cpu() && type == stored;
   const std::int64_t size = c10::multiply_integers(shape) * static_cast<std::int64_t>(c10::elementSize(stored));
-  if (!direct && staging_.numel() < size) staging_ = at::empty({size}, at::kByte);
-  at::Tensor out = direct ? at::empty(shape, stored) : at::from_blob(staging_.mutable_data_ptr(), shape, stored);
-  auto* const bytes = static_cast<std::byte*>(out.mutable_data_ptr());
-  at::parallel_for(0, (size + kBlock - 1) / kBlock, 1, [&](std::int64_t first, std::int64_t last) {
-    const std::int64_t at = first * kBlock, end = std::min(size, last * kBlock);
-    unwrap(from.file.read(*from.entry, static_cast<std::uint64_t>(begin + at), {bytes + at, bytes + end}));
-  });
+  if (ranks_ && size >= kLeastShared) return read_with_ranks(from, begin, size).view(stored).view(shape).to(type);
+  // Straight into the returned tensor if it is on the host and of the file's type.
+  const bool direct = placement_.device.is_cpu() && type == stored;
+  const at::Tensor out = direct ? at::empty(shape, stored) : at::from_blob(staging(size), shape, stored);
+  read_bytes(from, begin, {static_cast<std::byte*>(out.mutable_data_ptr()), static_cast<std::size_t>(size)});
   return direct ? out : out.to(placement_.device, type, /*non_blocking=*/false, /*copy=*/true);
 }
 

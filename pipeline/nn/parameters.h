@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,10 @@
 
 namespace ditfleet::region {
 struct RegionHost;
+}
+
+namespace ditfleet::pipeline::parallel {
+class Group;
 }
 
 namespace ditfleet::pipeline {
@@ -68,7 +73,8 @@ class Parameters {
   void check_quantize_on_load() const;  // throws what quantize_on_load() throws
   bool has_quantized() const { return !stored_.empty(); }
   // The host of the program that computes the values of quantized weights on a GPU. Null: LibTorch computes them.
-  void set_regions(std::shared_ptr<const region::RegionHost> regions) { regions_ = std::move(regions); }
+  // Its ranks, which load the same parameters in the same order, read them together on GPUs.
+  void set_regions(std::shared_ptr<const region::RegionHost> regions);
   // Whether products with fp8 weights may be computed in fp8; else they are computed in the placement's type. By
   // default the placement's device decides.
   void set_fp8_products(bool allowed) { fp8_products_ = allowed; }
@@ -122,6 +128,11 @@ class Parameters {
   // Reads bytes of a tensor from `begin` on as `shape` of type `stored`, on the device as `type`.
   at::Tensor read(const StoredTensor& from, std::int64_t begin, const Shape& shape, c10::ScalarType stored,
                   c10::ScalarType type);
+  // Reads bytes of a tensor from `begin` on into `bytes`.
+  static void read_bytes(const StoredTensor& from, std::int64_t begin, std::span<std::byte> bytes);
+  // The same into memory of the device: each rank reads a part of them and gets the rest from the others.
+  at::Tensor read_with_ranks(const StoredTensor& from, std::int64_t begin, std::int64_t size);
+  std::byte* staging(std::int64_t size);
   void check_shape(const std::string& name, const Shape& shape, const Shape& right) const;
 
   Checkpoint checkpoint_;
@@ -131,6 +142,7 @@ class Parameters {
   std::string quantize_;  // "nf4", "fp8" or empty
   bool (*chosen_)(std::string_view linear) = nullptr;
   std::shared_ptr<const region::RegionHost> regions_;  // until dequantizer() has used it
+  std::shared_ptr<parallel::Group> ranks_;             // null: one process, or a CPU
   std::shared_ptr<const region::Dequantizer> dequantizer_;
   bool fp8_products_;
   bool computes_in_other_type_ = false;

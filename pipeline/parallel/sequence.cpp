@@ -74,8 +74,7 @@ void Sequence::exchange(const std::vector<at::Tensor>& send, const std::vector<a
 std::vector<at::Tensor> Sequence::shares(const at::Tensor& t) const { return t.split_with_sizes(tokens_, 0); }
 
 at::Tensor Sequence::own(const at::Tensor& x) const {
-  const auto me = tokens_.begin() + (team_.group->rank() - team_.first);
-  return x.narrow(1, std::accumulate(tokens_.begin(), me, std::int64_t{0}), *me);
+  return x.narrow(1, std::accumulate(tokens_.begin(), tokens_.begin() + me(), std::int64_t{0}), own_tokens());
 }
 
 at::Tensor Sequence::gather(const at::Tensor& x) const {
@@ -91,21 +90,26 @@ std::array<at::Tensor, 3> Sequence::to_heads(const at::Tensor& q, const at::Tens
   const std::int64_t heads = q.size(2) / team_.count;
   // [tokens, batch, 3, heads, head size]: one exchange for all three, and received shares are in their place.
   const at::Tensor all = at::empty({total_, q.size(0), 3, heads, q.size(3)}, q.options());
+  const std::vector<at::Tensor> receive = shares(all);
   std::vector<at::Tensor> send;
   for (std::int64_t r = 0; r < team_.count; ++r) {
     const auto part = [&](const at::Tensor& t) { return t.narrow(2, r * heads, heads).transpose(0, 1); };
-    send.push_back(at::stack({part(q), part(k), part(v)}, 2));
+    send.push_back(r == me() ? receive[static_cast<std::size_t>(r)]
+                             : at::empty({own_tokens(), q.size(0), 3, heads, q.size(3)}, q.options()));
+    at::stack_out(send.back(), {part(q), part(k), part(v)}, 2);
   }
-  if (!q.is_meta()) exchange(send, shares(all));
+  if (!q.is_meta()) exchange(send, receive);
   const auto one = [&](std::int64_t i) { return all.select(2, i).transpose(0, 1); };
   return {one(0), one(1), one(2)};
 }
 
 at::Tensor Sequence::to_tokens(const at::Tensor& x) const {
+  const std::vector<at::Tensor> send = shares(x.transpose(0, 1).contiguous());
   std::vector<at::Tensor> received;
   for (std::int64_t r = 0; r < team_.count; ++r)
-    received.push_back(at::empty({own_tokens(), x.size(0), x.size(2), x.size(3)}, x.options()));
-  if (!x.is_meta()) exchange(shares(x.transpose(0, 1).contiguous()), received);
+    received.push_back(r == me() ? send[static_cast<std::size_t>(r)]
+                                 : at::empty({own_tokens(), x.size(0), x.size(2), x.size(3)}, x.options()));
+  if (!x.is_meta()) exchange(send, received);
   return at::cat(received, 2).transpose(0, 1);
 }
 

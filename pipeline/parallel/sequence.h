@@ -52,7 +52,8 @@ class Sequence {
   at::Tensor to_tokens(const at::Tensor& x) const;
 
  private:
-  std::int64_t own_tokens() const { return tokens_[static_cast<std::size_t>(team_.group->rank() - team_.first)]; }
+  std::int64_t me() const { return team_.group->rank() - team_.first; }
+  std::int64_t own_tokens() const { return tokens_[static_cast<std::size_t>(me())]; }
   // `send` and `receive`: one for each rank of the team.
   void exchange(const std::vector<at::Tensor>& send, const std::vector<at::Tensor>& receive) const;
   // Views of t [all tokens, ..], one for each rank.

@@ -33,6 +33,7 @@ Result<std::unique_ptr<pipeline::Engine>> create(const pipeline::RankOptions& pl
   pipeline::EngineOptions o;
   o.device = flags["--device"];
   o.compile = options();
+  o.compile.backend = "auto";  // in the other ranks options() knows no GPU
   o.kernel_cache = open_cache();
   o.ranks = place;
   return pipeline::Engine::create(o, {&pipeline::flux_family(), &pipeline::wan_family()});
