@@ -47,8 +47,7 @@ struct GpuMeter::Nvml {
   int (*memory)(Device, Memory*) = nullptr;
 };
 
-GpuMeter::GpuMeter(std::unique_ptr<Nvml> nvml, std::string gpu)
-    : nvml_(std::move(nvml)), gpu_(std::move(gpu)), start_j_(nvml_->device ? energy_j().value_or(0) : 0) {}
+GpuMeter::GpuMeter(std::unique_ptr<Nvml> nvml, std::string gpu) : nvml_(std::move(nvml)), gpu_(std::move(gpu)) {}
 
 GpuMeter::~GpuMeter() {
   nvml_->shutdown();
@@ -101,6 +100,7 @@ void GpuMeter::record() const {
   }
   if (const auto now = energy_j()) {
     prometheus::Counter& counter = joules({gpu_});
+    std::call_once(recorded_, [&] { start_j_ = *now; });
     counter.Increment(std::max(0.0, *now - start_j_ - counter.Value()));
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -27,7 +28,8 @@ class GpuMeter {
   GpuMeter(std::unique_ptr<Nvml> nvml, std::string gpu);
   const std::unique_ptr<Nvml> nvml_;
   const std::string gpu_;  // the metrics' label: the PCI bus id
-  const double start_j_;   // energy_j() at the start
+  mutable std::once_flag recorded_;
+  mutable double start_j_ = 0;  // energy_j() at the first record()
 };
 
 }  // namespace ditfleet::worker
