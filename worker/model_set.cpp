@@ -40,9 +40,11 @@ job::JobSpec smallest(const job::ModelEntry& entry) {
 }
 
 // Generates and encodes one image, and returns the time of each part.
-Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, const ImageEncoder& encode_image) {
+Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, std::optional<bool> alone,
+                           const ImageEncoder& encode_image) {
   using std::chrono::duration_cast, std::chrono::microseconds;
   pipeline::GenerationRequest request = request_of(spec, 0);
+  request.alone = alone;
   constexpr int kSide = 64;
   if (spec.fields.has("image")) {
     request.image = std::make_shared<const pipeline::Media>(
@@ -66,7 +68,7 @@ Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, con
     if (phase == "vae") parts.emplace_back("vae", us);
   }
   const auto begun = std::chrono::steady_clock::now();
-  auto bytes = encode_image(*image, job::OutputFormat::kPng, 100);
+  auto bytes = encode_image(*image, image->frames > 1 ? job::OutputFormat::kMp4 : job::OutputFormat::kPng, 100);
   if (!bytes) return bytes.error();
   parts.emplace_back("encode", duration_cast<microseconds>(std::chrono::steady_clock::now() - begun));
   return parts;
@@ -80,7 +82,7 @@ Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, c
   spec.n = 1;
   spec.fields.set("width", one.width);
   spec.fields.set("height", one.height);
-  spec.fields.set("num_inference_steps", 2);
+  spec.fields.set("num_inference_steps", set.gpus > 1 ? 4 : 2);
   if (one.frames) spec.fields.set("frames", *one.frames);
   if (one.max_sequence_length) spec.fields.set("max_sequence_length", *one.max_sequence_length);
   spec.seed = 0;
@@ -105,19 +107,25 @@ std::string label_of(const job::JobSpec& spec) {
 
 Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder& encode_image) {
   // Checks all classes before the first image.
-  std::vector<job::JobSpec> specs;
+  struct Run {
+    job::JobSpec spec;
+    std::optional<bool> alone = {};
+  };
+  std::vector<Run> runs;
   for (const auto& [name, model] : set.models) {
-    specs.push_back(smallest(set.catalogue.models.at(name)));
+    runs.push_back({smallest(set.catalogue.models.at(name))});
     for (const WarmupClass& one : set.warmup_classes) {
       if (!one.model.empty() && one.model != name) continue;
       auto spec = spec_of(one, name, set);
       if (!spec) return spec.error();
-      specs.push_back(std::move(*spec));
+      if (set.gpus == 1) runs.push_back({*spec});
+      for (const bool alone : {false, true})
+        if (set.gpus > 1 && (!one.gpus || (*one.gpus == 1) == alone)) runs.push_back({*spec, alone});
     }
   }
   std::vector<std::string> warm;
-  for (const job::JobSpec& spec : specs) {
-    auto parts = generate(*set.models.at(spec.model), spec, encode_image);
+  for (const auto& [spec, alone] : runs) {
+    auto parts = generate(*set.models.at(spec.model), spec, alone, encode_image);
     if (!parts) {
       return Error{
           parts.error().code,
@@ -126,7 +134,11 @@ Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder
     }
     const std::string class_key = job::shape_class_of(spec, set.catalogue.models.at(spec.model), set.precision).key();
     record_warm_up(spec.model, class_key, *parts);
-    spdlog::info("model '{}': warmed up {} in {}", spec.model, label_of(spec), text_of(*parts));
+    spdlog::info("model '{}': warmed up {}{} in {}", spec.model, label_of(spec),
+                 !alone   ? ""
+                 : *alone ? " on one GPU"
+                          : " on " + std::to_string(set.gpus) + " GPUs",
+                 text_of(*parts));
     if (std::find(warm.begin(), warm.end(), class_key) == warm.end()) warm.push_back(class_key);
   }
   return warm;

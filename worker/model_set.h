@@ -23,6 +23,7 @@ struct WarmupClass {
   int width = 0, height = 0;
   std::optional<int> frames, max_sequence_length;  // nullopt: the model's default
   bool true_cfg = false;
+  std::optional<int> gpus;  // of a worker with several: 1, or all of them; nullopt: what is faster
 };
 
 // The order of members matters: models must be destroyed before the engine.
@@ -32,10 +33,12 @@ struct ModelSet {
   job::Catalogue catalogue;  // of the loaded models
   std::map<std::string, std::unique_ptr<pipeline::Model>> models;
   std::vector<WarmupClass> warmup_classes;
+  int gpus = 1;  // that can share a unit
 };
 
 // Generates and encodes the smallest image of each model in one step, then one image of each warm-up class in two
-// steps, because some set-up happens on the second use. So a model or class that does not work is
+// steps, because some set-up happens on the second use. With several GPUs a class runs on one and on all of them, or as
+// it says, in four steps: later units of the class use what was faster. So a model or class that does not work is
 // detected before the first job. Logs
 // the times and exports them as metrics (model_timings.h). Returns the shape classes that are warm. Errors:
 // kInvalidArgument (a model does not support a class), those of the stages. Blocks; call it on the device thread.

@@ -34,6 +34,9 @@ struct GenerationRequest {
   std::vector<LoraRequest> loras;  // at most 16; an unusable file is an error with param "loras"
   // The picture of the field "image", of any size; null: none. encode() reads it.
   std::shared_ptr<const Media> image = {};
+  // Where several ranks can denoise together: true if this process shall denoise alone, false if all shall. If not set,
+  // the worker chooses what is faster (worker/ranks), and the pipeline lets all.
+  std::optional<bool> alone = {};
 };
 
 struct StepProgress {

@@ -15,6 +15,8 @@ class GenerationBase : public Generation {
   std::vector<std::string> warnings() const override { return warnings_; }
   std::vector<std::pair<std::string, std::int64_t>> phases_us() const override { return phases_; }
 
+  bool alone = false;  // denoised by this process although there are other ranks; set by ModelBase
+
   void add_warning(std::string warning) { warnings_.push_back(std::move(warning)); }
   // The phase took the time since `start`.
   void add_phase(const std::string& name, std::chrono::steady_clock::time_point start) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/engine/generation.h"
 #include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
@@ -36,10 +37,14 @@ Result<std::unique_ptr<Generation>> ModelBase::encode(const GenerationRequest& r
   auto generation = stage(
       "encode", [&](StageScope&) { return run_encode(request); }, &took_us);
   if (generation) (*generation)->device_phases_us_["text"] = took_us;
+  if (auto* made = generation ? dynamic_cast<GenerationBase*>(generation->get()) : nullptr)
+    made->alone = request.alone.value_or(false);
   return generation;
 }
 
 Result<void> ModelBase::denoise(Generation& generation, const StepCallback& on_step) {
+  const auto* own = dynamic_cast<const GenerationBase*>(&generation);
+  const bool together = team_ && !(own && own->alone);
   // Whether to go on is up to rank 0.
   const StepCallback agreed = [&](const StepProgress& progress) {
     const bool go_on = team_.group->rank() > 0 || !on_step || on_step(progress);
@@ -49,13 +54,13 @@ Result<void> ModelBase::denoise(Generation& generation, const StepCallback& on_s
     std::unique_lock one_at_a_time(adapted_, std::defer_lock);
     if (uses_adapters(generation)) one_at_a_time.lock();
     auto& phases = generation.device_phases_us_;
-    return run_denoise(generation, team_ ? agreed : on_step, [&] {
+    return run_denoise(generation, together ? agreed : on_step, [&] {
       scope.finish();
       const bool first = phases.emplace("first_step", 0).second;
       phases[first ? "first_step" : "steady_steps"] += scope.lap_us();
     });
   });
-  if (team_ && !denoised) {  // the other ranks cannot go on without this one
+  if (together && !denoised) {  // the other ranks cannot go on without this one
     team_.group->abort();
     return Error{Code::kDeviceFault, denoised.error().message, {}};
   }

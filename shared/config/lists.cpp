@@ -67,8 +67,11 @@ const auto& lists() {
            {"frames", &WarmupClass::frames, "Frames of a video; if absent, the model's default.", 1, kMaxFrames},
            {"max_sequence_length", &WarmupClass::max_sequence_length, "Text tokens; if absent, the model's default.", 1,
             512},
-           {"true_cfg", &WarmupClass::true_cfg,
-            "With a negative prompt, which runs the transformer twice per step."}}}};
+           {"true_cfg", &WarmupClass::true_cfg, "With a negative prompt, which runs the transformer twice per step."},
+           {"gpus", &WarmupClass::gpus,
+            "With worker.gpus above 1: 1 or worker.gpus, which units of this class then use. If absent, what is faster "
+            "at the start.",
+            1, 32}}}};
   return all;
 }
 
@@ -196,6 +199,9 @@ Result<void> check_lists(const Settings& s) {
     if (!one.width || !one.height)
       return invalid_argument(at + " has no " + (one.width ? "height" : "width") +
                               "; a class looks like {width: 1024, height: 1024}");
+    if (one.gpus && *one.gpus != 1 && *one.gpus != s.worker.gpus)
+      return invalid_argument(at + ".gpus is " + std::to_string(*one.gpus) +
+                              "; it must be 1 or worker.gpus, which is " + std::to_string(s.worker.gpus));
     if (!one.model.empty() && !s.models.empty() && !s.models.contains(one.model)) {
       std::vector<std::string> names;
       for (const auto& [name, model] : s.models) names.push_back(name);

@@ -60,6 +60,7 @@ struct WarmupClass {
   std::string model;  // empty: every model
   std::optional<int> width, height, frames, max_sequence_length;
   bool true_cfg = false;
+  std::optional<int> gpus;
 };
 
 struct Settings {

@@ -136,6 +136,15 @@ class TestGenerate(unittest.TestCase):
         # fp8 rounds activations: a difference in the last bit becomes one of 6 %.
         self.same(FOLDER / "flux", ["--size", "64x48", "--quantize", "transformer=fp8"], gpus=(2,), limit=4)
 
+    def test_four_ranks_need_no_other_cache_entries(self):
+        cache = FOLDER / "cache"
+        flags = ["--size", "48x80", "--set", f"cache.dir={cache}"]
+        self.draw(FOLDER / "flux", 1, *flags)
+        entries = {f.relative_to(cache) for f in cache.rglob("*") if f.is_file()}
+        self.assertTrue(entries)
+        self.draw(FOLDER / "flux", 4, *flags)
+        self.assertEqual({f.relative_to(cache) for f in cache.rglob("*") if f.is_file()}, entries)
+
     def test_heads_that_cannot_be_shared_are_refused(self):
         message = self.draw(FOLDER / "flux", 3, "--size", "64x48", fails=True)
         self.assertIn("3 GPUs cannot share the model's 4 attention heads; their number must be one of 1, 2, 4", message)
@@ -191,7 +200,9 @@ class TestService(Service):
         self.assertEqual(len(ranks), 1)
 
         small = {"model": "flux", "width": 64, "height": 48, "num_inference_steps": 4, "max_sequence_length": 16, "seed": 5}
-        plain = self.image(self.client.submit(**small))
+        job = self.client.submit(**small)
+        plain = self.image(job)
+        self.assertIn("; 2 GPUs", cli("explain", job, "--url", self.fleet.url).stdout)
         # Adapters reach all ranks; mixed with requests without.
         data = (ROOT / "tests/fixtures/lora/adapters/attention.safetensors").read_bytes()
         self.assertEqual(self.client.request("PUT", "/v1/loras/style", data, BYTES).status, 201)
@@ -221,6 +232,30 @@ class TestService(Service):
         self.launch("alone", 1)
         self.assertLessEqual(apart(self.image(self.client.submit(**small)), plain), 1)
 
+    def test_a_class_uses_one_rank_where_that_is_faster_or_wanted(self):
+        small = {"model": "flux", "width": 64, "height": 48, "num_inference_steps": 4, "max_sequence_length": 16, "seed": 5}
+        classes = [{"model": "flux", "width": 64, "height": 48, "max_sequence_length": 16, "gpus": 1},
+                   {"model": "wan", "width": 64, "height": 64, "frames": 5}]
+        self.launch("group", 2, "worker.warmup_classes=" + json.dumps(classes))
+        self.wait_ready("group")
+        log = (self.fleet.folder / "group.log").read_text()
+        self.assertIn("warmed up 64x48 on one GPU", log)
+        self.assertNotIn("warmed up 64x48 on 2 GPUs", log)
+        self.assertIn("warmed up 64x64x5 on one GPU", log)
+        self.assertIn("warmed up 64x64x5 on 2 GPUs", log)
+        other = children(self.workers["group"].pid)[0]
+        os.kill(other, signal.SIGSTOP)
+        self.image(self.client.submit(**small))  # without the other rank
+        # A rank that does not answer is ended, and the worker with it.
+        self.assertEqual(self.workers["group"].wait(30), 1)
+        self.assertIn("rank 1 has not answered", (self.fleet.folder / "group.log").read_text())
+        self.assertFalse(alive(other))
+
+    def test_a_wrong_number_of_gpus_for_a_class(self):
+        self.launch("group", 2, 'worker.warmup_classes=[{"width": 64, "height": 48, "gpus": 3}]')
+        self.assertEqual(self.workers["group"].wait(30), 2)
+        self.assertIn("gpus is 3; it must be 1 or worker.gpus, which is 2", (self.fleet.folder / "group.log").read_text())
+
     def test_an_idle_group_ends_with_a_rank(self):
         self.launch("group")
         self.wait_ready("group")
@@ -243,15 +278,12 @@ class TestService(Service):
                      for i in range(4)]
             time.sleep(chance.uniform(0, 0.6))
             name = chance.choice(names)
-            if self.workers[name].poll() is not None:
-                self.launch(name)
-            leader = self.workers[name].pid
-            ranks = until(lambda: len(found := [leader, *children(leader)]) == 2 and found, "the ranks have started")
+            ranks = until(lambda: self.ranks(name), "the ranks have started")
             seen |= set(ranks)
             victim, kind = chance.choice(ranks), chance.choice([signal.SIGKILL, signal.SIGSTOP])
-            print(f"fault {fault}: SIG{kind.name[3:]} to {'rank 0' if victim == leader else 'rank 1'} of {name}", flush=True)
+            print(f"fault {fault}: SIG{kind.name[3:]} to {'rank 0' if victim == ranks[0] else 'rank 1'} of {name}", flush=True)
             os.kill(victim, kind)
-            if kind == signal.SIGSTOP and victim == leader:
+            if kind == signal.SIGSTOP and victim == ranks[0]:
                 # Its lease lapses, and its jobs run elsewhere. When it wakes up, it finds that.
                 time.sleep(2)
                 os.kill(victim, signal.SIGCONT)
@@ -281,11 +313,18 @@ class TestService(Service):
         until(lambda: not any(alive(p) for p in seen), "no process is left")
         self.assertEqual([f for f in Path("/dev/shm").iterdir() if "ditfleet" in f.name], [])
 
+    def ranks(self, name):
+        """The processes of a worker, which is started again if it has ended: on a busy machine ranks may miss each other."""
+        worker = self.workers[name]
+        if worker.poll() is not None:
+            print(f"{name} has ended:", (self.fleet.folder / f"{name}.log").read_text().splitlines()[-1], flush=True)
+            self.launch(name)
+        found = [worker.pid, *children(worker.pid)] if worker.poll() is None else []
+        return found if len(found) == 2 else None
+
     def ended(self, job, names):
-        """On a busy machine ranks may miss each other, which ends a worker."""
         for name in names:
-            if self.workers[name].poll() is not None:
-                self.launch(name)
+            self.ranks(name)
         return self.client.job(job)["state"] in ENDED
 
     def idle(self):

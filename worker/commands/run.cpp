@@ -110,8 +110,9 @@ Result<ModelSet> load_models(const config::Settings& settings, Result<std::uniqu
         counts.compile_us / 1000);
   set.catalogue.default_model = settings.default_model;
   for (const auto& one : settings.worker.warmup_classes)
-    set.warmup_classes.push_back(
-        {one.model, one.width.value(), one.height.value(), one.frames, one.max_sequence_length, one.true_cfg});
+    set.warmup_classes.push_back({one.model, one.width.value(), one.height.value(), one.frames, one.max_sequence_length,
+                                  one.true_cfg, one.gpus});
+  set.gpus = settings.worker.gpus;
   return set;
 }
 

@@ -26,20 +26,23 @@ class Follower {
       generations_.erase(message.head.at("generation").as_int64());
       return;
     }
+    if (call == "ping") return reply(message, {});
     NamedThread& thread = call == "denoise"                    ? device_
                           : call == "encode"                   ? text_
                           : call == "create" || call == "load" ? device_
                                                                : adapters_;
-    asio::post(thread.executor(), [this, call, message = std::move(message)] {
-      Message reply;
-      reply.head["id"] = message.head.at("id");
-      put_result(reply.head, run(call, message));
-      const std::lock_guard lock(mutex_);
-      (void)send_message(socket_, reply);  // if rank 0 has ended, the reader ends this process
-    });
+    asio::post(thread.executor(), [this, call, message = std::move(message)] { reply(message, run(call, message)); });
   }
 
  private:
+  void reply(const Message& message, const Result<void>& result) {
+    Message made;
+    made.head["id"] = message.head.at("id");
+    put_result(made.head, result);
+    const std::lock_guard lock(mutex_);
+    (void)send_message(socket_, made);  // if rank 0 has ended, the reader ends this process
+  }
+
   Result<void> run(const std::string& call, const Message& m) try {
     if (call == "create") {
       auto engine = create_(ranks_);

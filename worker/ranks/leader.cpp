@@ -1,14 +1,18 @@
 #include "worker/ranks/leader.h"
 
+#include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include <array>
 #include <atomic>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <future>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -25,13 +29,16 @@ using pipeline::Generation;
 using pipeline::Model;
 
 constexpr std::chrono::seconds kEnds{5};  // how long a rank may take to end by itself
+constexpr std::chrono::seconds kPing{1};  // after which silence a rank is asked whether it lives
 
 Error broken(std::string message) { return {Code::kDeviceFault, std::move(message), {}}; }
 
 // One of the other ranks. Thread-safe.
 class Rank {
  public:
-  Rank(int number, pid_t process, UniqueFd socket) : number_(number), process_(process), socket_(std::move(socket)) {}
+  // `wait`: how long the rank may not answer at all before it is killed.
+  Rank(int number, pid_t process, UniqueFd socket, std::chrono::milliseconds wait)
+      : number_(number), process_(process), socket_(std::move(socket)), wait_(wait) {}
 
   ~Rank() {
     ending_ = true;
@@ -48,7 +55,7 @@ class Rank {
   // that its device or its part in a step has failed.
   void start(std::function<void()> failed, std::function<void(const Error&)> broken) {
     reader_ = std::thread([this, failed = std::move(failed), broken = std::move(broken)] {
-      while (auto reply = receive_message(socket_.get())) {
+      while (auto reply = next_message()) {
         const std::lock_guard lock(mutex_);
         const auto found = waiting_.find(reply->head.at("id").as_int64());
         if (found == waiting_.end()) continue;
@@ -86,6 +93,19 @@ class Rank {
   int number() const { return number_; }
 
  private:
+  // A process that is stopped keeps its socket, so it is asked for a sign of life.
+  Result<Message> next_message() {
+    pollfd ready{socket_.get(), POLLIN, 0};
+    for (auto silent = kPing; ::poll(&ready, 1, std::chrono::milliseconds(kPing).count()) == 0; silent += kPing) {
+      if (silent > wait_) {
+        spdlog::error("[ranks] rank {} has not answered for {} s", number_, silent.count());
+        ::kill(process_, SIGKILL);
+      }
+      ask({{{"call", "ping"}}, {}});
+    }
+    return receive_message(socket_.get());
+  }
+
   std::string how_it_ended() {
     std::string text = "[ranks] rank " + std::to_string(number_) + " (process " + std::to_string(process_) + ") ";
     int status = 0;
@@ -101,6 +121,7 @@ class Rank {
   const int number_;
   const pid_t process_;
   const UniqueFd socket_;
+  const std::chrono::milliseconds wait_;
   std::thread reader_;
   std::atomic<bool> ending_ = false, reaped_ = false;
   std::mutex mutex_;
@@ -138,7 +159,7 @@ class Processes final : public RankProcesses {
       : memory_(std::move(memory)), options_(options), create_(std::move(create)) {}
 
   void add(int number, pid_t process, UniqueFd socket) {
-    ranks_.push_back(std::make_unique<Rank>(number, process, std::move(socket)));
+    ranks_.push_back(std::make_unique<Rank>(number, process, std::move(socket), options_.wait));
   }
 
   void on_broken(std::function<void(const Error&)> broken) override {
@@ -173,14 +194,64 @@ class Processes final : public RankProcesses {
   std::vector<std::unique_ptr<Rank>> ranks_;  // their readers use the other members
 };
 
+// Which requests one GPU denoises faster than all: small ones, as a rule. Thread-safe.
+class Degrees {
+ public:
+  // What the time of a step depends on.
+  // Width × height × frames, text tokens, and a bit for each scale above 1, which may double the forwards.
+  using Class = std::array<std::int64_t, 3>;
+
+  static Class class_of(const pipeline::GenerationRequest& request) {
+    const job::FieldValues& f = request.fields;
+    std::int64_t scales = 0;
+    for (const job::Field field : job::kFields)
+      if (field.row().type == job::FieldType::kReal && f.has(field)) scales = 2 * scales + (*f.real(field) > 1);
+    return {f.integer("width").value_or(1024) * f.integer("height").value_or(1024) * f.integer("frames").value_or(1),
+            f.integer("max_sequence_length").value_or(0), scales};
+  }
+
+  // Of the way that was faster, or the only one that was tried; for a new class, that of the nearest one in pixels.
+  bool alone(const Class& c) const {
+    const std::lock_guard lock(mutex_);
+    const auto known = seconds_.find(c);
+    if (known != seconds_.end()) return is_alone(known->second);
+    const std::array<double, 2>* nearest = nullptr;
+    double least = 0;
+    for (const auto& [other, seconds] : seconds_) {
+      const double apart = std::abs(std::log(static_cast<double>(other[0]) / static_cast<double>(c[0])));
+      if (!nearest || apart < least) nearest = &seconds, least = apart;
+    }
+    return nearest && is_alone(*nearest);
+  }
+
+  void observe(const Class& c, bool alone, double step_s) {
+    const std::lock_guard lock(mutex_);
+    double& best = seconds_.try_emplace(c, std::array<double, 2>{kNever, kNever}).first->second[alone];
+    best = std::min(best, step_s);
+  }
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+  static bool is_alone(const std::array<double, 2>& seconds) { return seconds[1] < seconds[0]; }
+
+  mutable std::mutex mutex_;
+  std::map<Class, std::array<double, 2>> seconds_;  // shortest step with all ranks, and alone
+};
+
 // What both sides of a call have returned.
 Result<void> both(Result<void> here, Result<void> there) { return here ? std::move(there) : std::move(here); }
 
 class SharedGeneration final : public Generation {
  public:
-  SharedGeneration(Processes& ranks, std::int64_t id, std::unique_ptr<Generation> own)
-      : ranks_(ranks), id_(id), own_(std::move(own)) {}
-  ~SharedGeneration() override { ranks_.tell({{{"call", "release"}, {"generation", id_}}, {}}); }
+  // `alone`: the other ranks do not have it.
+  SharedGeneration(Processes& ranks, std::int64_t id, std::unique_ptr<Generation> own, Degrees::Class shape, bool alone)
+      : shape(shape), alone(alone), ranks_(ranks), id_(id), own_(std::move(own)) {}
+  ~SharedGeneration() override {
+    if (!alone) ranks_.tell({{{"call", "release"}, {"generation", id_}}, {}});
+  }
+
+  const Degrees::Class shape;
+  const bool alone;
 
   std::vector<std::string> warnings() const override { return own_->warnings(); }
   std::vector<std::pair<std::string, std::int64_t>> phases_us() const override { return own_->phases_us(); }
@@ -208,13 +279,22 @@ class SharedModel final : public Model {
   Result<std::unique_ptr<Generation>> encode(const pipeline::GenerationRequest& request) override {
     static std::atomic<std::int64_t> last = 0;
     const std::int64_t id = ++last;
+    const auto shape = Degrees::class_of(request);
+    const bool alone = request.alone.value_or(degrees_.alone(shape));
+    if (alone) {
+      pipeline::GenerationRequest chosen = request;
+      chosen.alone = true;
+      auto own = own_->encode(chosen);
+      if (!own) return own.error();
+      return std::unique_ptr<Generation>(std::make_unique<SharedGeneration>(ranks_, id, std::move(*own), shape, true));
+    }
     Message message = call("encode", message_of(request));
     message.head["generation"] = id;
     Replies replies = ranks_.ask(message);
     auto own = own_->encode(request);
     const Result<void> there = replies.wait();
     if (own) {
-      auto shared = std::make_unique<SharedGeneration>(ranks_, id, std::move(*own));
+      auto shared = std::make_unique<SharedGeneration>(ranks_, id, std::move(*own), shape, false);
       if (!there) return there.error();
       return std::unique_ptr<Generation>(std::move(shared));
     }
@@ -225,10 +305,21 @@ class SharedModel final : public Model {
   // Rank 0 decides after each step whether to go on. When a rank fails, the others miss it.
   Result<void> denoise(Generation& generation, const pipeline::StepCallback& on_step) override {
     auto& shared = dynamic_cast<SharedGeneration&>(generation);
-    Message message = call("denoise");
-    message.head["generation"] = shared.id();
-    Replies replies = ranks_.ask(message);
-    const Result<void> own = own_->denoise(shared.own(), on_step);
+    Replies replies;
+    if (!shared.alone) {
+      Message message = call("denoise");
+      message.head["generation"] = shared.id();
+      replies = ranks_.ask(message);
+    }
+    // The first step sets things up.
+    auto began = std::chrono::steady_clock::now();
+    const Result<void> own = own_->denoise(shared.own(), [&](const pipeline::StepProgress& progress) {
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+      if (progress.step > 1) degrees_.observe(shared.shape, shared.alone, took.count());
+      const bool go_on = !on_step || on_step(progress);
+      began = std::chrono::steady_clock::now();
+      return go_on;
+    });
     const Result<void> there = replies.wait();
     if (own && !there) return broken(there.error().message);
     if (!own && !there && Replies::misses_others(own.error())) return broken(there.error().message);
@@ -265,6 +356,7 @@ class SharedModel final : public Model {
   }
 
   Processes& ranks_;
+  Degrees degrees_;
   const std::int64_t number_;  // in the order of loading
   const std::unique_ptr<Model> own_;
 };

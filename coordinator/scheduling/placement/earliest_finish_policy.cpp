@@ -135,6 +135,7 @@ class Decision {
     const auto* memory = fleet_.memory(request_.model, best_->worker);
     const auto* limit = memory == nullptr ? nullptr : memory->plan_for(request_.pixels);
     if (limit != nullptr && limit->plan != "resident") out += "; plan " + limit->plan;
+    if (const int gpus = fleet_.at(best_->worker).gpus; gpus > 1) out += fmt::format("; {} GPUs", gpus);
     if (best_->need.load_us > 0) out += "; adapter load " + milliseconds(best_->need.load_us);
     if (best_->need.swap_us > 0) out += "; adapter swap " + milliseconds(best_->need.swap_us);
     out += fmt::format("; free in {} + run {}; earliest finish of {} worker{} with capacity",

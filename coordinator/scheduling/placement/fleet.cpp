@@ -109,6 +109,7 @@ void Fleet::apply(const queue::WorkerInfo& info, std::vector<ModelId> models) {
   const auto id = intern_owner(info.owner());
   auto& worker = workers_[id];
   worker.capacity = std::clamp(info.capacity, 1, lookahead_);
+  worker.gpus = info.gpus;
   worker.heartbeat_us = info.heartbeat_ms * 1000;
   worker.models = std::move(models);
   for (const auto m : worker.models) grown(by_model_, m).push_back(id);

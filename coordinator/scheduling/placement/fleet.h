@@ -48,6 +48,7 @@ struct Worker {
   WorkerState state = WorkerState::kGone;
   std::uint64_t hash = 0;  // of the name, for rendezvous hashing
   int capacity = 0;        // units it may hold
+  int gpus = 1;
   std::int64_t heartbeat_us = 0;
   std::vector<ModelId> models;
   std::vector<queue::ModelMemory> memory;  // of `models`; empty: the worker reported none

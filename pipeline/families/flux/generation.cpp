@@ -63,6 +63,7 @@ FluxRequest read_flux_request(const GenerationRequest& request, int size_multipl
   r.max_sequence_length = integer_of(fields, "max_sequence_length", r.max_sequence_length);
   r.seed = request.seed;
   r.loras = request.loras;
+  r.alone = request.alone.value_or(false);
   check(r, size_multiple);
   return r;
 }

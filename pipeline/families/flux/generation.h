@@ -26,6 +26,7 @@ struct FluxRequest {
   int max_sequence_length = 512;
   std::int64_t seed = 0;
   std::vector<LoraRequest> loras;
+  bool alone = false;  // see GenerationRequest
 };
 
 // Throws Failure (kInvalidArgument, with the field) for a value that FLUX does not support. Width and height must be

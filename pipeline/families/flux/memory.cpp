@@ -53,9 +53,12 @@ FluxNeeds::FluxNeeds(const LoadContext& context)
 }
 
 RequestSize FluxNeeds::size(const FluxRequest& request, int size_multiple) {
-  return {request.height / size_multiple, request.width / size_multiple, request.max_sequence_length,
+  return {request.height / size_multiple,
+          request.width / size_multiple,
+          request.max_sequence_length,
           std::min<std::int64_t>(request.num_inference_steps, kModulationSteps),
-          request.true_cfg_scale > 1 && request.negative_prompt};
+          request.true_cfg_scale > 1 && request.negative_prompt,
+          request.alone};
 }
 
 std::pair<RequestSize, std::int64_t> FluxNeeds::square(int side) const {
@@ -101,15 +104,16 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
   needs.denoise = peak_of([&] {
     const at::Tensor rope = rope_table(folder_.transformer.config(), text_tokens, rows, columns, placement_);
     const FluxTransformer& flux = folder_.transformer;
-    const auto forward = [&](bool negative, const parallel::Team& team) {
-      return velocity_of(flux, *prompts[negative ? 1 : 0].conditioning, latents, rope, team);
+    const parallel::Team team = size[5] ? parallel::Team() : flux.team();
+    const auto forward = [&](bool negative, const parallel::Team& ranks) {
+      return velocity_of(flux, *prompts[negative ? 1 : 0].conditioning, latents, rope, ranks);
     };
     at::Tensor velocity;
     if (passes > 1) {
-      const auto [positive, negative] = flux.team().guided(forward);
+      const auto [positive, negative] = team.guided(forward);
       velocity = negative + 2.0 * (positive - negative);
     } else {
-      velocity = forward(false, flux.team());
+      velocity = forward(false, team);
     }
     latents = euler_step(latents, velocity, sigmas[0], sigmas[1]);
   });

@@ -29,8 +29,9 @@ class FluxDenoiser final : public Denoiser {
       return velocity_of(negative ? *generation_.negative_conditioning : *generation_.conditioning, step, latents,
                          ranks);
     };
-    if (!generation_.negative) return forward(false, flux_.team());
-    const auto [positive, negative] = flux_.team().guided(forward);
+    const parallel::Team team = generation_.alone ? parallel::Team() : flux_.team();
+    if (!generation_.negative) return forward(false, team);
+    const auto [positive, negative] = team.guided(forward);
     return negative + generation_.request.true_cfg_scale * (positive - negative);
   }
 

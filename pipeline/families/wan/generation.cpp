@@ -60,6 +60,7 @@ WanRequest read_wan_request(const GenerationRequest& request, int size_multiple,
   r.max_sequence_length = integer("max_sequence_length", r.max_sequence_length);
   r.seed = request.seed;
   r.loras = request.loras;
+  r.alone = request.alone.value_or(false);
   r.flow_shift = fields.real("flow_shift");
 
   if (from_image && !request.image) refuse("image", "is missing; this model makes a video from an image");

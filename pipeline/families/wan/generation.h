@@ -31,6 +31,7 @@ struct WanRequest {
   std::optional<bool> euler;         // else UniPC; none: the scheduler's
   std::vector<double> sigmas;        // before the shift, without the last 0; empty: computed
   std::vector<LoraRequest> loras;
+  bool alone = false;                 // see GenerationRequest
   std::vector<std::string> warnings;  // values that were changed
 };
 

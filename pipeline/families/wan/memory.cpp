@@ -69,8 +69,13 @@ RequestSize WanNeeds::size(const GenerationRequest& request) const {
 }
 
 RequestSize WanNeeds::size(const WanRequest& request, int size_multiple) {
-  return {(request.num_frames - 1) / 4 + 1, request.height / size_multiple, request.width / size_multiple,
-          request.max_sequence_length,      request.guidance_scale > 1,     !request.loras.empty()};
+  return {(request.num_frames - 1) / 4 + 1,
+          request.height / size_multiple,
+          request.width / size_multiple,
+          request.max_sequence_length,
+          request.guidance_scale > 1,
+          !request.loras.empty(),
+          request.alone};
 }
 
 std::pair<RequestSize, std::int64_t> WanNeeds::video(int frames) const {
@@ -98,6 +103,7 @@ MemoryNeeds WanNeeds::measure(const RequestSize& size) const {
   const std::lock_guard lock(dry_run_mutex());
   const c10::InferenceMode inference(true);
   const WanTransformer transformer = size[5] ? filled(folder_.transformer) : folder_.transformer;
+  const parallel::Team team = size[6] ? parallel::Team() : transformer.team();
   MemoryNeeds needs = weights_;
   needs.passes = static_cast<int>(passes);
   const std::int64_t before = dry_bytes();
@@ -130,15 +136,15 @@ MemoryNeeds WanNeeds::measure(const RequestSize& size) const {
     const auto sampler = make_flow_sampler(folder_.scheduler, schedule, placement_.device);
     for (std::int64_t step = 0; step < kSteps; ++step) {
       const at::Tensor input = draw(config.in_channels).to(placement_.dtype);
-      const auto forward = [&](bool, const parallel::Team& team) {
-        return transformer.velocity(input, 1000, texts[0], rope, team);
+      const auto forward = [&](bool, const parallel::Team& ranks) {
+        return transformer.velocity(input, 1000, texts[0], rope, ranks);
       };
       at::Tensor velocity;
       if (passes > 1) {
-        const auto [positive, negative] = transformer.team().guided(forward);
+        const auto [positive, negative] = team.guided(forward);
         velocity = negative + 2.0 * (positive - negative);
       } else {
-        velocity = forward(false, transformer.team());
+        velocity = forward(false, team);
       }
       latents = sampler->step(latents, velocity, step);
     }

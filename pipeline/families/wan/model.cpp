@@ -68,7 +68,7 @@ class WanDenoiser final : public Denoiser {
     at::Tensor input = latents.to(dtype_);
     if (generation_.condition.defined()) input = at::cat({input, generation_.condition}, 1);
     if (!rope_.defined()) rope_ = transformer.rope(latents.size(2), latents.size(3), latents.size(4));
-    const parallel::Team& team = transformer.team();
+    const parallel::Team team = generation_.alone ? parallel::Team() : transformer.team();
     const auto forward = [&](bool negative, const parallel::Team& ranks) {
       const auto& text = negative ? generation_.negative_text : generation_.text;
       return transformer.velocity(input, timestep, text[expert], rope_, ranks);
