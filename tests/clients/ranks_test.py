@@ -246,6 +246,7 @@ class TestService(Service):
         other = children(self.workers["group"].pid)[0]
         os.kill(other, signal.SIGSTOP)
         self.image(self.client.submit(**small))  # without the other rank
+        self.image(self.client.submit(**{**small, "width": 48}))  # so does a smaller class
         # A rank that does not answer is ended, and the worker with it.
         self.assertEqual(self.workers["group"].wait(30), 1)
         self.assertIn("rank 1 has not answered", (self.fleet.folder / "group.log").read_text())

@@ -6,9 +6,9 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <future>
@@ -210,18 +210,14 @@ class Degrees {
             f.integer("max_sequence_length").value_or(0), scales};
   }
 
-  // Of the way that was faster, or the only one that was tried; for a new class, that of the nearest one in pixels.
+  // Whether one GPU was faster, or the only way that was tried. For a new class: whether that is so for one with at
+  // least as many pixels, because the larger a request is, the more it gains from all.
   bool alone(const Class& c) const {
     const std::lock_guard lock(mutex_);
     const auto known = seconds_.find(c);
     if (known != seconds_.end()) return is_alone(known->second);
-    const std::array<double, 2>* nearest = nullptr;
-    double least = 0;
-    for (const auto& [other, seconds] : seconds_) {
-      const double apart = std::abs(std::log(static_cast<double>(other[0]) / static_cast<double>(c[0])));
-      if (!nearest || apart < least) nearest = &seconds, least = apart;
-    }
-    return nearest && is_alone(*nearest);
+    return std::any_of(seconds_.begin(), seconds_.end(),
+                       [&](const auto& other) { return other.first[0] >= c[0] && is_alone(other.second); });
   }
 
   void observe(const Class& c, bool alone, double step_s) {
@@ -285,8 +281,11 @@ class SharedModel final : public Model {
       pipeline::GenerationRequest chosen = request;
       chosen.alone = true;
       auto own = own_->encode(chosen);
-      if (!own) return own.error();
-      return std::unique_ptr<Generation>(std::make_unique<SharedGeneration>(ranks_, id, std::move(*own), shape, true));
+      if (own)
+        return std::unique_ptr<Generation>(
+            std::make_unique<SharedGeneration>(ranks_, id, std::move(*own), shape, true));
+      // Several GPUs may have the memory.
+      if (request.alone || own.error().code != Code::kOutOfMemory) return own.error();
     }
     Message message = call("encode", message_of(request));
     message.head["generation"] = id;
