@@ -1,157 +1,25 @@
 #include "worker/ranks/leader.h"
 
-#include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
-#include <algorithm>
-#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstring>
-#include <future>
-#include <limits>
-#include <map>
 #include <mutex>
-#include <thread>
 #include <vector>
 
-#include "shared/core/deadline.h"
+#include "worker/ranks/degrees.h"
 #include "worker/ranks/follower.h"
 #include "worker/ranks/messages.h"
+#include "worker/ranks/rank.h"
 
 namespace ditfleet::worker {
 namespace {
 
 using pipeline::Generation;
 using pipeline::Model;
-
-constexpr std::chrono::seconds kEnds{5};  // how long a rank may take to end by itself
-constexpr std::chrono::seconds kPing{1};  // after which silence a rank is asked whether it lives
-
-Error broken(std::string message) { return {Code::kDeviceFault, std::move(message), {}}; }
-
-// One of the other ranks. Thread-safe.
-class Rank {
- public:
-  // `wait`: how long the rank may not answer at all before it is killed.
-  Rank(int number, pid_t process, UniqueFd socket, std::chrono::milliseconds wait)
-      : number_(number), process_(process), socket_(std::move(socket)), wait_(wait) {}
-
-  ~Rank() {
-    ending_ = true;
-    ::shutdown(socket_.get(), SHUT_RDWR);  // ends the reader here, and the other process
-    if (reader_.joinable()) reader_.join();
-    const Deadline limit = Deadline::after(kEnds);
-    while (!reaped_ && ::waitpid(process_, nullptr, WNOHANG) == 0) {
-      if (limit.passed()) ::kill(process_, SIGKILL);
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-  }
-
-  // Reads replies on a thread of its own until the rank ends; then calls `broken`. Calls `failed` when the rank reports
-  // that its device or its part in a step has failed.
-  void start(std::function<void()> failed, std::function<void(const Error&)> broken) {
-    reader_ = std::thread([this, failed = std::move(failed), broken = std::move(broken)] {
-      while (auto reply = next_message()) {
-        const std::lock_guard lock(mutex_);
-        const auto found = waiting_.find(reply->head.at("id").as_int64());
-        if (found == waiting_.end()) continue;
-        Result<void> result = result_of(reply->head);
-        if (!result && result.error().code == Code::kDeviceFault) failed();
-        found->second.set_value(std::move(result));
-        waiting_.erase(found);
-      }
-      if (ending_) return;
-      const Error error = worker::broken(how_it_ended());
-      {
-        const std::lock_guard lock(mutex_);
-        ended_ = error;
-        for (auto& [id, promise] : waiting_) promise.set_value(error);
-        waiting_.clear();
-      }
-      broken(error);
-    });
-  }
-
-  std::future<Result<void>> ask(Message message) {
-    std::promise<Result<void>> promise;
-    auto reply = promise.get_future();
-    const std::lock_guard lock(mutex_);
-    if (ended_) {
-      promise.set_value(*ended_);
-      return reply;
-    }
-    message.head["id"] = ++last_id_;
-    waiting_.emplace(last_id_, std::move(promise));
-    (void)send_message(socket_.get(), message);  // if it fails, the reader finds that the rank has ended
-    return reply;
-  }
-
-  int number() const { return number_; }
-
- private:
-  // A process that is stopped keeps its socket, so it is asked for a sign of life.
-  Result<Message> next_message() {
-    pollfd ready{socket_.get(), POLLIN, 0};
-    for (auto silent = kPing; ::poll(&ready, 1, std::chrono::milliseconds(kPing).count()) == 0; silent += kPing) {
-      if (silent > wait_) {
-        spdlog::error("[ranks] rank {} has not answered for {} s", number_, silent.count());
-        ::kill(process_, SIGKILL);
-      }
-      ask({{{"call", "ping"}}, {}});
-    }
-    return receive_message(socket_.get());
-  }
-
-  std::string how_it_ended() {
-    std::string text = "[ranks] rank " + std::to_string(number_) + " (process " + std::to_string(process_) + ") ";
-    int status = 0;
-    for (const Deadline limit = Deadline::after(kEnds); ::waitpid(process_, &status, WNOHANG) != process_;) {
-      if (limit.passed()) return text + "has closed its socket";
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    reaped_ = true;
-    if (WIFSIGNALED(status)) return text + "was ended by SIG" + ::sigabbrev_np(WTERMSIG(status));
-    return text + "has ended with exit status " + std::to_string(WEXITSTATUS(status));
-  }
-
-  const int number_;
-  const pid_t process_;
-  const UniqueFd socket_;
-  const std::chrono::milliseconds wait_;
-  std::thread reader_;
-  std::atomic<bool> ending_ = false, reaped_ = false;
-  std::mutex mutex_;
-  std::int64_t last_id_ = 0;
-  std::map<std::int64_t, std::promise<Result<void>>> waiting_;
-  std::optional<Error> ended_;
-};
-
-class Replies {
- public:
-  void add(int rank, std::future<Result<void>> reply) { replies_.emplace_back(rank, std::move(reply)); }
-
-  // Waits for all. The first error, with the rank's number; one of a rank that only missed others comes last.
-  Result<void> wait() {
-    Result<void> first;
-    for (auto& [rank, reply] : replies_) {
-      Result<void> one = reply.get();
-      if (one || (!first && !misses_others(first.error()))) continue;
-      Error error = one.error();
-      if (!error.message.starts_with("[ranks]")) error.message = "rank " + std::to_string(rank) + ": " + error.message;
-      first = std::move(error);
-    }
-    return first;
-  }
-
-  static bool misses_others(const Error& error) { return error.message.find("[parallel]") != std::string::npos; }
-
- private:
-  std::vector<std::pair<int, std::future<Result<void>>>> replies_;
-};
 
 class Processes final : public RankProcesses {
  public:
@@ -193,49 +61,6 @@ class Processes final : public RankProcesses {
   pipeline::Engine* engine_ = nullptr;        // whose collectives end when a rank ends
   std::vector<std::unique_ptr<Rank>> ranks_;  // their readers use the other members
 };
-
-// Which requests one GPU denoises faster than all: small ones, as a rule. Thread-safe.
-class Degrees {
- public:
-  // What the time of a step depends on.
-  // Width × height × frames, text tokens, and a bit for each scale above 1, which may double the forwards.
-  using Class = std::array<std::int64_t, 3>;
-
-  static Class class_of(const pipeline::GenerationRequest& request) {
-    const job::FieldValues& f = request.fields;
-    std::int64_t scales = 0;
-    for (const job::Field field : job::kFields)
-      if (field.row().type == job::FieldType::kReal && f.has(field)) scales = 2 * scales + (*f.real(field) > 1);
-    return {f.integer("width").value_or(1024) * f.integer("height").value_or(1024) * f.integer("frames").value_or(1),
-            f.integer("max_sequence_length").value_or(0), scales};
-  }
-
-  // Whether one GPU was faster, or the only way that was tried. For a new class: whether that is so for one with at
-  // least as many pixels, because the larger a request is, the more it gains from all.
-  bool alone(const Class& c) const {
-    const std::lock_guard lock(mutex_);
-    const auto known = seconds_.find(c);
-    if (known != seconds_.end()) return is_alone(known->second);
-    return std::any_of(seconds_.begin(), seconds_.end(),
-                       [&](const auto& other) { return other.first[0] >= c[0] && is_alone(other.second); });
-  }
-
-  void observe(const Class& c, bool alone, double step_s) {
-    const std::lock_guard lock(mutex_);
-    double& best = seconds_.try_emplace(c, std::array<double, 2>{kNever, kNever}).first->second[alone];
-    best = std::min(best, step_s);
-  }
-
- private:
-  static constexpr double kNever = std::numeric_limits<double>::infinity();
-  static bool is_alone(const std::array<double, 2>& seconds) { return seconds[1] < seconds[0]; }
-
-  mutable std::mutex mutex_;
-  std::map<Class, std::array<double, 2>> seconds_;  // shortest step with all ranks, and alone
-};
-
-// What both sides of a call have returned.
-Result<void> both(Result<void> here, Result<void> there) { return here ? std::move(there) : std::move(here); }
 
 class SharedGeneration final : public Generation {
  public:
@@ -320,8 +145,8 @@ class SharedModel final : public Model {
       return go_on;
     });
     const Result<void> there = replies.wait();
-    if (own && !there) return broken(there.error().message);
-    if (!own && !there && Replies::misses_others(own.error())) return broken(there.error().message);
+    if (own && !there) return rank_fault(there.error().message);
+    if (!own && !there && Replies::misses_others(own.error())) return rank_fault(there.error().message);
     return own;
   }
 
@@ -331,8 +156,8 @@ class SharedModel final : public Model {
 
   Result<void> prefetch(const std::vector<pipeline::LoraRequest>& loras, const pipeline::AdapterDrops& drops) override {
     Replies replies = ranks_.ask(call("prefetch", message_of(loras, drops)));
-    auto own = own_->prefetch(loras, drops);
-    return both(std::move(own), replies.wait());
+    const Result<void> own = own_->prefetch(loras, drops), there = replies.wait();
+    return own ? there : own;
   }
   void pin_adapters(const std::set<std::string>& ids) override {
     Message message = call("pin");

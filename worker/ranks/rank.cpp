@@ -1,0 +1,111 @@
+#include "worker/ranks/rank.h"
+
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstring>
+
+#include "shared/core/deadline.h"
+
+namespace ditfleet::worker {
+namespace {
+
+constexpr std::chrono::seconds kEnds{5};  // how long a rank may take to end by itself
+constexpr std::chrono::seconds kPing{1};  // after which silence a rank is asked whether it lives
+
+}  // namespace
+
+Error rank_fault(std::string message) { return {Code::kDeviceFault, std::move(message), {}}; }
+
+Rank::Rank(int number, pid_t process, UniqueFd socket, std::chrono::milliseconds wait)
+    : number_(number), process_(process), socket_(std::move(socket)), wait_(wait) {}
+
+Rank::~Rank() {
+  ending_ = true;
+  ::shutdown(socket_.get(), SHUT_RDWR);  // ends the reader here, and the other process
+  if (reader_.joinable()) reader_.join();
+  const Deadline limit = Deadline::after(kEnds);
+  while (!reaped_ && ::waitpid(process_, nullptr, WNOHANG) == 0) {
+    if (limit.passed()) ::kill(process_, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+void Rank::start(std::function<void()> failed, std::function<void(const Error&)> broken) {
+  reader_ = std::thread([this, failed = std::move(failed), broken = std::move(broken)] {
+    while (auto reply = next_message()) {
+      const std::lock_guard lock(mutex_);
+      const auto found = waiting_.find(reply->head.at("id").as_int64());
+      if (found == waiting_.end()) continue;
+      Result<void> result = result_of(reply->head);
+      if (!result && result.error().code == Code::kDeviceFault) failed();
+      found->second.set_value(std::move(result));
+      waiting_.erase(found);
+    }
+    if (ending_) return;
+    const Error error = rank_fault(how_it_ended());
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = error;
+      for (auto& [id, promise] : waiting_) promise.set_value(error);
+      waiting_.clear();
+    }
+    broken(error);
+  });
+}
+
+std::future<Result<void>> Rank::ask(Message message) {
+  std::promise<Result<void>> promise;
+  auto reply = promise.get_future();
+  const std::lock_guard lock(mutex_);
+  if (ended_) {
+    promise.set_value(*ended_);
+    return reply;
+  }
+  message.head["id"] = ++last_id_;
+  waiting_.emplace(last_id_, std::move(promise));
+  (void)send_message(socket_.get(), message);  // if it fails, the reader finds that the rank has ended
+  return reply;
+}
+
+// A process that is stopped keeps its socket, so it is asked for a sign of life.
+Result<Message> Rank::next_message() {
+  pollfd ready{socket_.get(), POLLIN, 0};
+  for (auto silent = kPing; ::poll(&ready, 1, std::chrono::milliseconds(kPing).count()) == 0; silent += kPing) {
+    if (silent > wait_) {
+      spdlog::error("[ranks] rank {} has not answered for {} s", number_, silent.count());
+      ::kill(process_, SIGKILL);
+    }
+    ask({{{"call", "ping"}}, {}});
+  }
+  return receive_message(socket_.get());
+}
+
+std::string Rank::how_it_ended() {
+  std::string text = "[ranks] rank " + std::to_string(number_) + " (process " + std::to_string(process_) + ") ";
+  int status = 0;
+  for (const Deadline limit = Deadline::after(kEnds); ::waitpid(process_, &status, WNOHANG) != process_;) {
+    if (limit.passed()) return text + "has closed its socket";
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  reaped_ = true;
+  if (WIFSIGNALED(status)) return text + "was ended by SIG" + ::sigabbrev_np(WTERMSIG(status));
+  return text + "has ended with exit status " + std::to_string(WEXITSTATUS(status));
+}
+
+Result<void> Replies::wait() {
+  Result<void> first;
+  for (auto& [rank, reply] : replies_) {
+    Result<void> one = reply.get();
+    if (one || (!first && !misses_others(first.error()))) continue;
+    Error error = one.error();
+    if (!error.message.starts_with("[ranks]")) error.message = "rank " + std::to_string(rank) + ": " + error.message;
+    first = std::move(error);
+  }
+  return first;
+}
+
+}  // namespace ditfleet::worker

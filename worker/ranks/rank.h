@@ -1,0 +1,69 @@
+// Another rank as rank 0 sees it: a child process behind a socket.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "shared/core/unique_fd.h"
+#include "worker/ranks/messages.h"
+
+namespace ditfleet::worker {
+
+// kDeviceFault: the worker must end.
+Error rank_fault(std::string message);
+
+// Thread-safe.
+class Rank {
+ public:
+  // `wait`: how long the rank may not answer at all before it is killed.
+  Rank(int number, pid_t process, UniqueFd socket, std::chrono::milliseconds wait);
+  // Ends the process, and waits for it.
+  ~Rank();
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  // Reads replies on a thread of its own until the rank ends; then calls `broken`. Calls `failed` when the rank reports
+  // that its device or its part in a step has failed.
+  void start(std::function<void()> failed, std::function<void(const Error&)> broken);
+  // Sends a call; the result is the reply's, or kDeviceFault if the rank ends before.
+  std::future<Result<void>> ask(Message message);
+  int number() const { return number_; }
+
+ private:
+  Result<Message> next_message();
+  std::string how_it_ended();
+
+  const int number_;
+  const pid_t process_;
+  const UniqueFd socket_;
+  const std::chrono::milliseconds wait_;
+  std::thread reader_;
+  std::atomic<bool> ending_ = false, reaped_ = false;
+  std::mutex mutex_;
+  std::int64_t last_id_ = 0;
+  std::map<std::int64_t, std::promise<Result<void>>> waiting_;
+  std::optional<Error> ended_;
+};
+
+// The replies of several ranks to one call.
+class Replies {
+ public:
+  void add(int rank, std::future<Result<void>> reply) { replies_.emplace_back(rank, std::move(reply)); }
+  // Waits for all. The first error, with the rank's number; one of a rank that only missed others comes last.
+  Result<void> wait();
+  static bool misses_others(const Error& error) { return error.message.find("[parallel]") != std::string::npos; }
+
+ private:
+  std::vector<std::pair<int, std::future<Result<void>>>> replies_;
+};
+
+}  // namespace ditfleet::worker
