@@ -49,7 +49,6 @@ class ModelBase : public Model {
   virtual void clear_adapter_columns() = 0;
 
   Placement placement() const { return placement_; }
-  const parallel::Team& team() const { return team_; }
   AdapterStore& adapter_store() { return adapters_; }
 
  private:

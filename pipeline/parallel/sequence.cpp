@@ -1,5 +1,6 @@
 #include "pipeline/parallel/sequence.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -24,7 +25,13 @@ Team Team::all(std::shared_ptr<Group> group) {
   return {std::move(group), 0, count};
 }
 
-std::pair<at::Tensor, at::Tensor> Team::guided(const Forward& forward) const {
+at::Tensor Team::velocity(const Forward& forward, std::optional<double> guidance_scale) const {
+  if (!guidance_scale) return forward(false, *this);
+  const auto [positive, negative] = both(forward);
+  return negative + *guidance_scale * (positive - negative);
+}
+
+std::pair<at::Tensor, at::Tensor> Team::both(const Forward& forward) const {
   if (count % 2 != 0) {
     at::Tensor positive = forward(false, *this);
     return {std::move(positive), forward(true, *this)};
@@ -86,6 +93,12 @@ at::Tensor Sequence::gather(const at::Tensor& x) const {
   return all.transpose(0, 1);
 }
 
+at::Tensor Sequence::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const Attend& attend) const {
+  const auto [all_q, all_k, all_v] = to_heads(q, k, v);
+  return to_tokens(attend(all_q, all_k, all_v));
+}
+
 std::array<at::Tensor, 3> Sequence::to_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
   const std::int64_t heads = q.size(2) / team_.count;
   // [tokens, batch, 3, heads, head size]: one exchange for all three, and received shares are in their place.
@@ -117,9 +130,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const auto of = [](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
     return at::scaled_dot_product_attention(a.transpose(1, 2), b.transpose(1, 2), c.transpose(1, 2)).transpose(1, 2);
   };
-  if (!sequence) return of(q, k, v).flatten(2);
-  const auto [all_q, all_k, all_v] = sequence->to_heads(q, k, v);
-  return sequence->to_tokens(of(all_q, all_k, all_v)).flatten(2);
+  return (sequence ? sequence->attention(q, k, v, of) : of(q, k, v)).flatten(2);
 }
 
 }  // namespace ditfleet::pipeline::parallel

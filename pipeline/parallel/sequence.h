@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -24,13 +25,16 @@ struct Team {
 
   explicit operator bool() const { return count > 1; }
   static Team all(std::shared_ptr<Group> group);  // of its ranks; null: none
-  // The results of the two forwards of classifier-free guidance, with the prompt and with the negative prompt. Half of
-  // the ranks compute one and half the other, if their number is even; else all share one after the other.
-  // `forward(negative, team)` returns a tensor that has the same size for both.
+  // The forward with the prompt or, with a scale, classifier-free guidance: negative + scale · (positive − negative).
+  // Half of the ranks compute one of its two forwards and half the other, if their number is even; else all share one
+  // after the other. `forward(negative, team)` returns a tensor that has the same size for both.
   using Forward = std::function<at::Tensor(bool negative, const Team& team)>;
-  std::pair<at::Tensor, at::Tensor> guided(const Forward& forward) const;
+  at::Tensor velocity(const Forward& forward, std::optional<double> guidance_scale) const;
   // Throws kInvalidArgument unless each rank gets as many heads.
   void check_heads(std::int64_t heads) const;
+
+ private:
+  std::pair<at::Tensor, at::Tensor> both(const Forward& forward) const;  // positive, negative
 };
 
 // How the ranks of a team share tokens. The first ranks have one token less if the number is not divisible. On tensors
@@ -45,13 +49,15 @@ class Sequence {
   at::Tensor own(const at::Tensor& x) const;
   // x [batch, own tokens, ..] of all ranks → [batch, tokens, ..].
   at::Tensor gather(const at::Tensor& x) const;
-  // q, k, v [batch, own tokens, heads, head size] → [batch, all tokens, own heads, head size], with strided rows. The
-  // tokens are in the order of the ranks.
-  std::array<at::Tensor, 3> to_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
-  // [batch, all tokens, own heads, head size] → [batch, own tokens, heads, head size].
-  at::Tensor to_tokens(const at::Tensor& x) const;
+  // Attention across the ranks. q, k, v and the result: [batch, own tokens, heads, head size]. `attend` gets [batch,
+  // all tokens, own heads, head size], with strided rows and the tokens in the order of the ranks, and returns that
+  // size.
+  using Attend = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
+  at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attend& attend) const;
 
  private:
+  std::array<at::Tensor, 3> to_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  at::Tensor to_tokens(const at::Tensor& x) const;
   std::int64_t me() const { return team_.group->rank() - team_.first; }
   std::int64_t own_tokens() const { return tokens_[static_cast<std::size_t>(me())]; }
   // `send` and `receive`: one for each rank of the team.

@@ -108,13 +108,7 @@ MemoryNeeds FluxNeeds::measure(const RequestSize& size) const {
     const auto forward = [&](bool negative, const parallel::Team& ranks) {
       return velocity_of(flux, *prompts[negative ? 1 : 0].conditioning, latents, rope, ranks);
     };
-    at::Tensor velocity;
-    if (passes > 1) {
-      const auto [positive, negative] = team.guided(forward);
-      velocity = negative + 2.0 * (positive - negative);
-    } else {
-      velocity = forward(false, team);
-    }
+    const at::Tensor velocity = team.velocity(forward, passes > 1 ? std::optional(2.0) : std::nullopt);
     latents = euler_step(latents, velocity, sigmas[0], sigmas[1]);
   });
   needs.decode = peak_of([&] { unit_range(folder_.vae.decode(unpack_latents(latents, rows, columns))); });

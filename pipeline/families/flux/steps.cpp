@@ -30,9 +30,8 @@ class FluxDenoiser final : public Denoiser {
                          ranks);
     };
     const parallel::Team team = generation_.alone ? parallel::Team() : flux_.team();
-    if (!generation_.negative) return forward(false, team);
-    const auto [positive, negative] = team.guided(forward);
-    return negative + generation_.request.true_cfg_scale * (positive - negative);
+    return team.velocity(forward,
+                         generation_.negative ? std::optional(generation_.request.true_cfg_scale) : std::nullopt);
   }
 
  private:

@@ -139,13 +139,7 @@ MemoryNeeds WanNeeds::measure(const RequestSize& size) const {
       const auto forward = [&](bool, const parallel::Team& ranks) {
         return transformer.velocity(input, 1000, texts[0], rope, ranks);
       };
-      at::Tensor velocity;
-      if (passes > 1) {
-        const auto [positive, negative] = team.guided(forward);
-        velocity = negative + 2.0 * (positive - negative);
-      } else {
-        velocity = forward(false, team);
-      }
+      const at::Tensor velocity = team.velocity(forward, passes > 1 ? std::optional(2.0) : std::nullopt);
       latents = sampler->step(latents, velocity, step);
     }
   });

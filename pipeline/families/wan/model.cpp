@@ -73,11 +73,9 @@ class WanDenoiser final : public Denoiser {
       const auto& text = negative ? generation_.negative_text : generation_.text;
       return transformer.velocity(input, timestep, text[expert], rope_, ranks);
     };
-    if (!generation_.negative) return forward(false, team);
-    const auto [positive, negative] = team.guided(forward);
     const WanRequest& r = generation_.request;
     const double scale = expert ? r.guidance_scale_2.value_or(r.guidance_scale) : r.guidance_scale;
-    return negative + scale * (positive - negative);
+    return team.velocity(forward, generation_.negative ? std::optional(scale) : std::nullopt);
   }
 
  private:

@@ -162,8 +162,8 @@ class Call {
     const at::Tensor out = own_memory ? at::Tensor() : tensor(step.out);
     at::Tensor made;
     if (step.across_ranks && libraries_.sequence) {
-      const auto [all_q, all_k, all_v] = libraries_.sequence->to_heads(q, k, v);
-      made = libraries_.sequence->to_tokens(attended(step, all_q, all_k, all_v, {}));
+      made = libraries_.sequence->attention(q, k, v,
+                                            [&](const auto&... all) { return attended(step, all..., at::Tensor()); });
       if (own_memory)
         made = made.contiguous();
       else
@@ -241,7 +241,7 @@ void allocate_results(const Plan& plan, const Resolved& resolved, const Librarie
     if (!step) continue;
     if (step->across_ranks && libraries.sequence) {
       const at::Tensor q = at::empty(step->q.sizes, options);
-      libraries.sequence->to_tokens(at::empty_like(libraries.sequence->to_heads(q, q, q)[0]));
+      libraries.sequence->attention(q, q, q, [](const at::Tensor& all, const auto&...) { return at::empty_like(all); });
     }
     if (plan.buffer(step->out.buffer).kind == BufferKind::kLibrary) kept.push_back(at::empty(step->out.sizes, options));
   }

@@ -84,8 +84,9 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
       case OpCode::kRope: out = rope(in(0), in(1)); break;
       case OpCode::kAttention:
         if (op.across_ranks && sequence) {
-          const auto [q, k, v] = sequence->to_heads(in(0), in(1), in(2));
-          out = sequence->to_tokens(attention(q, k, v, std::nullopt, op));
+          out = sequence->attention(in(0), in(1), in(2), [&](const auto& q, const auto& k, const auto& v) {
+            return attention(q, k, v, std::nullopt, op);
+          });
           break;
         }
         out = attention(in(0), in(1), in(2), op.inputs.size() > 3 ? std::optional(in(3)) : std::nullopt, op);
