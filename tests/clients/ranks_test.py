@@ -22,6 +22,8 @@ WAN = ROOT / "tests/fixtures/wan"
 FAULTS = int(os.environ.get("DITFLEET_RANK_FAULTS", "12"))
 SEED = int(os.environ.get("DITFLEET_RANK_SEED", "1"))
 
+SMALL = {"model": "flux", "width": 64, "height": 48, "num_inference_steps": 4, "max_sequence_length": 16, "seed": 5}
+
 folder = tempfile.TemporaryDirectory(prefix="ditfleet-ranks-")
 FOLDER = Path(folder.name)
 
@@ -101,8 +103,8 @@ class TestGenerate(unittest.TestCase):
         out = FOLDER / ("out.mp4" if video else "out.png")
         frames = FOLDER / "frames"
         shutil.rmtree(frames, ignore_errors=True)
-        done = run(WORKER, "generate", "--model", model, "--prompt", "a red bicycle", "--seed", "3", "--steps", "3", "--out",
-                   out, "--device", "cpu", "--set", f"worker.gpus={gpus}", "--set", "worker.threads=1",
+        done = run(WORKER, "generate", "--model", model, "--prompt", "a red bicycle", "--seed", "3", "--steps", "3",
+                   "--out", out, "--device", "cpu", "--set", f"worker.gpus={gpus}", "--set", "worker.threads=1",
                    *(["--frames-dir", frames] if video else []), *flags, seconds=120)
         if fails:
             self.assertNotEqual(done.returncode, 0)
@@ -126,7 +128,8 @@ class TestGenerate(unittest.TestCase):
     def test_two_ranks_share_the_forwards_of_guidance_without_a_difference(self):
         guided = ["--size", "80x48", "--true-cfg", "3", "--negative", "rain"]
         self.same(FOLDER / "flux", guided, gpus=(2,), limit=0)
-        self.same(FOLDER / "wan", ["--size", "32x48", "--frames", "5", "--guidance", "4"], gpus=(2,), video=True, limit=0)
+        video = ["--size", "32x48", "--frames", "5", "--guidance", "4"]
+        self.same(FOLDER / "wan", video, gpus=(2,), video=True, limit=0)
         self.same(FOLDER / "flux", guided, gpus=(4,))
 
     def test_adapters_and_formats(self):
@@ -158,8 +161,8 @@ class TestGenerate(unittest.TestCase):
 class Service(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(Fleet(workers=0, models={"flux": FOLDER / "flux", "wan": FOLDER / "wan"},
-                                             sets=["queue.max_crashes=100", "queue.max_lapses=100", "queue.lease_ms=1500",
-                                                   "queue.renew_ms=300"]))
+                                             sets=["queue.max_crashes=100", "queue.max_lapses=100",
+                                                   "queue.lease_ms=1500", "queue.renew_ms=300"]))
         self.client = Client(self.fleet.url, timeout=120)
         self.workers = {}
         self.addCleanup(self.end)
@@ -171,15 +174,16 @@ class Service(unittest.TestCase):
 
     def launch(self, name, gpus=2, *sets):
         with open(self.fleet.folder / f"{name}.log", "a") as log:
-            self.workers[name] = start([WORKER, "run", "--config", self.fleet.data / "effective.yaml", "--name", name, "--set",
-                                        "worker.threads=1", "--set", f"worker.gpus={gpus}", "--set", "worker.stuck_ms=5000",
+            sets = ["worker.threads=1", f"worker.gpus={gpus}", "worker.stuck_ms=5000", *sets]
+            self.workers[name] = start([WORKER, "run", "--config", self.fleet.data / "effective.yaml", "--name", name,
                                         *sum((["--set", one] for one in sets), [])], stdout=log)
 
     def record(self, name):
         return next((w for w in self.client.get("/v1/workers").json()["workers"] if w["name"] == name), {})
 
     def wait_ready(self, name):
-        until(lambda: self.record(name).get("state") == "ready" or self.workers[name].poll() is not None, f"{name} is ready", 60)
+        until(lambda: self.record(name).get("state") == "ready" or self.workers[name].poll() is not None,
+              f"{name} is ready", 60)
         self.assertIsNone(self.workers[name].poll(), (self.fleet.folder / f"{name}.log").read_text()[-3000:])
 
     def image(self, job):
@@ -199,28 +203,28 @@ class TestService(Service):
         ranks = children(worker["pid"])
         self.assertEqual(len(ranks), 1)
 
-        small = {"model": "flux", "width": 64, "height": 48, "num_inference_steps": 4, "max_sequence_length": 16, "seed": 5}
-        job = self.client.submit(**small)
+        job = self.client.submit(**SMALL)
         plain = self.image(job)
         self.assertIn("; 2 GPUs", cli("explain", job, "--url", self.fleet.url).stdout)
         # Adapters reach all ranks; mixed with requests without.
         data = (ROOT / "tests/fixtures/lora/adapters/attention.safetensors").read_bytes()
         self.assertEqual(self.client.request("PUT", "/v1/loras/style", data, BYTES).status, 201)
-        jobs = [self.client.submit(**small, **({"loras": [{"name": "style", "scale": 3}]} if i % 2 else {})) for i in range(6)]
+        styled = {"loras": [{"name": "style", "scale": 3}]}
+        jobs = [self.client.submit(**SMALL, **(styled if i % 2 else {})) for i in range(6)]
         drawn = [self.image(job) for job in jobs]
         self.assertTrue(all(one == plain for one in drawn[::2]))
         self.assertTrue(all(one == drawn[1] for one in drawn[1::2]))
         self.assertGreater(apart(plain, drawn[1]), 2)
 
-        job = self.client.submit(**{**small, "partial_images": 2})
+        job = self.client.submit(**{**SMALL, "partial_images": 2})
         self.assertTrue(self.client.wait_event(job, "preview"))
         self.image(job)
 
-        long = self.client.submit(**{**small, "width": 256, "height": 256, "num_inference_steps": 200})
+        long = self.client.submit(**{**SMALL, "width": 256, "height": 256, "num_inference_steps": 200})
         self.client.wait_event(long, "started")
         self.client.cancel(long)
         self.assertEqual(self.client.wait(long)["state"], "canceled")
-        self.assertEqual(self.image(self.client.submit(**small)), plain)
+        self.assertEqual(self.image(self.client.submit(**SMALL)), plain)
 
         # A drain stops the group as a whole, although a terminal signals all its processes.
         for process in [worker["pid"], *ranks]:
@@ -230,10 +234,9 @@ class TestService(Service):
 
         # One process draws the same.
         self.launch("alone", 1)
-        self.assertLessEqual(apart(self.image(self.client.submit(**small)), plain), 1)
+        self.assertLessEqual(apart(self.image(self.client.submit(**SMALL)), plain), 1)
 
     def test_a_class_uses_one_rank_where_that_is_faster_or_wanted(self):
-        small = {"model": "flux", "width": 64, "height": 48, "num_inference_steps": 4, "max_sequence_length": 16, "seed": 5}
         classes = [{"model": "flux", "width": 64, "height": 48, "max_sequence_length": 16, "gpus": 1},
                    {"model": "wan", "width": 64, "height": 64, "frames": 5}]
         self.launch("group", 2, "worker.warmup_classes=" + json.dumps(classes))
@@ -245,8 +248,8 @@ class TestService(Service):
         self.assertIn("warmed up 64x64x5 on 2 GPUs", log)
         other = children(self.workers["group"].pid)[0]
         os.kill(other, signal.SIGSTOP)
-        self.image(self.client.submit(**small))  # without the other rank
-        self.image(self.client.submit(**{**small, "width": 48}))  # so does a smaller class
+        self.image(self.client.submit(**SMALL))  # without the other rank
+        self.image(self.client.submit(**{**SMALL, "width": 48}))  # so does a smaller class
         # A rank that does not answer is ended, and the worker with it.
         self.assertEqual(self.workers["group"].wait(30), 1)
         self.assertIn("rank 1 has not answered", (self.fleet.folder / "group.log").read_text())
@@ -255,7 +258,8 @@ class TestService(Service):
     def test_a_wrong_number_of_gpus_for_a_class(self):
         self.launch("group", 2, 'worker.warmup_classes=[{"width": 64, "height": 48, "gpus": 3}]')
         self.assertEqual(self.workers["group"].wait(30), 2)
-        self.assertIn("gpus is 3; it must be 1 or worker.gpus, which is 2", (self.fleet.folder / "group.log").read_text())
+        self.assertIn("gpus is 3; it must be 1 or worker.gpus, which is 2",
+                      (self.fleet.folder / "group.log").read_text())
 
     def test_an_idle_group_ends_with_a_rank(self):
         self.launch("group")
@@ -275,14 +279,15 @@ class TestService(Service):
         seen, jobs = set(), []
         for fault in range(FAULTS):
             jobs += [self.client.submit(model=chance.choice(["flux", "wan"]), width=64, height=64,
-                                        num_inference_steps=chance.randint(2, 40), max_sequence_length=16, seed=fault * 10 + i)
+                                        num_inference_steps=chance.randint(2, 40), max_sequence_length=16,
+                                        seed=fault * 10 + i)
                      for i in range(4)]
             time.sleep(chance.uniform(0, 0.6))
             name = chance.choice(names)
             ranks = until(lambda: self.ranks(name), "the ranks have started")
             seen |= set(ranks)
             victim, kind = chance.choice(ranks), chance.choice([signal.SIGKILL, signal.SIGSTOP])
-            print(f"fault {fault}: SIG{kind.name[3:]} to {'rank 0' if victim == ranks[0] else 'rank 1'} of {name}", flush=True)
+            print(f"fault {fault}: {kind.name} to rank {ranks.index(victim)} of {name}", flush=True)
             os.kill(victim, kind)
             if kind == signal.SIGSTOP and victim == ranks[0]:
                 # Its lease lapses, and its jobs run elsewhere. When it wakes up, it finds that.
@@ -315,7 +320,7 @@ class TestService(Service):
         self.assertEqual([f for f in Path("/dev/shm").iterdir() if "ditfleet" in f.name], [])
 
     def ranks(self, name):
-        """The processes of a worker, which is started again if it has ended: on a busy machine ranks may miss each other."""
+        """The processes of a worker. On a busy machine ranks may miss each other; then it is started again."""
         worker = self.workers[name]
         if worker.poll() is not None:
             print(f"{name} has ended:", (self.fleet.folder / f"{name}.log").read_text().splitlines()[-1], flush=True)
