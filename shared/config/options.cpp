@@ -52,6 +52,10 @@ const Option kOptions[] = {
     {DITFLEET_OPTION(gateway.open),
      .description = "Serve addresses of gateway.listen that other hosts can reach although no keys are configured. "
                     "Everybody who reaches the gateway is then an administrator."},
+    {DITFLEET_OPTION(gateway.require_keys),
+     .description =
+         "Refuse every request without a key with 401, also while no keys exist. A coordinator that once had "
+         "keys behaves like this by itself, as long as the data folder (data.dir) is kept."},
     {DITFLEET_OPTION(gateway.tls_cert_file),
      .description = "Certificate chain in PEM. If set, the gateway speaks only HTTPS (TLS 1.2 or later). Read once, at "
                     "the start.",
@@ -86,6 +90,9 @@ const Option kOptions[] = {
      .description = "Memory limit of the private Redis, as in redis.conf; 0 is unlimited. If empty, half of the host's "
                     "memory. At the limit, new jobs are refused until old ones expire (queue.retention_ms).",
      .form = Form::kMemory},
+    {DITFLEET_OPTION(redis.allow_eviction),
+     .description = "Accept a Redis whose maxmemory-policy evicts keys of any kind (allkeys-*). Such a Redis deletes "
+                    "jobs when its memory is full."},
 
     {DITFLEET_OPTION(queue.lease_ms),
      .description = "A worker that does not renew its leases for this long loses its units to other workers. Raising "
@@ -129,6 +136,11 @@ const Option kOptions[] = {
      .description = "Maximum number of jobs in the history; the oldest are removed. Raising it costs memory in Redis, "
                     "about 240 bytes per job. 0: no history.",
      .range = {0, 100'000'000}},
+    {DITFLEET_OPTION(queue.wait_replicas),
+     .description = "How many replicas of Redis must have received a new job before it is acknowledged. A submission "
+                    "that they do not confirm within a second gets 503 and may be repeated. With 0, a failover to a "
+                    "replica may lose the latest jobs.",
+     .range = {0, 16}},
 
     {DITFLEET_OPTION(quotas.queued_units),
      .description = "Maximum number of units in a tenant's open jobs. 0: only queue.max_queued limits them. This and "
@@ -142,6 +154,11 @@ const Option kOptions[] = {
     {DITFLEET_OPTION(quotas.adapter_bytes),
      .description = "Maximum size of a tenant's uploaded LoRA adapters, which Redis stores. Adapters that are "
                     "registered by path do not count.",
+     .range = {0, kManyBytes}},
+    {DITFLEET_OPTION(quotas.inputs),
+     .description = "Maximum number of images that a tenant has stored with the service.", .range = {0, 1'000'000}},
+    {DITFLEET_OPTION(quotas.input_bytes),
+     .description = "Maximum size of the images that a tenant has stored with the service, in bytes of their files.",
      .range = {0, kManyBytes}},
     {DITFLEET_OPTION(quotas.streams),
      .description = "Maximum number of a tenant's event streams, waiting image requests and downloads of large results "
@@ -199,6 +216,10 @@ const Option kOptions[] = {
          "its class, fails the unit and ends. The first of a class may take five times as long. Lowering it "
          "below the time of a slow step ends healthy workers.",
      .range = {100, kDayMs}},
+    {DITFLEET_OPTION(worker.orphan_ms),
+     .description = "How long a worker continues its units while Redis does not answer. No other worker can take them "
+                    "meanwhile. Longer outages hand the units back.",
+     .range = {1000, kDayMs}},
     {DITFLEET_OPTION(worker.warmup),
      .description = "Run one small image of each model, and worker.warmup_classes, before the worker reports ready. "
                     "This delays the start, but the first jobs need not wait for compilation."},
@@ -266,8 +287,8 @@ const Option kOptions[] = {
          "each result. Large videos need results.backend: file.",
      .range = {1 << 10, std::int64_t{4} << 30}},
     {DITFLEET_OPTION(results.input_ms),
-     .description = "How long images that clients send are kept after the last request with them. A job that waits "
-                    "longer fails. Raising it costs memory in Redis, or on the disk of the file backend.",
+     .description = "How long an image that a client sent is kept after its upload and after the end of the last job "
+                    "that names it. Raising it costs memory in Redis, or on the disk of the file backend.",
      .range = {1000, kManyMs}},
     {DITFLEET_OPTION(results.input_max_bytes),
      .description = "Largest image that clients may send, in bytes of its file. In JSON, an image is also limited by "

@@ -42,6 +42,7 @@ struct ApiKey {
 struct Quotas {
   std::int64_t queued_units = 0;  // 0: only queue.max_queued
   std::int64_t queued_bytes = 256 << 20, adapters = 10'000, adapter_bytes = std::int64_t{16} << 30, streams = 256;
+  std::int64_t inputs = 1000, input_bytes = 512 << 20;  // uploaded images
 };
 
 struct TenantSetting {
@@ -70,7 +71,7 @@ struct Settings {
     int max_connections = 1024;
     int max_connections_per_peer = 0;  // 0: a quarter of max_connections
     std::string public_url;
-    bool open = false;
+    bool open = false, require_keys = false;
     std::string tls_cert_file, tls_key_file;
     std::string metrics_listen;
     std::int64_t request_timeout_ms = 600'000;
@@ -81,6 +82,7 @@ struct Settings {
     bool tls_verify = true;
     std::string appendfsync = "everysec";
     std::string maxmemory;
+    bool allow_eviction = false;
   } redis;
   struct {
     std::int64_t lease_ms = 5000, renew_ms = 1000;
@@ -89,6 +91,7 @@ struct Settings {
     std::int64_t retention_ms = 3'600'000, idempotency_ms = 86'400'000;
     std::int64_t max_queued = 100'000, max_age_ms = 604'800'000;
     std::int64_t history_days = 30, history_jobs = 1'000'000;
+    int wait_replicas = 0;
   } queue;
   Quotas quotas;
   struct {
@@ -103,7 +106,7 @@ struct Settings {
     std::string device = "auto", dtype = "auto";
     int gpus = 1;
     int threads = 0;  // 0: cores / (count · gpus)
-    std::int64_t heartbeat_ms = 1000, drain_ms = 30'000, stuck_ms = 60'000;
+    std::int64_t heartbeat_ms = 1000, drain_ms = 30'000, stuck_ms = 60'000, orphan_ms = 600'000;
     bool warmup = true;
     std::vector<WarmupClass> warmup_classes;
     std::string metrics_listen;
@@ -117,7 +120,7 @@ struct Settings {
   struct {
     std::string backend = "redis", dir;
     std::int64_t preview_ms = 600'000, redis_max_bytes = 32 << 20;
-    std::int64_t input_ms = 86'400'000, input_max_bytes = 20 << 20;
+    std::int64_t input_ms = 3'600'000, input_max_bytes = 20 << 20;
   } results;
   struct {
     std::string folders;  // separated by ':'
