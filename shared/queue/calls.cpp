@@ -12,8 +12,11 @@ std::int64_t monotonic_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(Deadline::Clock::now().time_since_epoch()).count();
 }
 
-// A process of another build has replaced the library. The refused call has changed nothing.
-bool is_of_another_library(const Error& error) { return error.kind == "NOFUNCTION" || error.kind == "BADARG"; }
+// A process of another build has replaced the library, or only this process's library knows the format of the records.
+// The refused call has changed nothing.
+bool is_of_another_library(const Error& error) {
+  return error.kind == "NOFUNCTION" || error.kind == "BADARG" || error.kind == "FORMAT";
+}
 
 // 0: the version has no build number.
 std::int64_t build_of(std::string_view version) {
@@ -43,13 +46,19 @@ Client::Impl::~Impl() {
 
 asio::awaitable<Result<redis::Reply>> Client::Impl::call(redis::Command command, Deadline deadline) {
   auto reply = co_await connection_->execute(command, deadline);
+  if (!reply && reply.error().kind == "UNREADABLE") co_return unavailable("[queue] " + reply.error().message);
   if (reply || !is_of_another_library(reply.error())) co_return reply;
   if (auto loaded = co_await load(deadline); !loaded) co_return loaded.error();
   reply = co_await connection_->execute(std::move(command), deadline);
+  if (!reply && reply.error().kind == "FORMAT") {
+    co_return unavailable("[queue] Redis at " + connection_->options().endpoint.display() +
+                          " was used by another version: " + reply.error().message +
+                          "; start the newer version, which can read both");
+  }
   if (!reply && is_of_another_library(reply.error())) {
     co_return unavailable("[queue] another version of the library " + std::string(kLibraryName) +
                           " is installed in Redis at " + connection_->options().endpoint.display() +
-                          "; try again, or upgrade this process, which has build " + std::to_string(kLibraryBuild) +
+                          "; try again, or upgrade this process, which has build " + std::to_string(library_build()) +
                           " (" + reply.error().message + ")");
   }
   co_return reply;
@@ -57,7 +66,7 @@ asio::awaitable<Result<redis::Reply>> Client::Impl::call(redis::Command command,
 
 asio::awaitable<Result<void>> Client::Impl::load(Deadline deadline) {
   auto version = co_await connection_->execute(fcall_ro("version", 0), deadline);
-  if (version && (version->text == library_version() || build_of(version->text) > kLibraryBuild))
+  if (version && (version->text == library_version() || build_of(version->text) > library_build()))
     co_return Result<void>();
   if (!version && version.error().kind != "NOFUNCTION") co_return version.error();
   redis::Command load("FUNCTION");

@@ -23,6 +23,9 @@ namespace ditfleet::queue {
 redis::Command fcall(std::string_view name, std::size_t keys);
 redis::Command fcall_ro(std::string_view name, std::size_t keys);
 
+// A row of the Function `list`: the job's open record; o, state, ended, u0 of its hash; the records of its units.
+inline constexpr std::size_t kFirstListedUnit = 5;
+
 class Client::Impl {
  public:
   Impl(std::shared_ptr<redis::Connection> connection, QueueOptions options);

@@ -36,6 +36,11 @@ struct Quota {
   std::int64_t units = 0, bytes = 0, share = 0, max_queued = 0;
   std::string packed() const;  // for the Functions
 };
+
+struct Mended {
+  std::int64_t put_back = 0, unreadable = 0;  // open units
+};
+
 struct TenantUse {
   std::int64_t units = 0, bytes = 0;  // of open jobs; a job's spec counts as whole KiB
 };
@@ -138,6 +143,9 @@ class Client {
   // The units are not of one moment: a unit that becomes open or ends meanwhile may be missing, and a returned unit may
   // have changed since. Follow the feed from before the call on. kUnavailable: the connection was lost meanwhile.
   asio::awaitable<Result<std::vector<UnitView>>> open_units(std::chrono::milliseconds page_limit);
+  // Puts open units back into the set of their state, where a Redis that lost data, or another program, left one
+  // without. Counts those and the units whose records cannot be read. Reads pages, each with the time limit.
+  asio::awaitable<Result<Mended>> mend(std::int64_t epoch, std::chrono::milliseconds page_limit);
   // Stores the tenants' virtual times in GPU-microseconds for the next leader. nullopt removes a tenant.
   asio::awaitable<Result<void>> store_virtual_times(std::int64_t epoch,
                                                     const std::map<std::string, std::optional<std::int64_t>>& times,

@@ -137,6 +137,7 @@ asio::awaitable<Result<void>> Client::reject(std::int64_t epoch, std::span<const
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     for (std::size_t i = 0; i < batch.size() && i < reply->elements.size(); ++i) {
+      if (reply->elements[i].integer == 2) continue;  // another version must read it
       if (reply->elements[i].integer == 1) {
         // The ids of the intake start anew below the last one.
         if (is_last_entry(batch[i].entry_id)) impl->intake_cursor_ = "0";

@@ -27,6 +27,7 @@ class Keys {
   std::string use() const { return prefix_ + "use"; }            // hash: tenant → what its open jobs take (base.lua)
   std::string leader() const { return prefix_ + "leader"; }      // string: "<epoch> <coordinator>"
   std::string epoch() const { return prefix_ + "epoch"; }        // string: the latest epoch
+  std::string format() const { return prefix_ + "format"; }      // string: the format of the records (base.lua)
   std::string boot() const { return prefix_ + "boot"; }          // string: "<Redis' run id> <end of the leases' grace>"
   std::string tenants() const { return prefix_ + "tenants"; }    // hash: tenant → virtual time
   std::string workers() const { return prefix_ + "workers"; }    // zset: worker names by latest heartbeat

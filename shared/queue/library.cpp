@@ -5,7 +5,7 @@
 namespace ditfleet::queue {
 
 const std::string& library_version() {
-  static const std::string version = std::to_string(kLibraryBuild) + " " + sha256_hex(library_text());
+  static const std::string version = std::to_string(library_build()) + " " + sha256_hex(library_text());
   return version;
 }
 

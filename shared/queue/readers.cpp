@@ -27,38 +27,37 @@ bool is_event_id(std::string_view id) {
 // A job of the index; views into the replies.
 struct Listed {
   std::string_view id, score;
-  bool shown = false;               // it exists and the caller may see it
-  std::optional<job::State> ended;  // its state, if it has ended
+  const std::vector<redis::Reply>* row = nullptr;  // of the Function `list`
+  bool shown = false;                              // it exists and the caller may see it
+  std::optional<job::State> ended;                 // its state, if it has ended
   PackedJob packed;
-  std::string_view ended_ms, first_record;
-  std::size_t first_unit = 0;  // index of its first unit among those that were read; of an open job
 };
 
-// own: o, state, ended, u0 of the job's hash, which has what the open record lacks if the job has just ended.
-void read_listed(const redis::Reply& open, const std::vector<redis::Reply>& own, Listed& job) {
-  if (own.size() != 4 || (open.is_nil() && own[0].is_nil())) return;  // it was forgotten in between
+// The row's o, state, ended and u0 have what the open record lacks if the job has just ended.
+void read_listed(const redis::Reply& reply, Listed& job) {
+  const auto& row = reply.elements;
+  if (row.size() < kFirstListedUnit) return;  // it was forgotten in between
+  job.row = &row;
   job.shown = true;
-  job.ended = job::state_from_name(own[1].text);
-  job.packed = parse_packed_job(job.ended ? own[0].text : open.text);
-  job.ended_ms = own[2].text;
-  job.first_record = own[3].text;
+  job.ended = job::state_from_name(row[2].text);
+  job.packed = parse_packed_job(job.ended ? row[1].text : row[0].text);
 }
 
-JobRecord listed_record(const Listed& job, const redis::Reply& units) {
+JobRecord listed_record(const Listed& job) {
+  const auto& row = *job.row;
   JobRecord record;
   record.id = job.id;
   record.tenant = job.packed.tenant;
   record.units = std::max(1, job.packed.units);
   if (job.ended) {
     record.state = *job.ended;
-    record.ended_ms = std::max(to_int(job.ended_ms), parse_packed_unit(job.first_record).ended_ms);
-  } else if (job.packed.units > 0) {
+    record.ended_ms = std::max(to_int(row[3].text), parse_packed_unit(row[4].text).ended_ms);
+  } else if (row.size() > kFirstListedUnit) {
     std::vector<UnitRecord> unit_records;
-    for (int u = 0; u < job.packed.units; ++u) {
-      const redis::Reply& unit = units.elements.at(job.first_unit + static_cast<std::size_t>(u));
-      unit_records.push_back(unit_record(u, parse_packed_unit(unit.text)));
+    for (std::size_t i = kFirstListedUnit; i < row.size(); ++i) {
+      unit_records.push_back(unit_record(static_cast<int>(i - kFirstListedUnit), parse_packed_unit(row[i].text)));
       // A unit that has just ended is gone, but the job still runs.
-      if (unit.is_nil()) unit_records.back().state = job::State::kRunning;
+      if (row[i].is_nil()) unit_records.back().state = job::State::kRunning;
     }
     record.state = furthest(unit_records);
   }
@@ -121,41 +120,22 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     last = elements.size() < 2 * kPage;
 
     std::vector<Listed> jobs;
-    std::vector<redis::Command> reads(1);
-    reads[0] << "HMGET" << keys.open();
     for (std::size_t i = 0; i + 1 < elements.size(); i += 2) {
       const std::string& id = elements[i].text;
       const std::string& score = elements[i + 1].text;
       if (score == from && (oldest_first ? id <= after_id : id >= after_id)) continue;  // on the page before
       jobs.push_back({.id = id, .score = score});
-      reads[0] << id;
-      reads.push_back(redis::Command("HMGET") << keys.job(id) << "o"
-                                              << "state"
-                                              << "ended"
-                                              << "u0");
     }
     if (jobs.empty()) continue;
-    const auto records = co_await impl->connection_->execute_all(std::move(reads), deadline);
-    for (const auto& read : records) {
-      if (!read) co_return read.error();
-    }
-    redis::Command unit_names("HMGET");
-    unit_names << keys.units();
-    std::size_t unit_count = 0;
+    redis::Command read = fcall_ro("list", 2 + jobs.size());
+    read << keys.units() << keys.open();
+    for (const Listed& job : jobs) read << keys.job(job.id);
+    for (const Listed& job : jobs) read << job.id;
+    const auto rows = co_await impl->call(std::move(read), deadline);
+    if (!rows) co_return rows.error();
     for (std::size_t i = 0; i < jobs.size(); ++i) {
-      Listed& job = jobs[i];
-      read_listed(records[0]->elements.at(i), records[i + 1]->elements, job);
-      if (!tenant.empty() && job.packed.tenant != tenant) job.shown = false;
-      if (!job.shown || job.ended) continue;
-      job.first_unit = unit_count;
-      unit_count += static_cast<std::size_t>(job.packed.units);
-      for (int u = 0; u < job.packed.units; ++u) unit_names << std::string(job.id) + ":" + std::to_string(u);
-    }
-    redis::Reply units;
-    if (unit_count > 0) {
-      auto held = co_await impl->connection_->execute(std::move(unit_names), deadline);
-      if (!held) co_return held.error();
-      units = std::move(*held);
+      read_listed(rows->elements.at(i), jobs[i]);
+      if (!tenant.empty() && jobs[i].packed.tenant != tenant) jobs[i].shown = false;
     }
 
     std::size_t looked_at = 0;
@@ -163,7 +143,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
       const Listed& job = jobs[looked_at++];
       page.next_cursor = std::string(job.score) + ":" + std::string(job.id);
       if (!job.shown) continue;
-      JobRecord record = listed_record(job, units);
+      JobRecord record = listed_record(job);
       if (state && record.state != *state) continue;
       entries.emplace_back(!job.ended && job.packed.units == 0 ? job.packed.entry : std::string_view());
       page.jobs.push_back(std::move(record));

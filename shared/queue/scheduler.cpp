@@ -12,6 +12,7 @@ namespace ditfleet::queue {
 namespace {
 
 constexpr std::int64_t kMailboxMs = 600'000;  // of a worker that is gone
+constexpr int kPage = 500;                    // open units per call
 constexpr std::size_t kMostAssigned = 32;     // per call: it reads and writes their specs, whose sizes are unknown here
 
 std::vector<bool> flags_of(const redis::Reply& reply) {
@@ -100,16 +101,19 @@ asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, st
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   if (units.empty()) co_return std::vector<bool>();
-  redis::Command read("HMGET");
-  read << keys.units();
-  for (const Attempt& a : units) read << a.ref.job + ":" + std::to_string(a.ref.unit);
-  auto held = co_await impl->connection_->execute(std::move(read), deadline);
+  redis::Command read = fcall_ro("list", 2 + units.size());
+  read << keys.units() << keys.open();
+  for (const Attempt& a : units) read << keys.job(a.ref.job);
+  for (const Attempt& a : units) read << a.ref.job;
+  const auto held = co_await impl->call(std::move(read), deadline);
   if (!held) co_return held.error();
   redis::Command command = fcall("revoke", 6 + units.size());
   command << keys.leader() << keys.lease() << keys.ready() << keys.units() << keys.last() << keys.events();
   std::vector<std::string> owners;
   for (std::size_t i = 0; i < units.size(); ++i) {
-    owners.emplace_back(parse_packed_unit(held->elements.at(i).text).owner);
+    const auto& row = held->elements.at(i).elements;
+    const std::size_t at = kFirstListedUnit + static_cast<std::size_t>(units[i].ref.unit);
+    owners.emplace_back(at < row.size() ? parse_packed_unit(row[at].text).owner : std::string_view());
     command << keys.mailbox(owners.back());
   }
   command << epoch << (lost ? 1 : 0);
@@ -161,7 +165,6 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
 }
 
 asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(std::chrono::milliseconds page_limit) {
-  constexpr int kPage = 500;
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   const auto generation = impl->connection_->generation();
@@ -189,6 +192,25 @@ asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(std::chrono::m
         out[place->second] = std::move(view);
       }
     }
+  } while (cursor != "0");
+  co_return out;
+}
+
+asio::awaitable<Result<Mended>> Client::mend(std::int64_t epoch, std::chrono::milliseconds page_limit) {
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  Mended out;
+  std::string cursor = "0";
+  do {
+    const auto reply =
+        co_await impl->call(fcall("mend", 5) << keys.leader() << keys.units() << keys.ready() << keys.delayed()
+                                             << keys.lease() << epoch << cursor << kPage << impl->options_.lease_ms,
+                            Deadline::after(page_limit));
+    if (!reply) co_return reply.error();
+    if (reply->elements.size() != 3) co_return internal_error("[queue] `mend` did not reply with a cursor and counts");
+    cursor = reply->elements[0].text;
+    out.put_back += reply->elements[1].integer;
+    out.unreadable += reply->elements[2].integer;
   } while (cursor != "0");
   co_return out;
 }

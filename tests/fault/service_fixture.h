@@ -27,6 +27,7 @@
 #include "shared/results/store.h"
 #include "tests/fault/job_history.h"
 #include "tests/system/run_to_end.h"
+#include "tests/system/unit_places.h"
 
 namespace ditfleet::testing {
 
@@ -106,6 +107,12 @@ class ServiceTest : public ::testing::Test {
   }
 
   void TearDown() override {
+    if (connection_ && connection_->connected()) {
+      const auto misplaced = wait(connection_->execute(misplaced_units(queue::Keys(0)), soon()));
+      if (misplaced) {
+        for (const auto& unit : misplaced->elements) ADD_FAILURE() << unit.text;
+      }
+    }
     client_.reset();
     if (connection_) connection_->stop();
     io_.restart();

@@ -18,6 +18,7 @@
 #include "shared/redis/connection.h"
 #include "tests/system/redis_server.h"
 #include "tests/system/run_to_end.h"
+#include "tests/system/unit_places.h"
 
 namespace ditfleet::testing {
 
@@ -40,6 +41,13 @@ class QueueTest : public ::testing::Test {
     connection_->stop();
     io_.restart();
     io_.run_for(std::chrono::milliseconds(50));
+  }
+
+  void TearDown() override {
+    if (!connection_->connected()) return;
+    const auto misplaced = wait(connection_->execute(misplaced_units(keys_), soon()));
+    if (!misplaced) return;
+    for (const auto& unit : misplaced->elements) ADD_FAILURE() << unit.text;
   }
 
   std::shared_ptr<redis::Connection> connect() {

@@ -30,7 +30,7 @@ TEST(QueueLibrary, AnotherInterfaceHasAnotherName) {
 
 TEST(QueueLibrary, AnotherTextHasAnotherBuildNumber) {
   EXPECT_EQ(library_version(), "3 163128aeb7ef132d57aa8429766699726378861f195cf137ee9f527b58271dea")
-      << "functions/*.lua has changed: raise kLibraryBuild in library.h unless it was "
+      << "functions/*.lua has changed: raise the build number in shared/queue/CMakeLists.txt unless it was "
          "raised since the last release, and update this test";
 }
 

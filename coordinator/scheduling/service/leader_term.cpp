@@ -142,6 +142,7 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
   // Subscribes first: events that arrive while the state is read are applied after it.
   const auto subscribed = co_await feed_->next(0ms);
   if (!subscribed) co_return false;
+  co_await mend();
   auto open = co_await context_.client->open_units(kCall);
   if (failed(open, "reading the open units")) co_return false;
   auto times = co_await context_.client->virtual_times(Deadline::after(kCall));
@@ -337,10 +338,29 @@ asio::awaitable<void> LeaderTerm::store_history(Deadline deadline) {
   }
 }
 
+asio::awaitable<void> LeaderTerm::mend() {
+  const auto mended = co_await context_.client->mend(epoch_, kCall);
+  if (failed(mended, "checking the open units")) co_return;
+  if (mended->put_back > 0) {
+    spdlog::warn(
+        "scheduler: {} open units were in no set of their state or in two, as after a loss of data in Redis; "
+        "put back",
+        mended->put_back);
+  }
+  if (mended->unreadable > 0 && mended->unreadable != unreadable_) {
+    spdlog::warn(
+        "scheduler: {} open units have records that this version cannot read, and are left alone; start the "
+        "version that wrote them",
+        mended->unreadable);
+  }
+  unreadable_ = mended->unreadable;
+}
+
 asio::awaitable<void> LeaderTerm::audit() {
   audit_wanted_ = false;
   const auto asked = now_us();
   scheduler_->begin_audit();
+  co_await mend();
   auto open = co_await context_.client->open_units(kCall);
   audited_us_ = monotonic_us();
   auditing_ = false;

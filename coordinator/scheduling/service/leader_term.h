@@ -57,6 +57,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   asio::awaitable<void> keep_history();
   void note_for_history(const queue::Event& event);
   asio::awaitable<void> audit();
+  asio::awaitable<void> mend();
   asio::awaitable<void> admit(std::vector<queue::Admission> admissions);
   asio::awaitable<void> reject(std::vector<queue::Rejection> rejections);
   asio::awaitable<void> assign(Actions::Assignment assignment);
@@ -105,6 +106,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   const bool keeps_history_;
   queue::JobSummaries summaries_;           // unused without a history
   std::vector<queue::HistoryJob> history_;  // ended, not yet stored
+  std::int64_t unreadable_ = 0;             // open units, at the latest mend()
   bool missed_events_ = false;              // the next audit restores the summaries
 };
 

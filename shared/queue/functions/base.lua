@@ -2,12 +2,18 @@
 -- The queue's transitions, one Function each. README.md and ../README.md document the public Functions.
 --
 -- Rules:
---  * Keys come in KEYS. `claim_key`, `workers`, `take` and `give_back` derive further keys of the same shard, which lie
---    in the same slot.
+--  * Keys come in KEYS. `checked`, `claim_key`, `workers`, `take` and `give_back` derive further keys of the same
+--    shard, which lie in the same slot.
 --  * There is no rollback: a Function checks everything before it writes.
 --  * TIME is read once per call. Numbers become strings by string.format('%d'), never by '..'.
 --  * redis.call does not exist while the library loads; functions look it up when they run.
 --  * The number of commands decides what a call costs.
+--
+-- Formats: the key `format` has the number of the format of the shard's keys and packed records. Without it, they have
+-- format 1. A library reads the formats in `readable` and writes `format`; its first call that may write stores the
+-- number. Under another number every call fails with FORMAT. From format 2 on, a packed record begins with its format
+-- and a colon, so that a library can read records of two formats. Records leave the library in the form of the
+-- interface (`shown_unit`, `shown_job`), so that processes of other builds can use it.
 --
 -- What is open:
 --   units: <job>:<unit> → the unit's record (unpack_unit)
@@ -37,6 +43,20 @@ local function prefix_of(key) return string.match(key, '^df:{[^}]*}:') or '' end
 
 local function badarg(text) return redis.error_reply('BADARG ' .. text) end
 
+local format, readable = '1', {['1'] = true}
+
+-- What `error` takes for a record that this library cannot read. The caller must not have written anything yet.
+local function unreadable(what, text)
+  return redis.error_reply('UNREADABLE a ' .. what .. ' has no record of format ' .. format .. ' but ' ..
+    cjson.encode(string.sub(text, 1, 60)))
+end
+
+-- For calls with several records, which leave those alone that cannot be read: nil if it cannot be read.
+local function if_readable(unpack_record, text)
+  local read, record = pcall(unpack_record, text)
+  return read and record or nil, not read
+end
+
 local function valid_id(id)
   return #id <= 64 and string.find(id, '^[%w._-]+$') ~= nil
 end
@@ -45,12 +65,13 @@ end
 -- asked to stop) or an end. nonce and owner are empty while no worker holds the unit. units and deadline are its job's.
 -- lapses: how often it was lost with its worker; crashes: how many of those count against it, because it had started.
 -- mark: the nonce of the latest lapse that counts as a crash; of a canceling unit, when it was asked to stop.
--- failed_on: the workers on which it failed, separated by commas.
+-- failed_on: the workers on which it failed, separated by commas. The record of an ended unit goes on behind it.
 local unit_form = '^(%a+)|([^|]*)|(%d+)|(%d+)|(%d+)|([^|]*)|(%d+)|(%d+)|(%d+)|(%d+)|([^|]*)|([^|]*)'
 local function unpack_unit(text)
   if not text then return nil end
   local state, nonce, started, errors, crashes, owner, assigned, units, deadline, lapses, mark, failed_on =
     string.match(text, unit_form)
+  if not state then error(unreadable('unit', text)) end
   return {state = state, nonce = nonce, started = started, errors = errors, crashes = crashes, owner = owner,
     assigned = assigned, units = units, deadline = deadline, lapses = lapses, mark = mark, failed_on = failed_on}
 end
@@ -58,11 +79,16 @@ local function pack_unit(unit)
   return table.concat({unit.state, unit.nonce, unit.started, unit.errors, unit.crashes, unit.owner, unit.assigned,
     unit.units, unit.deadline, unit.lapses, unit.mark, unit.failed_on}, '|')
 end
+-- The record of a unit as callers get it: in format 1, what is stored. An error if it cannot be read.
+local function shown_unit(text)
+  if text and not string.find(text, unit_form) then error(unreadable('unit', text)) end
+  return text
+end
 
--- The record of a unit that no worker holds. unit: its record before, unpacked.
-local function waiting_unit(state, unit)
-  return table.concat({state, '', '0', unit.errors, unit.crashes, '', '0', unit.units, unit.deadline, unit.lapses,
-    unit.mark, unit.failed_on}, '|')
+-- The unit is no longer held by a worker.
+local function set_waiting(unit, state)
+  unit.state, unit.nonce, unit.started, unit.owner, unit.assigned = state, '', '0', '', '0'
+  return unit
 end
 
 local function attempt_of(unit) return int(unit.errors + unit.lapses + 1) end
@@ -91,12 +117,17 @@ local job_form = '^(%d+)|(%d+)|(%d+)|(%-?%d+)|(%d+)|([^|]*)|([^|]*)|(%x*)|([^|]*
 local function unpack_job(text)
   if not text then return nil end
   local units, ready, cost, priority, deadline, entry, tenant, body, trace, use, class = string.match(text, job_form)
+  if not units then error(unreadable('job', text)) end
   return {units = units, ready = ready, cost = cost, priority = priority, deadline = deadline, entry = entry,
     tenant = tenant, body = body, trace = trace, use = use, class = class}
 end
 local function pack_job(job)
   return table.concat({job.units, job.ready, job.cost, job.priority, job.deadline, job.entry, job.tenant, job.body,
     job.trace, job.use, job.class}, '|')
+end
+local function shown_job(text)
+  if text and not string.find(text, job_form) then error(unreadable('job', text)) end
+  return text
 end
 
 local function queued_job(deadline, entry, tenant, sha256, trace, use)

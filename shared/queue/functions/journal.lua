@@ -61,14 +61,16 @@ local function outcome_of(job_key, units, unit, state)
   for i = 0, tonumber(units) - 1 do
     if int(i) ~= unit then names[#names + 1] = 'u' .. int(i) end
   end
-  for _, record in ipairs(redis.call('HMGET', job_key, unpack(names))) do seen[string.match(record, '^%a+')] = true end
+  for _, record in ipairs(redis.call('HMGET', job_key, unpack(names))) do
+    seen[string.match(record or '', '%a+') or ''] = true
+  end
   return seen.failed and 'failed' or seen.expired and 'expired' or seen.canceled and 'canceled' or 'succeeded'
 end
 
 -- What a job that ends took of its tenant's quotas.
 local function return_use(journal, record)
-  local job = unpack_job(record)
-  if job.use and job.use ~= '0' then give_back(journal.keys.events, job.tenant, job.use) end
+  local job = if_readable(unpack_job, record)
+  if job and job.use ~= '' and job.use ~= '0' then give_back(journal.keys.events, job.tenant, job.use) end
 end
 
 -- Ends a unit. The caller removes it from `units` and from the sorted sets. ending has
@@ -133,7 +135,7 @@ end
 -- JSON object.
 local function release(journal, sets, id, unit, record, at, data)
   local rc, member = redis.call, id .. ':' .. unit
-  rc('HSET', sets.units, member, waiting_unit('ready', record))
+  rc('HSET', sets.units, member, pack_unit(set_waiting(record, 'ready')))
   rc('ZREM', sets.from, member)
   rc('ZADD', sets.ready, at, member)
   note(journal, id, member, 'ready ' .. unit .. ' {' .. data .. past_of(record) .. '}')

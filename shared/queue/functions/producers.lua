@@ -88,12 +88,12 @@ local function cancel(keys, args)
     write(journal)
     return reply('canceled')
   end
-  local mailboxes, running = {}, false
+  local mailboxes, records, running = {}, {}, false
   for i = 12, #keys do mailboxes[args[i - 9]] = keys[i] end
+  for i = 0, tonumber(job.units) - 1 do records[i] = unpack_unit(rc('HGET', units, id .. ':' .. int(i))) end
   for i = 0, tonumber(job.units) - 1 do
     local unit = int(i)
-    local member = id .. ':' .. unit
-    local record = unpack_unit(rc('HGET', units, member))
+    local member, record = id .. ':' .. unit, records[i]
     local state = record and record.state
     if state == 'running' or state == 'assigned' then
       local mailbox = mailboxes[record.owner]

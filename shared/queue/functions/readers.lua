@@ -38,21 +38,50 @@ local function job(keys, args)
   local rc = redis.call
   local open_record = rc('HGET', open, id)
   local fields = rc('HGETALL', job_key)
+  for i = 1, #fields, 2 do
+    local name = fields[i]
+    if name == 'o' then fields[i + 1] = shown_job(fields[i + 1]) end
+    if string.find(name, '^u%d') then fields[i + 1] = shown_unit(fields[i + 1]) end
+  end
   if not open_record then return {fields, '', {}, {}, ''} end
-  local record = unpack_job(open_record)
-  if record.units == '0' then return {fields, open_record, {}, {}, queued_spec(in_key, record.entry)} end
+  local record, shown = unpack_job(open_record), shown_job(open_record)
+  if record.units == '0' then return {fields, shown, {}, {}, queued_spec(in_key, record.entry)} end
   local open_units, steps = {}, {}
   for i = 0, tonumber(record.units) - 1 do
     local unit = int(i)
     local unit_record = rc('HGET', units, id .. ':' .. unit)
     if unit_record then
-      append(open_units, {unit, unit_record})
+      append(open_units, {unit, shown_unit(unit_record)})
       local state = unpack_unit(unit_record).state
       local step = (state == 'running' or state == 'canceling') and latest_step(last, events, id, unit)
       if step then append(steps, {unit, step}) end
     end
   end
-  return {fields, open_record, open_units, steps, rc('HGET', specs, id) or ''}
+  return {fields, shown, open_units, steps, rc('HGET', specs, id) or ''}
+end
+
+-- KEYS units open, then job each; ARGV their ids. Of each job {its record, or false if it has ended; of its hash o,
+-- state, ended, u0; the records of its units while it is open, false for those that have ended}, or {} if it does not
+-- exist or cannot be read
+local function list(keys, args)
+  local units, open = unpack(keys, 1, 2)
+  local rc = redis.call
+  local function shown(i, id, record)
+    local row, own = {shown_job(record) or false}, rc('HMGET', keys[2 + i], 'o', 'state', 'ended', 'u0')
+    if not record and not own[1] then return {} end
+    own[1], own[4] = shown_job(own[1]), shown_unit(own[4])
+    append(row, own)
+    local members, units_of_job = {}, record and unpack_job(record).units or 0
+    for unit = 0, tonumber(units_of_job) - 1 do members[unit + 1] = id .. ':' .. int(unit) end
+    for _, unit in ipairs(read_all(units, members)) do row[#row + 1] = shown_unit(unit) end
+    return row
+  end
+  local out = {}
+  for i, record in ipairs(read_all(open, args)) do
+    local read, row = pcall(shown, i, args[i], record)
+    out[i] = read and row or {}
+  end
+  return out
 end
 
 -- KEYS job open last events; ARGV id after limit, then ids of entries: where to go on. {the ids where to go on, each
@@ -70,7 +99,8 @@ local function events(keys, args)
     end
   end
   if #newest == 0 then
-    local units = string.match(rc('HGET', open, id) or rc('HGET', job_key, 'o') or '', '^%d+')
+    local record = unpack_job(rc('HGET', open, id) or rc('HGET', job_key, 'o'))
+    local units = record and record.units
     if units == '0' then newest[1] = rc('HGET', last, id) or rc('HGET', job_key, 'l') or nil end
     for i = 0, tonumber(units or 0) - 1 do
       local unit = int(i)
@@ -123,7 +153,7 @@ local function workers(keys, args)
     local info, tenants = not worker.err and worker[1], {}
     if info and args[1] == '1' then
       for _, id in ipairs(held_jobs(info)) do
-        local record = unpack_job(rc('HGET', open, id) or rc('HGET', prefix .. 'job:' .. id, 'o'))
+        local record = if_readable(unpack_job, rc('HGET', open, id) or rc('HGET', prefix .. 'job:' .. id, 'o'))
         if record then append(tenants, {id, record.tenant}) end
       end
     end

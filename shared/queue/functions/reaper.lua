@@ -38,12 +38,20 @@ local too_late = '{"code":"deadline_exceeded","message":"[queue] the deadline pa
 
 local too_old = '{"code":"deadline_exceeded","message":"[queue] the job is older than queue.max_age_ms allows"}'
 
--- Ends what is open of a job that is late or too old; 1 if anything was. k: the named keys of `reap`.
+-- Ends what is open of a job that is late or too old; 1 if anything was, 0 if a record of it cannot be read. k: the
+-- named keys of `reap`.
 local function expire(journal, k, job_key, id, at, why)
   local rc = redis.call
   local job_record = rc('HGET', k.open, id)
-  if not job_record then return 0 end
-  local job = unpack_job(job_record)
+  local job, records = if_readable(unpack_job, job_record), {}
+  if job_record and not job then return 0 end
+  for i = 0, tonumber(job and job.units or 0) - 1 do
+    local record, illegible = if_readable(unpack_unit, rc('HGET', k.units, id .. ':' .. int(i)))
+    if illegible then return 0 end
+    records[i] = record
+  end
+  rc('ZREM', k.deadline, id)
+  if not job then return 0 end
   local err = rc('HGET', job_key, 'error') or why
   if job.units == '0' then
     local spec = queued_spec(k.intake, job.entry)
@@ -54,8 +62,7 @@ local function expire(journal, k, job_key, id, at, why)
   end
   for i = 0, tonumber(job.units) - 1 do
     local unit = int(i)
-    local member = id .. ':' .. unit
-    local record = unpack_unit(rc('HGET', k.units, member))
+    local member, record = id .. ':' .. unit, records[i]
     if record then
       rc('ZREM', record.state == 'ready' and k.ready or record.state == 'delayed' and k.delayed or k.lease, member)
       rc('HDEL', k.units, member)
@@ -72,7 +79,8 @@ local function held_by_owner(k)
   for first = 1, #members, 4000 do
     local page = {unpack(members, first, math.min(first + 3999, #members))}
     for i, record in ipairs(read_all(k.units, page)) do
-      local owner = record and unpack_unit(record).owner or ''
+      local unit = if_readable(unpack_unit, record)
+      local owner = unit and unit.owner or ''
       owners[owner] = owners[owner] or {}
       if #owners[owner] < 16 then append(owners[owner], {page[i]}) end
     end
@@ -80,10 +88,12 @@ local function held_by_owner(k)
   return owners
 end
 
--- The lease of a unit has lapsed: its worker is lost. Counts as a crash if the unit had started.
+-- The lease of a unit has lapsed: its worker is lost. Counts as a crash if the unit had started. A unit whose record
+-- cannot be read keeps its lease.
 local function lapse(journal, k, job_key, id, unit, at)
   local rc, member = redis.call, id .. ':' .. unit
-  local record = unpack_unit(rc('HGET', k.units, member))
+  local record, illegible = if_readable(unpack_unit, rc('HGET', k.units, member))
+  if illegible then return end
   local state = record and record.state
   if state ~= 'running' and state ~= 'assigned' then
     rc('ZREM', k.lease, member)
@@ -142,16 +152,15 @@ local function reap(keys, args)
       lapse(journal, k, job_key, id, unit, at)
     elseif kind == 'delayed' and is_due(delayed, member, ms) then
       touched = touched + 1
-      local record = unpack_unit(rc('HGET', units, member))
+      local record, illegible = if_readable(unpack_unit, rc('HGET', units, member))
       if record and record.state == 'delayed' then
         release(journal, {units = units, ready = ready, from = delayed}, id, unit, record, at,
           '"reason":"retry is due"')
-      else
+      elseif not illegible then
         rc('ZREM', delayed, member)
       end
     elseif kind == 'deadline' and is_due(deadline, id, ms) then
       if journal.told[id] then write(journal) end  -- stores the records of units that ended before
-      rc('ZREM', deadline, id)
       touched = touched + expire(journal, k, job_key, id, at, too_late)
     elseif kind == 'age' then
       if journal.told[id] then write(journal) end
@@ -160,6 +169,41 @@ local function reap(keys, args)
   end
   write(journal)
   return touched
+end
+
+-- KEYS leader units ready delayed lease; ARGV epoch cursor count lease_ms. Checks a page of open units: each belongs
+-- into the sorted set of its state alone. A Redis that lost data, or another program, may have left one without: nobody
+-- would ever run it. {the next cursor ("0": this is the last page), units put back, units that cannot be read}
+local function mend(keys, args)
+  local _, units, ready, delayed, lease = unpack(keys)
+  local rc = redis.call
+  local ms, at = now()
+  local cursor, page = unpack(rc('HSCAN', units, args[2], 'COUNT', args[3]))
+  local members, mended, illegible = {}, 0, 0
+  for i = 1, #page, 2 do members[#members + 1] = page[i] end
+  if #members == 0 then return {cursor, 0, 0} end
+  local sets, scores = {ready, delayed, lease}, {}
+  for i, set in ipairs(sets) do scores[i] = rc('ZMSCORE', set, unpack(members)) end
+  for i, member in ipairs(members) do
+    local unit = if_readable(unpack_unit, page[2 * i])
+    if unit then
+      local home, wrong = unit.state == 'ready' and 1 or unit.state == 'delayed' and 2 or 3, false
+      for set = 1, 3 do
+        if set ~= home and scores[set][i] then
+          rc('ZREM', sets[set], member)
+          wrong = true
+        end
+      end
+      if not scores[home][i] then
+        rc('ZADD', sets[home], home == 3 and lease_until(ms, args[4]) or at, member)
+        wrong = true
+      end
+      if wrong then mended = mended + 1 end
+    else
+      illegible = illegible + 1
+    end
+  end
+  return {cursor, mended, illegible}
 end
 
 -- Appends the keys of the results that an ended job has in Redis: <key>, <key>:1, … of 1 MiB each. A manifest is the
@@ -190,9 +234,10 @@ local function sweep(keys, args)
   for i, id in ipairs(ids) do
     local job_key = keys[3 + i]
     local ended, record, manifest = unpack(records[i] and {} or rc('HMGET', job_key, 'ended', 'o', 'm0'))
-    if not records[i] and (not ended or tonumber(ended) <= ms - retention_ms) then
+    local job, illegible = if_readable(unpack_job, record)
+    if not records[i] and not illegible and (not ended or tonumber(ended) <= ms - retention_ms) then
       local names, manifests = {}, {manifest}
-      for unit = 1, tonumber(string.match(record or '', '^%d+') or 0) - 1 do names[unit] = 'm' .. int(unit) end
+      for unit = 1, tonumber(job and job.units or 0) - 1 do names[unit] = 'm' .. int(unit) end
       append(manifests, read_all(job_key, names))
       append_result_keys(gone_keys, prefix_of(jobs), id, manifests)
       gone[#gone + 1] = id

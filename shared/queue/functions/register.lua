@@ -1,10 +1,22 @@
 -- ---- the library ------------------------------------------------------------------------------------------
 
--- Checks the shape of a call before its Function runs. shape has
+-- The error for a shard whose records have a format that this library cannot read; nil: it can. Stores the format with
+-- the first record.
+local function foreign_format(key, writes)
+  local name = prefix_of(key) .. 'format'
+  local stored = redis.call('GET', name)
+  if stored and not readable[stored] then
+    return redis.error_reply('FORMAT the queue has records of format ' .. string.sub(stored, 1, 20) ..
+      '; this version of DiTFleet reads format ' .. format)
+  end
+  if writes and stored ~= format then redis.call('SET', name, format) end
+end
+
+-- Checks a call before its Function runs. shape has
 --   keys, args: how many
 --   keys_each, args_each: how many more for each job or unit of the call
 --   numbers: which arguments are whole numbers
-local function checked(name, run, shape)
+local function checked(name, run, shape, writes)
   local keys_each, args_each = shape.keys_each or 0, shape.args_each or 0
   local function each(count) return count > 0 and ' and ' .. count .. ' each' or '' end
   local takes = name .. ' takes ' .. shape.keys .. ' keys' .. each(keys_each) .. ', ' ..
@@ -22,7 +34,7 @@ local function checked(name, run, shape)
           string.sub(args[i], 1, 40))
       end
     end
-    return run(keys, args)
+    return foreign_format(keys[1], writes) or run(keys, args)
   end
 end
 
@@ -39,7 +51,8 @@ local function led(run)
 end
 
 local function register(name, run, shape, flag)
-  redis.register_function{function_name = 'ditfleet_v3_' .. name, flags = {flag}, callback = checked(name, run, shape)}
+  redis.register_function{function_name = 'ditfleet_v3_' .. name, flags = {flag},
+    callback = checked(name, run, shape, flag ~= 'no-writes')}
 end
 
 -- allow-oom: what ends or keeps work goes on when Redis is at its memory limit; what takes new work does not.
@@ -54,6 +67,7 @@ register('assign', led(assign), {keys = 9, args = 4, args_each = 5, numbers = {1
 register('revoke', led(revoke), {keys = 6, keys_each = 1, args = 2, args_each = 4, numbers = {1}}, 'allow-oom')
 register('due', due, {keys = 3, args = 1, numbers = {1}}, 'no-writes')
 register('reap', led(reap), {keys = 13, keys_each = 1, args = 5, args_each = 3, numbers = {1, 2, 3, 4}}, 'allow-oom')
+register('mend', led(mend), {keys = 5, args = 4, numbers = {1, 3, 4}}, 'allow-oom')
 register('sweep', sweep, {keys = 3, keys_each = 1, args = 2, args_each = 1, numbers = {1, 2}}, 'allow-oom')
 register('virtual_times', led(virtual_times), {keys = 2, args = 1, args_each = 2, numbers = {1}}, 'allow-oom')
 register('open', open_units, {keys = 3, args = 2, numbers = {2}}, 'no-writes')
@@ -67,5 +81,6 @@ register('fail', fail, {keys = 10, args = 11, numbers = {1, 2, 3, 4, 5}}, 'allow
 register('hand_back', hand_back, {keys = 8, keys_each = 1, args = 0, args_each = 3}, 'allow-oom')
 register('canceled', canceled, {keys = 8, args = 3}, 'allow-oom')
 register('job', job, {keys = 7, args = 1}, 'no-writes')
+register('list', list, {keys = 2, keys_each = 1, args = 0, args_each = 1}, 'no-writes')
 register('events', events, {keys = 4, args = 3, args_each = 1, numbers = {3}}, 'no-writes')
 register('workers', workers, {keys = 2, args = 1}, 'no-writes')

@@ -50,8 +50,8 @@ local function admit_job(journal, admissions, id, job, plan, at)
   append(admissions.specs, {id, spec})
   if job.deadline ~= '0' then append(admissions.deadlines, {job.deadline, id}) end
   local places, units = admissions.places, admissions.units
-  local record = waiting_unit('ready', {errors = '0', crashes = '0', units = job.units, deadline = job.deadline,
-    lapses = '0', mark = '', failed_on = ''})
+  local record = pack_unit(set_waiting({errors = '0', crashes = '0', units = job.units, deadline = job.deadline,
+    lapses = '0', mark = '', failed_on = ''}, 'ready'))
   for i = 0, tonumber(job.units) - 1 do
     local unit = int(i)
     local member = id .. ':' .. unit
@@ -81,7 +81,8 @@ end
 
 -- KEYS leader in ready deadline units open specs last events
 -- ARGV epoch, then (entry id units spec class steps cost priority deadline_ms) each
--- each: 1 admitted, 0 admitted before, -1 the entry is not that of an open job and stays where it is, for `reject`
+-- each: 1 admitted, 0 admitted before or the job's record cannot be read, -1 the entry is not that of an open job and
+-- stays where it is, for `reject`
 local function admit(keys, args)
   local _, in_key, ready, deadline, units, open, specs, last, events = unpack(keys)
   local _, at = now()
@@ -91,8 +92,10 @@ local function admit(keys, args)
   for i, record in ipairs(records) do
     local first = 9 * i - 7
     local entry, id = args[first], args[first + 1]
-    local job = unpack_job(record)
-    if not job or job.entry ~= entry then
+    local job, illegible = if_readable(unpack_job, record)
+    if illegible then
+      out[i] = 0
+    elseif not job or job.entry ~= entry then
       out[i] = -1
     else
       entries[#entries + 1] = entry
@@ -128,7 +131,8 @@ local function admit_raw(keys, args)
     local tenant, trace, sha256, has_key = unpack(args, first + 9, first + 12)
     local same_as, ended = unpack(rc('HMGET', job_key, 'same_as', 'o'))
     if same_as then return 'existed ' .. same_as end
-    local known = unpack_job(rc('HGET', open, id) or ended)
+    local known, illegible = if_readable(unpack_job, rc('HGET', open, id) or ended)
+    if illegible then return 'taken' end
     if known then return same_body(known, tenant, sha256) and 'existed ' .. id or 'taken' end
     if has_key == '1' then
       local other, same = claim_key(idem_key, id, sha256, idempotency_ms, open)
@@ -166,7 +170,8 @@ end
 -- KEYS leader in jobs deadline open specs last events, then job each
 -- ARGV epoch, then (entry id raw error_json tenant spec traceparent) each
 -- each: 1 rejected, now or before, or the job has ended; 0 the entry is not that of job `id` and stays where it is: it
--- came by XADD, and chose the id of another job (raw) or looks like an entry of `submit`
+-- came by XADD, and chose the id of another job (raw) or looks like an entry of `submit`; 2 the job's record cannot be
+-- read, and the entry stays where it is
 local function reject(keys, args)
   local _, in_key, jobs, deadline, open, specs, last, events = unpack(keys, 1, 8)
   local rc = redis.call
@@ -177,14 +182,14 @@ local function reject(keys, args)
     local first, job_key = 7 * i - 5, keys[8 + i]
     local entry, id, raw, err, tenant, spec, trace = unpack(args, first, first + 6)
     local record = rc('HGET', open, id)
-    local job = unpack_job(record or rc('HGET', job_key, 'o'))
-    if not job and raw == '1' and rc('EXISTS', job_key) == 0 then
+    local job, illegible = if_readable(unpack_job, record or rc('HGET', job_key, 'o'))
+    if not job and not illegible and raw == '1' and rc('EXISTS', job_key) == 0 then
       job = queued_job('0', entry, tenant, '', trace, '0')
       record = pack_job(job)
       rc('ZADD', jobs, added_at(entry, ms), id)
       note(journal, id, id, queued_event(tenant))
     end
-    out[i] = 0
+    out[i] = illegible and 2 or 0
     if job and job.entry == entry then
       if record and job.units == '0' then
         end_queued(journal, {job_key = job_key, id = id, record = record, state = 'rejected', at = at, spec = spec,
@@ -217,9 +222,10 @@ local function assign(keys, args)
   for i, member in ipairs(members) do
     local first = 5 * i
     local id, unit, nonce, data, drop = unpack(args, first, first + 4)
-    local record = unpack_unit(records[i])
+    local record = if_readable(unpack_unit, records[i])
+    local job, illegible = if_readable(shown_job, jobs[i])
     out[i] = 0
-    if record and record.state == 'ready' and not assigned[member] then
+    if record and not illegible and record.state == 'ready' and not assigned[member] then
       local attempt = attempt_of(record)
       if mail_bytes > most_mail_bytes then
         rc('XADD', mailbox, '*', unpack(mail))
@@ -227,7 +233,7 @@ local function assign(keys, args)
       end
       mail_bytes = mail_bytes + #(job_specs[i] or '')
       append(mail, {'m', 'assign ' .. id .. ' ' .. unit .. ' ' .. nonce .. ' ' .. attempt,
-        'o', jobs[i] or '', 's', job_specs[i] or '', 'r', data})
+        'o', job or '', 's', job_specs[i] or '', 'r', data})
       if drop ~= '' then append(mail, {'d', drop}) end
       note(journal, id, member, 'assigned ' .. unit .. ' {"attempt":' .. attempt .. ',' .. string.sub(data, 2))
       record.state, record.nonce, record.owner, record.assigned = 'assigned', nonce, owner, at
@@ -261,16 +267,16 @@ local function revoke(keys, args)
   for i = 1, (#args - 2) / 4 do
     local first = 4 * i - 1
     local id, unit, nonce, owner = unpack(args, first, first + 3)
-    local record = unpack_unit(rc('HGET', units, id .. ':' .. unit))
+    local record = if_readable(unpack_unit, rc('HGET', units, id .. ':' .. unit))
     out[i] = 0
     if held_state(record, nonce) == 'assigned' and args[2] == '1' then
       rc('ZADD', lease, at, id .. ':' .. unit)
       out[i] = 1
     elseif held_state(record, nonce) == 'assigned' then
-      release(journal, sets, id, unit, record, at, '"reason":"revoked"')
       if record.owner == owner then
         rc('XADD', keys[6 + i], '*', 'm', 'revoke ' .. id .. ' ' .. unit .. ' ' .. nonce)
       end
+      release(journal, sets, id, unit, record, at, '"reason":"revoked"')
       out[i] = 1
     end
   end
@@ -293,7 +299,7 @@ end
 
 -- KEYS units delayed open; ARGV cursor count. A page of the open units: {the next cursor ("0": this is the last page),
 -- then of each unit its member, its record, when its retry is due ("": it is not delayed), its job's record}. HSCAN
--- explains which units pages may lack or repeat.
+-- explains which units pages may lack or repeat. They lack those whose records cannot be read.
 local function open_units(keys, args)
   local units, delayed, open = unpack(keys)
   local rc = redis.call
@@ -302,8 +308,11 @@ local function open_units(keys, args)
   for at = 1, #page, 2 do ids[#ids + 1] = string.match(page[at], '^(.*):') end
   for i, job_record in ipairs(read_all(open, ids)) do
     local member, record = page[2 * i - 1], page[2 * i]
-    local due_at = string.sub(record, 1, 8) == 'delayed|' and rc('ZSCORE', delayed, member)
-    append(out, {member, record, due_at or '', job_record or ''})
+    local unit, job, illegible = if_readable(unpack_unit, record), if_readable(shown_job, job_record)
+    if unit and not illegible then
+      local due_at = unit.state == 'delayed' and rc('ZSCORE', delayed, member)
+      append(out, {member, shown_unit(record), due_at or '', job or ''})
+    end
   end
   return out
 end

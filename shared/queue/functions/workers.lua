@@ -70,10 +70,13 @@ local function renew(keys, args)
   local records = read_all(units, members)
   for i, member in ipairs(members) do
     local id, nonce, event = args[4 * i - 2], args[4 * i], args[4 * i + 1]
-    local record = unpack_unit(records[i])
+    local record, illegible = if_readable(unpack_unit, records[i])
     local state = held_state(record, nonce)
     out[i] = 1
-    if state == 'running' or state == 'assigned' or (state == 'canceling' and ms < record.mark + 12 * args[1]) then
+    if illegible then
+      append(leases, {lease_end, member})
+      out[i] = 0
+    elseif state == 'running' or state == 'assigned' or (state == 'canceling' and ms < record.mark + 12 * args[1]) then
       if state == 'running' and event ~= '' then note(journal, id, member, event) end
       leases[#leases + 1] = lease_end
       leases[#leases + 1] = member
@@ -168,7 +171,7 @@ local function fail(keys, args)
     local due_at = int(ms + math.floor(wait * (1000 + jitter) / 2000))
     rc('HSET', job_key, 'e' .. unit, err)
     rc('ZADD', delayed, due_at, member)
-    rc('HSET', units, member, waiting_unit('delayed', record))
+    rc('HSET', units, member, pack_unit(set_waiting(record, 'delayed')))
     note(journal, id, member, 'ready ' .. unit .. ' {"reason":"retry","not_before_ms":' .. due_at .. ',"errors":' ..
       record.errors .. ',"crashes":' .. record.crashes .. past_of(record) .. ',' .. string.sub(err, 2))
   else
@@ -184,7 +187,7 @@ end
 
 -- KEYS lease ready deadline units open specs last events, then job each; ARGV (id unit nonce) each.
 -- each: 1 handed back, or canceled if it was asked to stop; 0 it is not held under this nonce, and a crash that was
--- counted for this nonce's lapse is forgiven
+-- counted for this nonce's lapse is forgiven, or its record cannot be read
 local function hand_back(keys, args)
   local lease, ready, deadline, units, open, specs, last, events = unpack(keys, 1, 8)
   local rc = redis.call
@@ -194,7 +197,7 @@ local function hand_back(keys, args)
   for i = 1, #args / 3 do
     local id, unit, nonce = unpack(args, 3 * i - 2, 3 * i)
     local member = id .. ':' .. unit
-    local record = unpack_unit(rc('HGET', units, member))
+    local record, illegible = if_readable(unpack_unit, rc('HGET', units, member))
     local state = held_state(record, nonce)
     out[i] = 0
     if state == 'running' or state == 'assigned' then
@@ -205,7 +208,7 @@ local function hand_back(keys, args)
       rc('HDEL', units, member)
       conclude(journal, {job_key = keys[8 + i], id = id, unit = unit, record = record, state = 'canceled', at = at})
       out[i] = 1
-    elseif not state then
+    elseif not state and not illegible then
       forgive(units, member, record, nonce)
     end
   end
