@@ -30,6 +30,7 @@
 #include "shared/results/store.h"
 #include "shared/telemetry/log.h"
 #include "shared/telemetry/otlp.h"
+#include "shared/telemetry/turns.h"
 
 namespace ditfleet {
 namespace {
@@ -61,6 +62,7 @@ scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& se
   // Unique per start: a restarted coordinator must not inherit a leadership whose state it has lost.
   out.coordinator = fmt::format("{}-{}-{}", host_name(), getpid(), new_nonce().substr(0, 8));
   out.leader_ttl_ms = settings.scheduler.leader_ttl_ms;
+  out.allow_eviction = settings.redis.allow_eviction;
   out.scheduler.catalogue = catalogue;
   out.scheduler.precision = settings.worker.dtype;
   for (const auto& [name, tenant] : settings.tenants) out.scheduler.weights.emplace(name, tenant.weight);
@@ -78,7 +80,7 @@ scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& se
 class Coordinator {
  public:
   Coordinator(asio::io_context& io, const config::Settings& settings, ReadyHook on_ready)
-      : io_(io), settings_(settings), on_ready_(std::move(on_ready)), tasks_(io.get_executor()) {}
+      : io_(io), settings_(settings), on_ready_(std::move(on_ready)), tasks_(executor("coordinator")) {}
 
   Result<void> start() {
     auto catalogue = read_catalogue(settings_);
@@ -87,22 +89,22 @@ class Coordinator {
     if (!endpoint) return endpoint.error();
     const redis::ConnectionOptions connection{.endpoint = *endpoint};
     // Images have their own connection, so that they do not delay assignments.
-    control_ = redis::Connection::create(io_.get_executor(), connection);
-    data_ = redis::Connection::create(io_.get_executor(), connection);
+    control_ = redis::Connection::create(executor("redis"), connection);
+    data_ = redis::Connection::create(executor("redis"), connection);
     auto store = results::open_store(results::store_options(settings_), data_);
     if (!store) return store.error();
     // So do uploads of adapters. The mirror polls the registry with small commands on the control connection.
-    uploads_ = redis::Connection::create(io_.get_executor(), connection);
+    uploads_ = redis::Connection::create(executor("redis"), connection);
     adapters_ = std::make_shared<loras::RegistryMirror>(std::make_shared<loras::Registry>(control_));
     auto queue_options = queue::queue_options(settings_);
     queue_options.quota = [this](const std::string& tenant) { return quota(tenant); };
     auto scheduling_options = scheduler_options(settings_, *catalogue);
     scheduling_options.adapters = adapters_;
     scheduler_ = std::make_unique<scheduling::SchedulerService>(
-        io_.get_executor(), control_, std::make_shared<queue::Client>(control_, queue_options),
+        executor("scheduler"), control_, std::make_shared<queue::Client>(control_, queue_options),
         std::move(scheduling_options));
     gateway_ = gateway::make_gateway(
-        io_.get_executor(),
+        executor("gateway"),
         gateway::GatewayDependencies{
             .settings = settings_,
             .catalogue = *catalogue,
@@ -112,6 +114,7 @@ class Coordinator {
             .loras = std::make_shared<loras::Registry>(uploads_),
             .adapters = adapters_,
             .unready = [this] { return unready(); },
+            .warnings = [this] { return scheduler_->warnings(); },
             .advise = [this](const job::JobSpec& spec, const std::string& tenant) { return advise(spec, tenant); },
             .waits_for = [this](const queue::UnitRef& unit) { return scheduler_->waits_for(unit); }});
     if (auto listening = gateway_->listen(); !listening) return listening.error();
@@ -138,11 +141,19 @@ class Coordinator {
   }
 
  private:
+  // `task`: what a long turn of the loop is blamed on.
+  telemetry::TimedExecutor<asio::io_context::executor_type> executor(std::string_view task) {
+    return {io_.get_executor(), task, ""};
+  }
+
   // Why the service is not ready; empty if it is.
   std::vector<std::string> unready() const {
     const auto where = control_->options().endpoint.display();
     if (!control_->connected() || !data_->connected()) return {"Redis at " + where + " is not connected"};
+    if (scheduler_->redis_refused()) return {scheduler_->refusal()};
     if (!scheduler_->library_loaded()) return {"the Function library is not loaded into Redis at " + where};
+    if (!gateway_->hears() || !scheduler_->hears())
+      return {"this coordinator does not receive the events that Redis at " + where + " publishes"};
     if (scheduler_->leader_known()) return {};
     const auto& refusal = scheduler_->refusal();
     return {"no coordinator leads the shard yet" + (refusal.empty() ? "" : ": " + refusal)};
@@ -163,6 +174,7 @@ class Coordinator {
   }
 
   Result<void> advise(const job::JobSpec& spec, const std::string& tenant) const {
+    if (scheduler_->redis_refused()) return unavailable(scheduler_->refusal());
     if (!spec.deadline_ms) return {};
     const auto expected = scheduler_->estimate(spec, tenant);
     if (!expected) return {};

@@ -99,7 +99,7 @@ void GpuMeter::record() const {
     total({gpu_}).Set(static_cast<double>(memory.total));
   }
   if (const auto now = energy_j()) {
-    prometheus::Counter& counter = joules({gpu_});
+    auto counter = joules({gpu_});
     std::call_once(recorded_, [&] { start_j_ = *now; });
     counter.Increment(std::max(0.0, *now - start_j_ - counter.Value()));
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "shared/core/nearest_name.h"
+#include "shared/core/revision.h"
 #include "shared/core/secrets.h"
 #include "worker/commands/command_line.h"
 
@@ -36,9 +37,13 @@ int main(int argc, char** argv) {
   using namespace ditfleet::worker;
   // A write beyond the file size limit must fail, as on a full disk, instead of ending the process.
   std::signal(SIGXFSZ, SIG_IGN);
-  CLI::App app("Generates images with diffusion transformers, as a worker of DiTFleet or on the command line.",
-               "ditfleet-worker");
+  CLI::App app(
+      "Generates images and videos with diffusion transformers, as a worker of DiTFleet or on the command line.",
+      "ditfleet-worker");
   app.require_subcommand(1);
+  app.set_version_flag("--version",
+                       std::string("ditfleet-worker " DITFLEET_VERSION ", revision ") + ditfleet::kRevision,
+                       "Print the version");
   app.footer(
       "Exit codes: 0 success, 1 failure, 2 wrong usage. Every configuration key can also be set with an\n"
       "environment variable DITFLEET_SECTION__KEY, or in the file named by DITFLEET_CONFIG.");

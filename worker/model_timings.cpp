@@ -1,15 +1,9 @@
 #include "worker/model_timings.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <ctime>
-#include <fstream>
-#include <iterator>
-#include <sstream>
 
 #include "shared/telemetry/metrics.h"
+#include "shared/telemetry/process.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -21,6 +15,11 @@ const telemetry::Histograms& phases() {
   return series;
 }
 
+const telemetry::Counters& step_downs() {
+  static const telemetry::Counters series("ditfleet_memory_step_downs_total");
+  return series;
+}
+
 }  // namespace
 
 void record_load(const pipeline::ModelInfo& info) {
@@ -29,6 +28,7 @@ void record_load(const pipeline::ModelInfo& info) {
   // A rate needs a first sample of 0: a slow worker may run few units.
   for (const char* phase : {"adapter", "text", "wait", "denoise", "vae", "encode", "store"})
     phases()({info.name, phase});
+  step_downs()({info.name});
 }
 
 void record_warm_up(const std::string& model, const std::string& class_key, const PartTimes& parts) {
@@ -40,16 +40,15 @@ void record_memory(const std::string& model, const pipeline::MemoryReport& repor
   static const telemetry::Gauges predicted("ditfleet_memory_predicted_bytes");
   static const telemetry::Gauges observed("ditfleet_memory_observed_bytes");
   static const telemetry::Counters loads("ditfleet_model_loads_total");
-  static const telemetry::Counters step_downs("ditfleet_memory_step_downs_total");
   if (report.limits.empty()) return;
   predicted({model}).Set(static_cast<double>(report.predicted_bytes));
   observed({model}).Set(static_cast<double>(report.observed_bytes));
   const auto raise = [&](const telemetry::Counters& counters, std::int64_t to) {
-    prometheus::Counter& counter = counters({model});
+    auto counter = counters({model});
     counter.Increment(std::max(0.0, static_cast<double>(to) - counter.Value()));
   };
   raise(loads, report.loads);
-  raise(step_downs, report.step_downs);
+  raise(step_downs(), report.step_downs);
 }
 
 void record_unit(const std::string& model, const std::map<std::string, std::int64_t>& phases_us,
@@ -63,16 +62,7 @@ void record_unit(const std::string& model, const std::map<std::string, std::int6
 
 void record_boot(const char* part) {
   static const telemetry::Gauges boot("ditfleet_boot_seconds");
-  // /proc/self/stat: field 22 is the start, in clock ticks since the machine's boot; fields count from the name's end.
-  std::ifstream file("/proc/self/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
-  timespec now{};
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  const double started = std::atof(field.c_str()) / static_cast<double>(sysconf(_SC_CLK_TCK));
-  boot({part}).Set(static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - started);
+  boot({part}).Set(telemetry::process_age_s());
 }
 
 std::string text_of(const PartTimes& parts) {

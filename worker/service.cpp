@@ -7,6 +7,7 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <cmath>
+#include <utility>
 
 #include "shared/core/host_name.h"
 #include "shared/core/ids.h"
@@ -27,6 +28,7 @@ constexpr int kMailboxBatch = 64;
 constexpr auto kStopGrace = 5s;   // after the drain time, for the current step to end
 constexpr auto kFaultGrace = 2s;  // to report a failed device
 constexpr auto kLeaveTimeout = 1s;
+constexpr int kLoadFactor = 30;  // times worker.stuck_ms
 
 // What the device and the host memory hold. As sets: every use changes the order, which is not worth a heartbeat.
 std::array<std::set<std::string>, 3> residents(const queue::WorkerInfo& info) {
@@ -94,6 +96,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .encode = encode_,
                .adapters = adapters_,
                .encode_image = parts_.encode_image,
+               .orphan = options_.timing.orphan,
                .energy_j = [this] { return energy_j(); },
                .residents_changed = [this] { report_residents(); },
                .table_changed = [this] { update(); },
@@ -206,6 +209,7 @@ void Service::heartbeat_now() {
 
 asio::awaitable<void> Service::load_models() {
   using Loaded = std::pair<ModelSet, std::vector<std::string>>;
+  tasks_.spawn("watch loading", watch_loading(), Vital::kOnce);
   const std::function<Result<std::shared_ptr<Loaded>>()> work = [this]() -> Result<std::shared_ptr<Loaded>> {
     auto loaded = std::make_shared<Loaded>();
     // A trace of its own, since it belongs to no job.
@@ -231,7 +235,7 @@ asio::awaitable<void> Service::load_models() {
   auto loaded = co_await device_.run<std::shared_ptr<Loaded>>(work, Deadline::never());
   loading_ = false;
   if (!loaded) {
-    fatal_ = loaded.error();
+    if (!fatal_) fatal_ = loaded.error();
     wake_.cancel();
     co_return;
   }
@@ -294,6 +298,16 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   co_return co_await parts_.queue->heartbeat(info, Deadline::after(kCallTimeout));
 }
 
+void Service::note_readiness(bool registered) {
+  why_not_ready_ = fatal_                 ? "the device failed"
+                   : loading_             ? "loading the models"
+                   : state_ == "cordoned" ? "drained by an administrator"
+                   : state_ != "ready"    ? "draining"
+                   : !registered          ? "Redis does not answer"
+                                          : "";
+  if (why_not_ready().empty() && parts_.on_ready) std::exchange(parts_.on_ready, {})();
+}
+
 // The first heartbeat registers this worker, as does the first after Redis has restarted.
 asio::awaitable<void> Service::heartbeats() {
   std::optional<std::uint64_t> registered;
@@ -317,6 +331,7 @@ asio::awaitable<void> Service::heartbeats() {
       }
     }
     if (tasks_.stopping()) co_return;
+    note_readiness(sent.ok());
     if (sent) {
       const auto generation = parts_.connection->generation();
       if (registered != generation) spdlog::info("registered as '{}'", owner_);
@@ -389,7 +404,7 @@ asio::awaitable<void> Service::renewals() {
     const auto due = table_.due_renewals(sent);
     if (!due.empty()) {
       // A third of the lease, so that a call that hangs leaves time for another.
-      auto outcomes = co_await parts_.queue->renew(due, Deadline::at(sent + options_.timing.lease / 3));
+      auto outcomes = co_await parts_.queue->renew(due, Deadline::at(sent + options_.lease / 3));
       if (outcomes) {
         renewal_log.reset();
         table_.renewed(due, *outcomes, sent);
@@ -399,13 +414,24 @@ asio::awaitable<void> Service::renewals() {
         }
         table_.renewal_failed(due, Clock::now());
       }
-      runner_.publish_leases();
     }
     perform_actions();
     renew_timer_.expires_at(table_.next_wakeup());
     boost::system::error_code ignored;
     co_await renew_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
+}
+
+// A file system or driver may hang, here or in another rank.
+asio::awaitable<void> Service::watch_loading() {
+  const auto limit = kLoadFactor * options_.stuck;
+  asio::steady_timer timer(io_, limit);
+  co_await timer.async_wait(asio::use_awaitable);
+  if (loading_)
+    fail(
+        unavailable(fmt::format("loading and warming up the models has not ended within {} s; if they take that long, "
+                                "raise worker.stuck_ms (now {}; the limit is {} times that)",
+                                limit.count() / 1000, options_.stuck.count(), kLoadFactor)));
 }
 
 asio::awaitable<void> Service::watch_progress() {

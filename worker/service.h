@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -31,7 +32,8 @@ namespace ditfleet::worker {
 struct ServiceOptions {
   std::string name;  // must be unique among living workers
   std::string version;
-  int capacity = 2;  // most units at a time, including the running one
+  int capacity = 2;                       // most units at a time, including the running one
+  std::chrono::milliseconds lease{5000};  // of the queue
   Timing timing;
   std::chrono::milliseconds heartbeat{1000};
   std::chrono::milliseconds drain{30'000};
@@ -50,6 +52,7 @@ struct ServiceParts {
   std::function<Result<ModelSet>()> load;  // called once, on the device thread
   AdapterOptions adapters;                 // without a source, units with adapters are rejected
   ImageEncoder encode_image;               // called on the encode thread, and on the device thread for the warm-up
+  std::function<void()> on_ready;          // called once, when units can come; may be empty
 };
 
 class Service {
@@ -76,6 +79,8 @@ class Service {
   // without waiting for the thread.
   bool busy() const { return device_.busy() || text_.busy() || encode_.busy() || adapters_.busy(); }
   bool ready() const { return state_ == "ready"; }
+  // Why no unit can come, as of the last heartbeat; empty: units can come. Thread-safe.
+  std::string why_not_ready() const { return why_not_ready_.load(); }
   const std::string& owner() const { return owner_; }
 
  private:
@@ -83,11 +88,13 @@ class Service {
   asio::awaitable<void> heartbeats();
   asio::awaitable<void> mailbox();
   asio::awaitable<void> renewals();
+  asio::awaitable<void> watch_loading();
   asio::awaitable<void> watch_progress();
   asio::awaitable<void> leave();
   asio::awaitable<Result<std::string>> send_heartbeat();
   void begin_drain(Deadline limit);
   void apply_desired();
+  void note_readiness(bool registered);
   void perform_actions();
   void update();  // performs actions and wakes the coroutines that wait for a change
   void heartbeat_now();
@@ -115,6 +122,7 @@ class Service {
   AdapterLoader adapters_;
   UnitRunner runner_;
   bool loading_ = false, quitting_ = false, heartbeat_pending_ = false;
+  std::atomic<const char*> why_not_ready_ = "loading the models";
   std::optional<Error> fatal_;
   Deadline drain_until_ = Deadline::never();
 };

@@ -21,6 +21,7 @@ struct CapacityFlags {
   int max_workers = 1000;
 };
 
+constexpr std::size_t kFewJobs = 100;
 constexpr int kLookahead = 2;  // scheduler.lookahead's default
 
 struct Kind {
@@ -106,6 +107,10 @@ Result<bool> capacity(const CapacityFlags& flags) {
   if (guessed > 0 && flags.costs.empty()) {
     return invalid_argument(fmt::format("{} of {} jobs in {} have no run_ms; give --costs FILE for their run times",
                                         guessed, jobs.size(), flags.trace));
+  }
+  if (jobs.size() < kFewJobs) {
+    std::fprintf(stderr, "ditfleet capacity: warning: %zu units say little about percentiles; use a longer history\n",
+                 jobs.size());
   }
   json::array answers;
   std::vector<std::vector<std::string>> rows = {

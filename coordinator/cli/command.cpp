@@ -3,16 +3,18 @@
 #include <cstdio>
 
 #include "shared/core/listen_address.h"
+#include "shared/core/short_numbers.h"
 
 namespace ditfleet::cli {
 
 int report(const std::string& command, const Error& error) {
   const char* hint = error.code == Code::kUnauthenticated ? " (give --key KEY or set DITFLEET_KEY)" : "";
   std::fprintf(stderr, "ditfleet %s: %s%s\n", command.c_str(), error.message.c_str(), hint);
+  if (error.code == Code::kCanceled) return kExitInterrupted;
   return error.code == Code::kInvalidArgument ? kExitUsage : kExitFailure;
 }
 
-void print(const json::value& value) { std::printf("%s\n", json::serialize(value).c_str()); }
+void print(const json::value& value) { std::printf("%s\n", json_text(value).c_str()); }
 
 void add_configuration_flags(CLI::App& command, config::Sources& sources) {
   command.add_option("--config", sources.file, "Configuration file in YAML; config/REFERENCE.md lists the options")
@@ -59,7 +61,7 @@ int run_on(const std::string& command, Target& target, const std::function<Resul
 Result<void> print_answer(const Target& target, const Result<json::value>& answer,
                           const std::function<std::string(const json::value&)>& text) {
   if (!answer) return answer.error();
-  std::fputs((target.json ? json::serialize(*answer) + "\n" : text(*answer)).c_str(), stdout);
+  std::fputs((target.json ? json_text(*answer) + "\n" : text(*answer)).c_str(), stdout);
   return {};
 }
 

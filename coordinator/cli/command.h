@@ -14,11 +14,13 @@ namespace ditfleet::cli {
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
+inline constexpr int kExitInterrupted = 130;  // as a shell reports a program that Ctrl-C ended
 
 // The command to run after the command line has been parsed. Returns the exit code.
 using Invocation = std::function<int()>;
 
-// Prints "ditfleet COMMAND: message" to stderr. kExitUsage for kInvalidArgument, else kExitFailure.
+// Prints "ditfleet COMMAND: message" to stderr. kExitUsage for kInvalidArgument, kExitInterrupted for kCanceled, else
+// kExitFailure.
 int report(const std::string& command, const Error& error);
 
 // Prints JSON on one line of stdout.

@@ -2,27 +2,65 @@
 #include <yaml-cpp/yaml.h>
 
 #include <cstdio>
+#include <filesystem>
 
 #include "coordinator/cli/command.h"
+#include "coordinator/cli/terminal.h"
+#include "shared/core/certificate.h"
 #include "shared/core/json.h"
+#include "shared/core/secrets.h"
+#include "shared/core/text.h"
+#include "shared/core/wall_clock.h"
 #include "shared/families/served.h"
 #include "shared/telemetry/metric_table.h"
 
 namespace ditfleet::cli {
 namespace {
 
+constexpr std::int64_t kSoon = 14 * 86'400;  // seconds
+
 struct ConfigFlags {
   config::Sources sources;
   bool json = false;
 };
 
-// A configuration is valid if it loads and every model's folder can be served.
+// Files and folders of others, which must be there.
+void check_files(const config::Settings& settings, std::vector<std::string>& problems,
+                 std::vector<std::string>& warnings) {
+  const auto& gateway = settings.gateway;
+  if (!gateway.tls_cert_file.empty() && !gateway.tls_key_file.empty()) {
+    const auto end = check_certificate(gateway.tls_cert_file, gateway.tls_key_file);
+    if (!end) {
+      problems.push_back(end.error().message);
+    } else if (const auto left = *end - unix_ms() / 1000; left < kSoon) {
+      const std::string what = "gateway.tls_cert_file: '" + gateway.tls_cert_file + "' ";
+      if (left < 0)
+        problems.push_back(what + "has expired; replace it");
+      else
+        warnings.push_back(what + "expires in " + short_duration(left * 1'000'000) + "; replace it");
+    }
+  }
+  const auto& secret = settings.cache.secret_file;
+  if (const auto read = secret.empty() ? Result<std::string>("") : read_secret_file(secret); !read)
+    problems.push_back("cache.secret_file: " + read.error().message);
+  const auto want = [&](const std::string& key, const std::string& path) {
+    std::error_code ec;
+    if (!path.empty() && !std::filesystem::exists(path, ec))
+      problems.push_back(key + ": '" + path + "' does not exist");
+  };
+  want("redis.tls_ca_file", settings.redis.tls_ca_file);
+  want("compile.nvrtc", settings.compile.nvrtc);
+  for (const auto folder : split(settings.loras.folders, ':')) want("loras.folders", std::string(folder));
+  for (const auto& [name, model] : settings.models) want("models." + name + ".transformer", model.transformer);
+}
+
+// A configuration is valid if it loads, the files that it names can be used and every model's folder can be served.
 int check(const ConfigFlags& flags) {
-  std::vector<std::string> problems;
+  std::vector<std::string> problems, warnings;
   int failure = kExitFailure;
   const auto settings = config::load(flags.sources);
   if (!settings) {
-    problems.push_back(settings.error().message);
+    for (const auto line : split(settings.error().message, '\n')) problems.emplace_back(line);
     if (settings.error().code == Code::kInvalidArgument) failure = kExitUsage;  // as in every other command
   } else {
     if (const auto good = config::check_gateway(*settings); !good) {
@@ -33,11 +71,11 @@ int check(const ConfigFlags& flags) {
       const auto entry = families::read_model_entry(name, model.path, families::served());
       if (!entry) problems.push_back(entry.error().message);
     }
+    check_files(*settings, problems, warnings);
   }
+  for (const std::string& warning : warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (flags.json) {
-    json::array list;
-    for (const std::string& problem : problems) list.emplace_back(problem);
-    print(json::object{{"ok", problems.empty()}, {"problems", list}});
+    print(json::object{{"ok", problems.empty()}, {"problems", json::value_from(problems)}});
   } else if (problems.empty()) {
     std::printf("the configuration is valid: %zu model(s), gateway %s, %s\n", settings->models.size(),
                 settings->gateway.listen.c_str(),

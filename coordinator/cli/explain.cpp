@@ -17,6 +17,25 @@ std::string error_line(const json::value& of, const char* indent) {
   return why.empty() ? why : fmt::format("{}error: {}\n", indent, why);
 }
 
+// What the worker of an open unit does.
+std::string holder_text(const json::value& unit) {
+  const json::value& holder = field(unit, "holder");
+  if (!holder.is_object()) return {};
+  const auto time = [&](const char* name) { return short_duration(integer(holder, name) * 1000); };
+  std::string out;
+  if (integer(unit, "total_steps") > 0 && field(holder, "event_ago_ms").is_number())
+    out += fmt::format("  step {}/{}, reported {} ago\n", text(unit, "step"), text(unit, "total_steps"),
+                       time("event_ago_ms"));
+  out += fmt::format("  worker {}: {}", text(holder, "worker"), text(holder, "state"));
+  if (field(holder, "lease_ms").is_number())
+    out += fmt::format(
+        " for {}; its lease ends in about {}, then {}", time("unheard_ms"), time("lease_ms"),
+        field(holder, "others") == json::value(true) ? "another worker takes the unit" : "the unit waits for a worker");
+  else if (field(holder, "unheard_ms").is_number())
+    out += fmt::format(", last heartbeat {} ago", time("unheard_ms"));
+  return out + "\n";
+}
+
 std::string unit_text(const json::value& unit) {
   std::string out =
       fmt::format("\nunit {}: {}, attempt {}\n", text(unit, "unit"), text(unit, "state"), text(unit, "attempt")) +
@@ -30,6 +49,7 @@ std::string unit_text(const json::value& unit) {
     }
   }
   if (const std::string what = text(unit, "waits_for"); !what.empty()) out += fmt::format("  waits for {}\n", what);
+  out += holder_text(unit);
   std::int64_t longest = 1;
   for (const json::value& span : items(unit, "spans")) longest = std::max(longest, integer(span, "us"));
   std::vector<std::vector<std::string>> rows;
@@ -41,9 +61,13 @@ std::string unit_text(const json::value& unit) {
   out += table(rows);
   if (const auto us = integer(unit, "actual_us"); us > 0)
     out += fmt::format("  ran {}, predicted {}\n", short_duration(us), short_duration(integer(unit, "predicted_us")));
-  for (const json::value& over : items(unit, "over"))
-    out += fmt::format("  {} took {} longer than the median of its class\n", text(over, "phase"),
-                       short_duration(integer(over, "over_us")));
+  if (const json::value& speed = field(unit, "worker_speed"); speed.is_number())
+    out += fmt::format("  {} runs at {:.2f} of the predicted speed\n", text(unit, "worker"), speed.to_number<double>());
+  for (const json::value& over : items(unit, "over")) {
+    const std::string worker = text(over, "worker");
+    out += fmt::format("  {} took {} longer than {}{}\n", text(over, "phase"), short_duration(integer(over, "over_us")),
+                       text(over, "than"), worker.empty() ? "" : "; worker " + worker + " is slow");
+  }
   return out;
 }
 
@@ -51,6 +75,7 @@ std::string explain_text(const json::value& job) {
   std::string out = fmt::format("job {}: {}", text(job, "id"), text(job, "state"));
   const std::int64_t created = integer(job, "created_ms"), ended = integer(job, "ended_ms");
   if (created > 0 && ended >= created) out += " after " + short_duration((ended - created) * 1000);
+  if (const std::string outlook = outlook_text(job); !outlook.empty()) out += "; " + outlook;
   out += fmt::format("\nclass {}; predicted cost per unit {}\n", text(job, "class"),
                      short_duration(integer(job, "cost_us"))) +
          error_line(job, "");

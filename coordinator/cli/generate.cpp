@@ -1,7 +1,6 @@
 #include "coordinator/cli/generate.h"
 
 #include <filesystem>
-#include <map>
 
 #include "coordinator/cli/http_client.h"
 #include "coordinator/cli/job_watch.h"
@@ -15,36 +14,6 @@ namespace ditfleet::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-// What the units have reached, as one progress line.
-class Progress {
- public:
-  explicit Progress(bool quiet) : line_(quiet) {}
-
-  void on_event(const ServerEvent& event) {
-    if (!line_.shown()) return;
-    const auto data = parse_json(event.data);
-    if (!data) return;
-    const auto unit = integer(*data, "unit", -1);
-    if (event.type == "step") steps_[unit] = {integer(*data, "step"), integer(*data, "total")};
-    if (event.type == "started") steps_[unit].first = 0;
-    if (unit >= 0 && event.type == "succeeded") steps_[unit].first = steps_[unit].second;
-    int done = 0, total = 0;
-    for (const auto& [index, reached] : steps_) {
-      done += static_cast<int>(reached.first);
-      total += static_cast<int>(reached.second);
-    }
-    if (event.type != "step") state_ = event.type;
-    line_.draw(done, total, event.type == "step" ? "steps" : state_);
-  }
-
-  void clear() { line_.clear(); }
-
- private:
-  ProgressLine line_;
-  std::map<std::int64_t, std::pair<std::int64_t, std::int64_t>> steps_;
-  std::string state_;
-};
 
 Error failure_of(const json::value& job) {
   std::string message = "job " + text(job, "id") + " " + text(job, "state");
@@ -102,6 +71,8 @@ Result<void> upload_images(HttpClient& client, job::FieldFlags& fields) {
 }
 
 Result<void> generate(GenerateFlags flags) {
+  if (!flags.fields.contains(job::Field("prompt")))
+    return invalid_argument("the prompt is required: ditfleet generate \"a red circle\" -o circle.png");
   if (auto good = job_body(flags); !good) return good.error();
   if (!flags.out.empty()) {
     const fs::path folder = fs::path(flags.out).parent_path();
@@ -118,8 +89,9 @@ Result<void> generate(GenerateFlags flags) {
   if (!submitted) return job::name_the_flag(submitted.error());
   const std::string id = text(*submitted, "id");
 
-  Progress progress(flags.target.json);
-  const auto watched = watch_job(client, id, [&](const ServerEvent& event) { progress.on_event(event); });
+  JobProgress progress(flags.target.json, integer(*submitted, "units", 1));
+  const auto watched =
+      watch_job(client, id, progress.shown(), [&](const ServerEvent& event) { progress.on_event(event); });
   progress.clear();
   if (!watched) {
     if (watched.error().code == Code::kCanceled) {
@@ -171,7 +143,12 @@ Result<std::string> job_body(const GenerateFlags& flags) {
 
 void add_generate(CLI::App& app, Invocation& run) {
   auto flags = std::make_shared<GenerateFlags>();
-  auto* command = app.add_subcommand("generate", "Generate images on a running service and write them to files");
+  auto* command =
+      app.add_subcommand("generate", "Generate images or videos on a running service and write them to files");
+  command->footer(
+      "Examples (put the prompt in quotes):\n"
+      "  ditfleet generate \"a red circle\" -o circle.png\n"
+      "  ditfleet generate \"the leaves move\" --model video --image tree.jpg -o tree.mp4");
   add_target_flags(*command, flags->target);
   command->add_option("--model", flags->model, "Model; default: the service's default model");
   job::add_field_flags(*command, flags->fields, true);
@@ -179,9 +156,8 @@ void add_generate(CLI::App& app, Invocation& run) {
       ->type_name("NAME[:SCALE[:EXPERT]]")
       ->allow_extra_args(false);
   command
-      ->add_option(
-          "-o,--out", flags->out,
-          "Image file to write: .png, .jpg, .webp or .mp4; with several images NAME-1.png …; default: the job's id")
+      ->add_option("-o,--out", flags->out,
+                   "File to write: .png, .jpg, .webp or .mp4; with several images NAME-1.png …; default: the job's id")
       ->type_name("FILE");
   command->callback(
       [flags, &run] { run = [flags] { return run_on("generate", flags->target, [&] { return generate(*flags); }); }; });

@@ -2,13 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <ctime>
 #include <thread>
 
 #include "coordinator/cli/json_fields.h"
-#include "coordinator/cli/terminal.h"
 #include "shared/core/deadline.h"
 #include "shared/core/ids.h"
+#include "shared/core/wall_clock.h"
 #include "shared/job/state.h"
 
 namespace ditfleet::cli {
@@ -38,18 +39,19 @@ bool is_terminal_event(const ServerEvent& event) {
   return data && !field(*data, "unit").is_number();
 }
 
-Result<void> watch_job(HttpClient& client, const std::string& id,
+Result<void> watch_job(HttpClient& client, const std::string& id, bool with_progress,
                        const std::function<void(const ServerEvent&)>& on_event) {
   std::string last_id;
   bool ended = false;
   Deadline deadline = Deadline::after(kReconnectFor);
   while (!ended) {
     const std::string before = last_id;
-    auto followed = client.events("/v1/jobs/" + id + "/events", last_id, {}, [&](const ServerEvent& event) {
-      on_event(event);
-      ended = is_terminal_event(event);
-      return ended ? HttpClient::Next::kStop : HttpClient::Next::kGoOn;
-    });
+    auto followed = client.events("/v1/jobs/" + id + "/events" + (with_progress ? "?progress=true" : ""), last_id, {},
+                                  [&](const ServerEvent& event) {
+                                    on_event(event);
+                                    ended = is_terminal_event(event);
+                                    return ended ? HttpClient::Next::kStop : HttpClient::Next::kGoOn;
+                                  });
     if (ended) break;
     if (last_id != before) deadline = Deadline::after(kReconnectFor);
     if (!followed && !is_retryable(followed.error().code)) return followed.error();
@@ -61,6 +63,51 @@ Result<void> watch_job(HttpClient& client, const std::string& id,
     if (InterruptGuard::interrupted()) return Error{Code::kCanceled, "interrupted", {}};
   }
   return {};
+}
+
+std::string outlook_text(const json::value& job) {
+  std::string out;
+  if (const json::value& position = field(job, "position"); position.is_number()) {
+    const auto ahead = integer(job, "position");
+    out = ahead == 0 ? "next" : fmt::format("{} job{} ahead", ahead, ahead == 1 ? "" : "s");
+  }
+  if (const auto eta_ms = integer(job, "eta_ms"); eta_ms > 0) {
+    const std::string left = whole_seconds(eta_ms - unix_ms());
+    if (left != "now") out += (out.empty() ? "" : ", ") + left + " left";
+  }
+  return out;
+}
+
+void JobProgress::on_event(const ServerEvent& event) {
+  const auto data = line_.shown() ? parse_json(event.data) : Result<json::value>(json::value());
+  if (!line_.shown() || !data) return;
+  const auto unit = integer(*data, "unit", -1);
+  if (event.type == "step") {
+    total_ = integer(*data, "total");
+    auto& reached = reached_[unit];
+    reached = std::max(reached, integer(*data, "step"));
+    decoding_ = reached >= total_;
+  } else if (event.type == "progress") {
+    const json::value& part = field(*data, "progress");
+    if (part.is_number()) part_ = part.to_number<double>();
+    outlook_ = outlook_text(*data);
+    state_ = text(*data, "state");
+  } else if (unit >= 0 && event.type == "succeeded") {
+    reached_[unit] = total_;
+    decoding_ = false;
+    if (++ended_ == units_) part_ = 1, outlook_.clear();
+  } else if (event.type != "preview") {
+    state_ = event.type;
+  }
+  std::string what = state_;
+  if (total_ > 0) {
+    std::int64_t done = 0;
+    for (const auto& [one, steps] : reached_) done += steps;
+    what = fmt::format("{}/{} steps", done, units_ * total_);
+    if (units_ > 1) what += fmt::format(", image {} of {}", std::min(ended_ + 1, units_), units_);
+    if (decoding_) what += ", decoding";
+  }
+  line_.draw(total_ > 0 ? part_ : -1, what + (outlook_.empty() ? "" : ", " + outlook_));
 }
 
 std::string event_line(const ServerEvent& event) {

@@ -29,11 +29,17 @@ std::string progress_text(const json::value& job) {
   return "  " + std::to_string(static_cast<int>(progress.to_number<double>() * 100)) + " %";
 }
 
+// "ready (2 jobs ahead, 12 s left)"
+std::string state_text(const json::value& job) {
+  const std::string outlook = outlook_text(job);
+  return text(job, "state") + (outlook.empty() ? "" : " (" + outlook + ")");
+}
+
 Result<void> list(const JobFlags& flags) {
   if (!flags.state.empty() && !job::state_from_name(flags.state)) {
     return invalid_argument(
         "--state is '" + flags.state +
-        "'; it must be queued, ready, assigned, running, succeeded, failed, canceled, expired or rejected");
+        "'; it must be queued, ready, assigned, running, canceling, succeeded, failed, canceled, expired or rejected");
   }
   constexpr int kMaxPage = 200;  // the service's limit
   HttpClient client(flags.target);
@@ -55,7 +61,7 @@ Result<void> list(const JobFlags& flags) {
   }
   std::vector<std::vector<std::string>> rows = {{"ID", "STATE", "MODEL", "UNITS", "CREATED", "PROMPT"}};
   for (const json::value& job : jobs) {
-    rows.push_back({text(job, "id"), text(job, "state"), text(job, "model"), text(job, "units"),
+    rows.push_back({text(job, "id"), state_text(job), text(job, "model"), text(job, "units"),
                     ago(integer(job, "created_ms")), one_line(text(field(job, "spec"), "prompt"), 60)});
   }
   std::fputs(table(rows).c_str(), stdout);
@@ -68,8 +74,12 @@ std::string slow_text(const json::value& answer) {
       {"ID", "STATE", "TOOK", "BLAME", "OVER", "WORKER", "TRIES", "ENDED", "CLASS"}};
   for (const json::value& job : items(answer, "jobs")) {
     const json::value& blame = field(job, "blame");
-    rows.push_back({text(job, "id"), text(job, "state"), short_duration(integer(job, "total_us")),
-                    blame.is_object() ? text(blame, "phase") : "-",
+    const std::string phase = text(blame, "phase");
+    const bool worker = phase.empty() ? field(job, "worker_speed").is_number() : !text(blame, "worker").empty();
+    const std::string blamed = worker ? "worker " + text(job, "worker") + " slow" + (phase.empty() ? "" : ": " + phase)
+                               : phase.empty() ? "-"
+                                               : phase;
+    rows.push_back({text(job, "id"), text(job, "state"), short_duration(integer(job, "total_us")), blamed,
                     blame.is_object() ? short_duration(integer(blame, "over_us")) : "-", text(job, "worker"),
                     text(job, "attempts"), ago(integer(job, "ended_ms")), text(job, "class")});
   }
@@ -84,8 +94,8 @@ Result<void> slow(const JobFlags& flags) {
 
 std::string job_text(const json::value& job) {
   std::string out = fmt::format("{}  {}{}\nmodel    {}\nclass    {}\ncreated  {}\nspec     {}\n", text(job, "id"),
-                                text(job, "state"), progress_text(job), text(job, "model"), text(job, "class"),
-                                ago(integer(job, "created_ms")), json::serialize(field(job, "spec")));
+                                state_text(job), progress_text(job), text(job, "model"), text(job, "class"),
+                                ago(integer(job, "created_ms")), json_text(field(job, "spec")));
   for (const json::value& warning : items(job, "warnings")) out += "warning  " + json::serialize(warning) + "\n";
   if (const std::string why = text(field(job, "error"), "message"); !why.empty()) out += "error    " + why + "\n";
   std::vector<std::vector<std::string>> rows = {{"UNIT", "STATE", "ATTEMPT", "WORKER", "STEP", "RESULT"}};
@@ -93,7 +103,9 @@ std::string job_text(const json::value& job) {
     const std::string error = text(field(unit, "error"), "message");
     const bool stepped = integer(unit, "total_steps") > 0;  // not kept for a unit that did not succeed
     rows.push_back({text(unit, "unit"), text(unit, "state"), text(unit, "attempt"), text(unit, "worker"),
-                    stepped ? text(unit, "step") + "/" + text(unit, "total_steps") : "",
+                    stepped ? text(unit, "step") + "/" + text(unit, "total_steps") +
+                                  (text(unit, "phase") == "decoding" ? " decoding" : "")
+                            : "",
                     error.empty() ? text(field(unit, "result"), "url") : one_line(error, 200)});
   }
   return rows.size() > 1 ? out + table(rows) : out;
@@ -108,18 +120,18 @@ Result<void> watch(const JobFlags& flags) {
   const InterruptGuard guard;
   HttpClient client(flags.target);
   // Watching survives a restart of the service. A service that does not answer the first request is an error.
-  if (const auto job = client.json("GET", "/v1/jobs/" + flags.id); !job) return job.error();
-  ProgressLine progress(flags.target.json);
+  const auto job = client.json("GET", "/v1/jobs/" + flags.id);
+  if (!job) return job.error();
+  JobProgress progress(flags.target.json, integer(*job, "units", 1));
   std::string last;
-  auto watched = watch_job(client, flags.id, [&](const ServerEvent& event) {
+  auto watched = watch_job(client, flags.id, progress.shown(), [&](const ServerEvent& event) {
+    progress.on_event(event);
+    if (event.type == "progress") return;
     last = event.type;
-    const auto data = parse_json(event.data);
     if (flags.target.json) {
+      const auto data = parse_json(event.data);
       print(json::object{{"id", event.id}, {"event", event.type}, {"data", data ? *data : json::value(event.data)}});
-    } else if (event.type == "step" && progress.shown() && data) {
-      progress.draw(static_cast<int>(integer(*data, "step")), static_cast<int>(integer(*data, "total")),
-                    "unit " + text(*data, "unit"));
-    } else {
+    } else if (event.type != "step" || !progress.shown()) {
       progress.clear();
       std::printf("%s\n", event_line(event).c_str());
     }
@@ -133,7 +145,10 @@ Result<void> watch(const JobFlags& flags) {
 
 Result<void> cancel(const JobFlags& flags) {
   return print_answer(flags.target, HttpClient(flags.target).json("DELETE", "/v1/jobs/" + flags.id),
-                      [&](const json::value& job) { return flags.id + " " + text(job, "state") + "\n"; });
+                      [&](const json::value& job) {
+                        const std::string state = text(job, "state");
+                        return flags.id + " " + state + (state == "canceling" ? "; stops at its next step\n" : "\n");
+                      });
 }
 
 }  // namespace

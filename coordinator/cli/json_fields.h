@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "shared/core/json.h"
+#include "shared/core/short_numbers.h"
 
 namespace ditfleet::cli {
 
@@ -21,7 +21,7 @@ inline const json::value& field(const json::value& from, std::string_view name) 
 inline std::string text(const json::value& from, std::string_view name) {
   const json::value& value = field(from, name);
   if (value.is_string()) return std::string(value.get_string());
-  return value.is_number() ? json::serialize(value) : std::string();
+  return value.is_number() ? json_text(value) : std::string();
 }
 
 inline std::int64_t integer(const json::value& from, std::string_view name, std::int64_t otherwise = 0) {

@@ -16,10 +16,15 @@ struct KeyFlags {
   bool admin = false;
 };
 
+constexpr const char* kNoKeys =
+    "no keys: everybody who reaches the service is an administrator; `ditfleet keys add NAME --admin` adds the first\n";
+
 std::string tenants_table(const json::value& answer) {
-  constexpr const char* kQuotas[] = {"queued_units", "queued_bytes", "adapters", "adapter_bytes", "streams"};
+  if (items(answer, "tenants").empty()) return kNoKeys;
+  constexpr const char* kQuotas[] = {"queued_units", "queued_bytes", "adapters",   "adapter_bytes",
+                                     "streams",      "inputs",       "input_bytes"};
   std::vector<std::vector<std::string>> rows = {
-      {"TENANT", "QUEUED UNITS", "QUEUED BYTES", "ADAPTERS", "ADAPTER BYTES", "STREAMS"}};
+      {"TENANT", "QUEUED UNITS", "QUEUED BYTES", "ADAPTERS", "ADAPTER BYTES", "STREAMS", "IMAGES", "IMAGE BYTES"}};
   for (const json::value& tenant : items(answer, "tenants")) {
     rows.push_back({text(tenant, "tenant")});
     for (const char* name : kQuotas) {
@@ -31,6 +36,7 @@ std::string tenants_table(const json::value& answer) {
 }
 
 std::string keys_table(const json::value& answer) {
+  if (items(answer, "keys").empty()) return kNoKeys;
   std::vector<std::vector<std::string>> rows = {{"ID", "TENANT", "ADMIN", "SOURCE", "CREATED"}};
   for (const json::value& key : items(answer, "keys")) {
     rows.push_back({text(key, "id"), text(key, "tenant"), field(key, "admin") == json::value(true) ? "yes" : "",
@@ -55,6 +61,8 @@ Result<void> act(const std::string& action, const KeyFlags& flags) {
                           ? client.json("DELETE", key)
                           : client.json("POST", "/v1/keys",
                                         json::serialize(json::object{{"tenant", flags.word}, {"admin", flags.admin}}));
+  if (!answer && answer.error().param == "admin")
+    return invalid_argument("the first key must be an administrator's, who adds the others; add --admin");
   return print_answer(flags.target, answer,
                       action == "tenants" ? tenants_table
                       : action == "list"  ? keys_table

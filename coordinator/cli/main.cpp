@@ -7,6 +7,7 @@
 
 #include "coordinator/cli/command.h"
 #include "shared/core/nearest_name.h"
+#include "shared/core/revision.h"
 #include "shared/core/secrets.h"
 #include "shared/core/text.h"
 
@@ -34,7 +35,7 @@ std::string hint_for(const CLI::App& app, const std::string& message) {
       const std::string near = ditfleet::nearest_name(word, command_names(*typed));
       if (!near.empty()) return "; did you mean '" + near + "'?";
     }
-    return {};
+    return typed->get_name() == "generate" ? "; put a prompt of several words in quotes, such as \"a red circle\"" : "";
   }
   const std::string flag = message.substr(dash, message.find_first_of(" =,:", dash) - dash);
   std::vector<std::string> known;
@@ -70,10 +71,38 @@ bool has_command(const CLI::App& app, const std::string& word) {
   return std::find(names.begin(), names.end(), word) != names.end();
 }
 
+// Moves the flags of a service or a configuration that stand before or within the words of a command behind these
+// words, where the commands read them: `--json jobs list` becomes `jobs list --json`.
+std::vector<char*> flags_last(const CLI::App& app, int argc, char** argv) {
+  constexpr std::string_view kFlags[] = {"--url", "--key", "--ca-file", "--config", "--set", "--json"};
+  std::vector<char*> words = {argv[0]}, flags;
+  const CLI::App* at = &app;
+  int i = 1;
+  for (; i < argc; ++i) {
+    const std::string_view word = argv[i], name = word.substr(0, word.find('='));
+    if (std::find(std::begin(kFlags), std::end(kFlags), name) != std::end(kFlags)) {
+      flags.push_back(argv[i]);
+      if (name == word && name != "--json" && i + 1 < argc) flags.push_back(argv[++i]);
+    } else if (has_command(*at, argv[i])) {
+      words.push_back(argv[i]);
+      at = at->get_subcommand(argv[i]);
+    } else {
+      break;
+    }
+  }
+  const auto commands = static_cast<std::ptrdiff_t>(words.size());
+  words.insert(words.end(), argv + i, argv + argc);
+  words.insert(commands == 1 ? words.end() : words.begin() + commands, flags.begin(), flags.end());
+  return words;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("DiTFleet: generates images with diffusion transformers on a fleet of workers", "ditfleet");
+  CLI::App app("DiTFleet: generates images and videos with diffusion transformers on a fleet of workers", "ditfleet");
+  app.set_version_flag("--version", std::string("ditfleet " DITFLEET_VERSION ", revision ") + ditfleet::kRevision,
+                       "Print the version");
+  app.footer("--url, --key, --ca-file, --json, --config and --set may also stand before the command.");
   app.require_subcommand(1);
   app.set_help_all_flag("--help-all", "Print the help of all commands");
   Invocation run;
@@ -92,19 +121,21 @@ int main(int argc, char** argv) {
   ditfleet::cli::add_sim(app, run);
   ditfleet::cli::add_version(app, run);
 
-  if (argc > 1 && argv[1][0] != '-' && !has_command(app, argv[1])) {
-    std::fprintf(stderr, "ditfleet: unknown command '%s'%s\n", argv[1],
-                 ditfleet::suggestion(argv[1], command_names(app)).c_str());
+  std::vector<char*> words = flags_last(app, argc, argv);
+  if (words.size() > 1 && words[1][0] != '-' && !has_command(app, words[1])) {
+    std::fprintf(stderr, "ditfleet: unknown command '%s'%s\n", words[1],
+                 ditfleet::suggestion(words[1], command_names(app)).c_str());
     return ditfleet::cli::kExitUsage;
   }
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help
     std::string message = e.what();
     const bool lacks_command =
         dynamic_cast<const CLI::RequiredError*>(&e) != nullptr && message.find("subcommand") != std::string::npos;
-    message = lacks_command ? missing_command(app, argc, argv) : message + hint_for(app, message);
+    message = lacks_command ? missing_command(app, static_cast<int>(words.size()), words.data())
+                            : message + hint_for(app, message);
     std::fprintf(stderr, "ditfleet: %s (see --help)\n", message.c_str());
     return ditfleet::cli::kExitUsage;
   }

@@ -4,6 +4,8 @@
 #include "coordinator/cli/command.h"
 #include "coordinator/service.h"
 #include "shared/core/json.h"
+#include "shared/core/revision.h"
+#include "shared/telemetry/process.h"
 
 namespace ditfleet::cli {
 
@@ -29,6 +31,7 @@ void add_coordinator(CLI::App& app, Invocation& run) {
         return report("coordinator", invalid_argument("redis.url is not set; give the queue's Redis with "
                                                       "--redis, or use `ditfleet up`, which starts one"));
       }
+      telemetry::show_build(DITFLEET_VERSION, kRevision);
       return run_coordinator(*settings, [json = flags->json](const std::string& url) {
         if (json)
           print(json::object{{"gateway", url}});
@@ -50,9 +53,9 @@ void add_version(CLI::App& app, Invocation& run) {
     run = [as_json, sources] {
       if (const auto settings = config::load(*sources); !settings) return report("version", settings.error());
       if (*as_json)
-        print(json::object{{"version", DITFLEET_VERSION}});
+        print(json::object{{"version", DITFLEET_VERSION}, {"revision", kRevision}});
       else
-        std::printf("ditfleet %s\n", DITFLEET_VERSION);
+        std::printf("ditfleet %s, revision %s\n", DITFLEET_VERSION, kRevision);
       return kExitOk;
     };
   });

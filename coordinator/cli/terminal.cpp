@@ -1,10 +1,11 @@
 #include "coordinator/cli/terminal.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <string_view>
 
 #include "shared/core/wall_clock.h"
 
@@ -23,15 +24,14 @@ std::size_t width_of(const std::string& text) {
 ProgressLine::ProgressLine(bool quiet) : shown_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
 ProgressLine::~ProgressLine() { clear(); }
 
-void ProgressLine::draw(int done, int total, const std::string& text) {
+void ProgressLine::draw(double part, const std::string& text) {
   if (!shown_) return;
   constexpr int kWidth = 32;
   std::string line;
-  if (total > 0) {
-    const int filled = std::clamp(done * kWidth / total, 0, kWidth);
+  if (part >= 0) {
+    const int filled = std::clamp(static_cast<int>(part * kWidth), 0, kWidth);
     line = "[" + std::string(static_cast<std::size_t>(filled), '#') +
-           std::string(static_cast<std::size_t>(kWidth - filled), '.') + "] " + std::to_string(done) + "/" +
-           std::to_string(total) + " ";
+           std::string(static_cast<std::size_t>(kWidth - filled), '.') + "] ";
   }
   std::fprintf(stderr, "\r\033[K%s%s", line.c_str(), text.c_str());
   std::fflush(stderr);
@@ -41,6 +41,15 @@ void ProgressLine::draw(int done, int total, const std::string& text) {
 void ProgressLine::clear() {
   if (drawn_) std::fputs("\r\033[K", stderr);
   drawn_ = false;
+}
+
+std::string coloured(const std::string& state) {
+  static const bool wanted = ::isatty(STDOUT_FILENO) == 1 && !std::getenv("NO_COLOR");
+  constexpr std::string_view kGood = "|ready|running|succeeded|", kBad = "|failed|expired|rejected|silent|gone|stuck|",
+                             kOdd = "|canceled|canceling|draining|starting|";
+  const auto is = [word = "|" + state + "|"](std::string_view words) { return words.find(word) != words.npos; };
+  const char* colour = is(kGood) ? "\033[32m" : is(kBad) ? "\033[31m" : is(kOdd) ? "\033[33m" : nullptr;
+  return wanted && colour ? colour + state + "\033[0m" : state;
 }
 
 std::string table(const std::vector<std::vector<std::string>>& rows) {
@@ -53,7 +62,7 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   for (const auto& row : rows) {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
-      line += row[i];
+      line += &row != &rows[0] && i < rows[0].size() && rows[0][i] == "STATE" ? coloured(row[i]) : row[i];
       if (i + 1 < row.size()) line.append(widths[i] - width_of(row[i]) + 2, ' ');
     }
     out += line + "\n";
@@ -61,21 +70,13 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   return out;
 }
 
-std::string short_duration(std::int64_t us) {
-  if (us < 0) return "-";
-  if (us < 1000) return std::to_string(us) + " µs";
-  const double value = static_cast<double>(us);
-  if (us < 1'000'000) return fmt::format("{:.1f} ms", value / 1e3);
-  if (us < 120'000'000) return fmt::format("{:.2f} s", value / 1e6);
-  const std::int64_t s = us / 1'000'000;
-  if (s < 7200) return std::to_string(s / 60) + " min " + std::to_string(s % 60) + " s";
-  return std::to_string(s / 3600) + " h " + std::to_string(s / 60 % 60) + " min";
-}
-
 std::string ago(std::int64_t then_ms) {
   if (then_ms <= 0) return {};
-  return short_duration(std::max<std::int64_t>(0, unix_ms() - then_ms) * 1000) + " ago";
+  const std::string since = whole_seconds(unix_ms() - then_ms);
+  return since == "now" ? since : since + " ago";
 }
+
+std::string whole_seconds(std::int64_t ms) { return ms < 500 ? "now" : short_duration((ms + 500) / 1000 * 1'000'000); }
 
 std::string one_line(const std::string& text, std::size_t max_characters) {
   std::string out;

@@ -26,9 +26,10 @@ struct WorkerFlags {
   int timeout_s = 600;
 };
 
-// "?" while no coordinator leads.
+// "?" while no coordinator leads. A silent worker may never be empty.
 std::string empty_in(const json::value& worker) {
-  return field(worker, "empty_in_ms").is_number() ? short_duration(integer(worker, "empty_in_ms") * 1000) : "?";
+  if (text(worker, "state") == "silent") return "–";
+  return field(worker, "empty_in_ms").is_number() ? whole_seconds(integer(worker, "empty_in_ms")) : "?";
 }
 
 // The models whose sizes are limited by memory, with the largest number of pixels: "one 1.6 MP,other 29.4 MP".
@@ -47,7 +48,7 @@ std::string limits_text(const json::value& worker) {
 
 std::string workers_table(const json::value& answer) {
   std::vector<std::vector<std::string>> rows = {
-      {"NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LARGEST", "LORAS", "JOBS", "EMPTY IN", "SEEN"}};
+      {"NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LARGEST", "LORAS", "JOBS", "SPEED", "EMPTY IN", "SEEN"}};
   for (const json::value& worker : items(answer, "workers")) {
     // Used slots / slots, + adapters in host memory only.
     std::string loras = "-";
@@ -57,10 +58,12 @@ std::string workers_table(const json::value& answer) {
               (in_host > taken ? "+" + std::to_string(in_host - taken) : "");
     }
     const auto gpus = integer(worker, "gpus");
+    const json::value& speed = field(worker, "speed");
     rows.push_back({text(worker, "name"), text(worker, "pid"), text(worker, "state"),
                     (gpus > 1 ? std::to_string(gpus) + " × " : "") + text(worker, "device"), text(worker, "precision"),
                     names(worker, "models", ""), limits_text(worker), loras, names(worker, "jobs", "-"),
-                    empty_in(worker), ago(integer(worker, "heartbeat_ms"))});
+                    speed.is_number() ? fmt::format("{:.2f}", speed.to_number<double>()) : "-", empty_in(worker),
+                    ago(integer(worker, "heartbeat_ms"))});
   }
   return table(rows);
 }
@@ -109,9 +112,12 @@ Result<void> change(const std::string& action, const Target& target, const Worke
                         std::string out;
                         for (const json::value& worker : items(answer, "workers")) {
                           out += text(worker, "name") + ": ";
-                          out += flags.wait           ? (action == "stop" ? "stopped\n" : "empty\n")
-                                 : action == "resume" ? "takes units again\n"
-                                                      : "empty in about " + empty_in(worker) + "\n";
+                          const std::string left = empty_in(worker);
+                          out += flags.wait                          ? (action == "stop" ? "stopped\n" : "empty\n")
+                                 : action == "resume"                ? "takes units again\n"
+                                 : text(worker, "state") == "silent" ? "silent; it drains once it answers\n"
+                                 : left == "now"                     ? "empty now\n"
+                                                                     : "empty in about " + left + "\n";
                         }
                         return out;
                       });

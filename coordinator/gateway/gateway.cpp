@@ -31,7 +31,7 @@ ServerOptions server_options(const config::Settings& settings) {
 class HttpGateway final : public Gateway {
  public:
   HttpGateway(asio::any_io_executor executor, GatewayDependencies dependencies)
-      : service_(make_job_service(dependencies.queue, dependencies.store, dependencies.redis)),
+      : service_(make_job_service(dependencies.queue, dependencies.store, dependencies.redis, dependencies.settings)),
         feed_(std::make_shared<queue::Feed>(dependencies.redis, dependencies.queue->options().shard, true)),
         hub_(std::make_shared<EventHub>(
             executor, [feed = feed_](auto block) { return feed->next(block); },
@@ -62,10 +62,12 @@ class HttpGateway final : public Gateway {
 
   const std::set<std::string>& tenants() const override { return api_->tenants(); }
   std::string url() const override { return server_->local_url(); }
+  bool hears() const override { return feed_->hears(); }
 
   asio::awaitable<void> run() override {
     tasks_.spawn("event hub", EventHub::run(hub_), Vital::kForever);
     tasks_.spawn("keys", api_->follow_keys(), Vital::kForever);
+    tasks_.spawn("maintenance", maintain(), Vital::kForever);
     tasks_.spawn("link secrets", learn_link_secrets(), Vital::kForever);
     co_await server_->run();
   }
@@ -78,6 +80,15 @@ class HttpGateway final : public Gateway {
   }
 
  private:
+  asio::awaitable<void> maintain() {
+    asio::steady_timer timer(co_await asio::this_coro::executor);
+    for (;;) {
+      co_await service_->maintain();
+      timer.expires_after(std::chrono::seconds(1));
+      co_await timer.async_wait(asio::use_awaitable);
+    }
+  }
+
   // Keeps the secrets of all links that may still be valid. A secret that an operator deletes is replaced within a
   // minute, which revokes its links.
   asio::awaitable<void> learn_link_secrets() {

@@ -49,8 +49,10 @@ struct GatewayDependencies {
   std::shared_ptr<loras::RegistryMirror> adapters;  // of the same registry; the owner runs follow()
   // Why GET /readyz answers 503 ("Redis at … is not connected"); empty: 200. Unset: always 200.
   std::function<std::vector<std::string>()> unready = {};
+  // What an operator should mend although the service is ready; a part of GET /readyz.
+  std::function<std::vector<std::string>()> warnings = {};
   // Advises against a job that is about to be submitted: kResourceExhausted with retry_after if the job's deadline
-  // cannot be met. `spec` is complete. Unset: every job is accepted.
+  // cannot be met, kUnavailable if Redis would not keep the job. `spec` is complete. Unset: every job is accepted.
   std::function<Result<void>(const job::JobSpec& spec, const std::string& tenant)> advise = {};
   // What a unit that has not started waits for, as a phrase; empty if unknown.
   std::function<std::string(const queue::UnitRef&)> waits_for = {};
@@ -65,6 +67,7 @@ class Gateway {
   // which).
   virtual Result<void> listen() = 0;
   virtual const std::set<std::string>& tenants() const = 0;  // that have keys; after listen()
+  virtual bool hears() const = 0;                            // it receives the events of the shard
   virtual std::string url() const = 0;                       // "http://127.0.0.1:8780": where a local client reaches it
 
   // Serves until stop(); spawn it after listen(). Works without Redis: routes that need it answer 503.

@@ -2,13 +2,17 @@
 
 #include <sodium.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "coordinator/gateway/routes/errors.h"
 #include "coordinator/gateway/routes/link_signer.h"
+#include "shared/config/settings.h"
+#include "shared/core/text.h"
 #include "shared/queue/keys.h"
 #include "shared/redis/connection.h"
+#include "shared/results/verification.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -16,11 +20,13 @@ namespace {
 class QueueJobService final : public JobService {
  public:
   QueueJobService(std::shared_ptr<queue::Client> queue, std::shared_ptr<results::Store> store,
-                  std::shared_ptr<redis::Connection> redis)
-      : queue_(std::move(queue)), store_(std::move(store)), redis_(std::move(redis)) {}
+                  std::shared_ptr<redis::Connection> redis, const config::Settings& settings)
+      : queue_(std::move(queue)), store_(std::move(store)), redis_(std::move(redis)), settings_(settings) {}
 
   asio::awaitable<Result<queue::SubmitOutcome>> submit(const queue::Submission& submission) override {
+    if (auto room = co_await check_memory(90); !room) co_return translate(Result<queue::SubmitOutcome>(room.error()));
     auto outcome = co_await queue_->submit(submission, deadline());
+    if (!outcome && outcome.error().source == Source::kHere) co_return outcome;
     // Redis may have executed a command that it did not answer.
     co_return translate(std::move(outcome), submission.idempotency_key.empty()
                                                 ? "the job may have been submitted: check /v1/jobs, and use an "
@@ -34,8 +40,9 @@ class QueueJobService final : public JobService {
     co_return translate(co_await queue_->job(id, view, deadline()));
   }
   asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state, int limit,
-                                               const std::string& cursor, bool oldest_first) override {
-    co_return translate(co_await queue_->list(view, state, limit, cursor, deadline(), oldest_first));
+                                               const std::string& cursor, bool oldest_first,
+                                               std::function<bool(const queue::JobRecord&)> keep) override {
+    co_return translate(co_await queue_->list(view, state, limit, cursor, deadline(), oldest_first, std::move(keep)));
   }
   asio::awaitable<Result<void>> forget(const queue::JobRecord& record) override {
     for (const auto& unit : record.unit_records) {
@@ -64,6 +71,9 @@ class QueueJobService final : public JobService {
   asio::awaitable<Result<std::optional<queue::FleetForecast>>> forecast() override {
     co_return translate(co_await queue_->forecast(deadline()));
   }
+  asio::awaitable<Result<std::map<std::string, queue::JobOutlook>>> outlook() override {
+    co_return translate(co_await queue_->outlook(deadline()));
+  }
   asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() override {
     co_return translate(co_await queue_->use(deadline()));
   }
@@ -80,11 +90,42 @@ class QueueJobService final : public JobService {
   asio::awaitable<Result<std::string>> preview(const std::string& key) override {
     co_return translate_stored(co_await store_->get_preview(key, deadline()));
   }
-  asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes) override {
-    co_return translate_stored(co_await store_->put_input(sha256, std::move(bytes), deadline()));
+  asio::awaitable<Result<void>> put_input(const std::string& tenant, const std::string& sha256,
+                                          std::string bytes) override {
+    const auto own = config::quotas_of(settings_, tenant);
+    queue::InputQuota quota{own.inputs, own.input_bytes};
+    if (settings_.results.backend == "redis") {
+      co_await measure_memory();
+      if (auto room = co_await check_room(); !room) co_return translate(std::move(room));
+      if (memory_.most > 0) quota.bytes = std::min(quota.bytes, memory_.most / 4);
+    }
+    const auto added = co_await queue_->keep_input(tenant, sha256, static_cast<std::int64_t>(bytes.size()),
+                                                   settings_.results.input_ms, quota, deadline());
+    if (!added) co_return translate(Result<void>(added.error()));
+    auto stored = co_await store_->put_input(sha256, std::move(bytes), deadline());
+    if (!stored && *added) (void)co_await remove_input(tenant, sha256);  // otherwise it expires
+    co_return translate_stored(std::move(stored));
   }
-  asio::awaitable<Result<void>> touch_input(const std::string& sha256) override {
+  asio::awaitable<Result<void>> touch_input(const std::string& tenant, const std::string& sha256) override {
+    const auto kept = co_await queue_->keep_input(tenant, sha256, 0, settings_.results.input_ms, {}, deadline());
+    if (!kept) co_return not_kept(kept.error(), sha256);
     co_return translate_stored(co_await store_->touch_input(sha256, deadline()));
+  }
+  asio::awaitable<Result<void>> remove_input(const std::string& tenant, const std::string& sha256) override {
+    const auto gone = co_await queue_->remove_input(tenant, sha256, deadline());
+    if (!gone) co_return not_kept(gone.error(), sha256);
+    if (!*gone) co_return Result<void>();
+    co_return translate_stored(co_await store_->remove_input(sha256, deadline()));
+  }
+  asio::awaitable<Result<std::map<std::string, std::int64_t>>> inputs(const std::string& tenant) override {
+    co_return translate(co_await queue_->inputs(tenant, deadline()));
+  }
+  asio::awaitable<Result<void>> check_room() override { return check_memory(75); }
+  asio::awaitable<void> maintain() override {
+    if (const auto gone = co_await queue_->expire_inputs(deadline())) {
+      for (const std::string& sha256 : *gone) (void)co_await store_->remove_input(sha256, deadline());
+    }
+    co_await measure_memory();
   }
   asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) override {
     std::string fresh(LinkSigner::kSecretBytes, '\0');
@@ -99,6 +140,33 @@ class QueueJobService final : public JobService {
   }
 
  private:
+  asio::awaitable<void> measure_memory() {
+    const auto info = co_await redis_->execute(redis::Command("INFO") << "memory", deadline());
+    if (!info) co_return;
+    const auto number = [&](std::string_view name) {
+      const auto at = info->text.find(name);
+      return at == std::string::npos ? 0 : leading_integer(std::string_view(info->text).substr(at + name.size()));
+    };
+    memory_ = {number("\nused_memory:"), number("\nmaxmemory:")};
+  }
+
+  asio::awaitable<Result<void>> check_memory(int percent) {
+    const auto full = [&] { return memory_.most > 0 && memory_.used * 100 >= memory_.most * percent; };
+    if (full()) co_await measure_memory();
+    if (!full()) co_return Result<void>();
+    co_return Error{.code = Code::kResourceExhausted,
+                    .message = "it uses " + std::to_string(memory_.used) + " of " + std::to_string(memory_.most) +
+                               " bytes; above " + std::to_string(percent) + " % the rest is for " +
+                               (percent < 90 ? "jobs and results" : "results of accepted jobs"),
+                    .source = Source::kRedis};
+  }
+
+  // An image that the tenant does not have answers like one that nobody has.
+  Error not_kept(const Error& error, const std::string& sha256) const {
+    if (error.code == Code::kNotFound) return results::input_gone(sha256);
+    return translate(Result<void>(error)).error();
+  }
+
   Deadline deadline() const {
     // A short reconnect should not fail a request, but an unavailable Redis should be reported soon.
     return Deadline::after(redis_->connected() ? std::chrono::seconds(5) : std::chrono::seconds(1));
@@ -108,7 +176,8 @@ class QueueJobService final : public JobService {
   Result<T> translate(Result<T> result, const char* unanswered = "nothing was lost, try again shortly") const {
     if (result) return result;
     return redis_error(result.error(), "the queue's Redis (" + redis_->options().endpoint.display() + ")", unanswered,
-                       "raise its maxmemory, or wait until ended jobs expire (queue.retention_ms)");
+                       "raise its maxmemory, remove uploads (DELETE /v1/uploads/{id}), or wait until ended jobs expire "
+                       "(queue.retention_ms)");
   }
 
   // Results are in Redis or in files; errors of files need no translation.
@@ -121,14 +190,19 @@ class QueueJobService final : public JobService {
   std::shared_ptr<queue::Client> queue_;
   std::shared_ptr<results::Store> store_;
   std::shared_ptr<redis::Connection> redis_;
+  config::Settings settings_;
+  struct {
+    std::int64_t used = 0, most = 0;  // 0: unlimited, or unknown
+  } memory_;
 };
 
 }  // namespace
 
 std::unique_ptr<JobService> make_job_service(std::shared_ptr<queue::Client> queue,
                                              std::shared_ptr<results::Store> store,
-                                             std::shared_ptr<redis::Connection> redis) {
-  return std::make_unique<QueueJobService>(std::move(queue), std::move(store), std::move(redis));
+                                             std::shared_ptr<redis::Connection> redis,
+                                             const config::Settings& settings) {
+  return std::make_unique<QueueJobService>(std::move(queue), std::move(store), std::move(redis), settings);
 }
 
 }  // namespace ditfleet::gateway

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,10 @@
 #include "shared/queue/client.h"
 #include "shared/queue/types.h"
 #include "shared/results/store.h"
+
+namespace ditfleet::config {
+struct Settings;
+}
 
 namespace ditfleet::gateway {
 
@@ -26,7 +31,8 @@ class JobService {
   virtual asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) = 0;
   virtual asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) = 0;
   virtual asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state,
-                                                       int limit, const std::string& cursor, bool oldest_first) = 0;
+                                                       int limit, const std::string& cursor, bool oldest_first,
+                                                       std::function<bool(const queue::JobRecord&)> keep) = 0;
   // Removes an ended job and its results. Succeeds if they are gone already.
   virtual asio::awaitable<Result<void>> forget(const queue::JobRecord& record) = 0;
   virtual asio::awaitable<Result<std::vector<queue::Event>>> events(const std::string& id, const std::string& after,
@@ -35,6 +41,7 @@ class JobService {
   virtual asio::awaitable<Result<std::vector<queue::WorkerInfo>>> workers() = 0;  // with tenants
   virtual asio::awaitable<Result<void>> set_desired(const queue::WorkerInfo& worker, queue::Desired desired) = 0;
   virtual asio::awaitable<Result<std::optional<queue::FleetForecast>>> forecast() = 0;
+  virtual asio::awaitable<Result<std::map<std::string, queue::JobOutlook>>> outlook() = 0;
   virtual asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() = 0;
   virtual asio::awaitable<Result<queue::HistoryPage>> history(const std::string& after, int limit) = 0;
   // results::Store::get_piece().
@@ -43,9 +50,18 @@ class JobService {
   // kNotFound: the result has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
   virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;
-  // results::Store::put_input() and touch_input().
-  virtual asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes) = 0;
-  virtual asio::awaitable<Result<void>> touch_input(const std::string& sha256) = 0;
+  // Images of a tenant. An image of another tenant does not exist (kNotFound).
+  // kResourceExhausted: over the tenant's quota, or the memory of Redis is kept for jobs.
+  virtual asio::awaitable<Result<void>> put_input(const std::string& tenant, const std::string& sha256,
+                                                  std::string bytes) = 0;
+  virtual asio::awaitable<Result<void>> touch_input(const std::string& tenant, const std::string& sha256) = 0;
+  virtual asio::awaitable<Result<void>> remove_input(const std::string& tenant, const std::string& sha256) = 0;
+  virtual asio::awaitable<Result<std::map<std::string, std::int64_t>>> inputs(const std::string& tenant) = 0;
+  // Whether Redis has room for an upload: above three quarters of its maxmemory, only jobs and results get more, and
+  // above nine tenths only results. kResourceExhausted: it has not.
+  virtual asio::awaitable<Result<void>> check_room() = 0;
+  // Removes images whose time is over, and measures the memory of Redis. To be called every second.
+  virtual asio::awaitable<void> maintain() = 0;
   // The secret with this id that all gateways share (LinkSigner). A missing one is created and lasts `life_s`.
   virtual asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) = 0;
 };
@@ -53,6 +69,7 @@ class JobService {
 // Over Redis. A call takes at most 5 s, 1 s while Redis is not connected.
 std::unique_ptr<JobService> make_job_service(std::shared_ptr<queue::Client> queue,
                                              std::shared_ptr<results::Store> store,
-                                             std::shared_ptr<redis::Connection> redis);
+                                             std::shared_ptr<redis::Connection> redis,
+                                             const config::Settings& settings);
 
 }  // namespace ditfleet::gateway

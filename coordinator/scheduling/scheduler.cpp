@@ -474,13 +474,19 @@ QueueStats Scheduler::stats() const {
   out.unplaceable = queue_.unplaceable() + parked_.size();
   for (const auto& [id, job] : jobs_) {
     for (const auto& unit : job->units) {
-      out.ready += is_waiting(unit);
+      if (is_waiting(unit))
+        out.oldest_ready_us = out.ready++ == 0 ? unit.ready_us : std::min(out.oldest_ready_us, unit.ready_us);
       out.held += unit.where == Unit::Where::kHeld;
       out.delayed += unit.where == Unit::Where::kDelayed;
     }
   }
   for (WorkerId w = 0; w < fleet_.id_bound(); ++w) {
-    if (!fleet_.at(w).owner.empty()) ++out.workers[fleet_.at(w).state];
+    const auto& worker = fleet_.at(w);
+    if (worker.owner.empty()) continue;
+    ++out.workers[worker.state];
+    using enum WorkerState;
+    if (worker.state == kSilent || worker.state == kStuck || worker.state == kOverdue || worker.state == kProbing)
+      out.unwell[worker.name] = worker.state;
   }
   return out;
 }

@@ -72,6 +72,8 @@ struct QueueStats {
   std::size_t jobs = 0, ready = 0, held = 0, delayed = 0;
   std::size_t unplaceable = 0;  // ready, but no registered worker has the model, enough adapter slots and memory
   std::map<WorkerState, std::size_t> workers;
+  std::int64_t oldest_ready_us = 0;  // since when the longest waiting of the ready units is ready; 0: there are none
+  std::map<std::string, WorkerState> unwell;  // by name: silent, stuck, overdue or probing workers
 };
 
 class Scheduler {
@@ -86,6 +88,8 @@ class Scheduler {
                const std::vector<queue::WorkerInfo>& workers, std::int64_t grace_ms, std::int64_t now_us);
   // The same grace, after Redis was unreachable.
   void grant_grace(std::int64_t grace_ms, std::int64_t now_us) { grace_until_us_ = now_us + grace_ms * 1000; }
+  // While Redis' clock is doubtful, no job is late.
+  void hold_deadlines(bool hold) { deadlines_held_ = hold; }
   // Call it before the open units are read: jobs that end from then on stay ended in the next audit().
   void begin_audit();
   // Corrects the state to match `open`, which was requested at `asked_us`. Skips units that changed since then.
@@ -122,6 +126,8 @@ class Scheduler {
   queue::FleetForecast forecast(std::size_t unread, std::int64_t now_us) const;
   // FleetForecast::ends_ms.
   std::map<std::string, std::int64_t> ends_ms() const;
+  // Of the jobs that workers hold and of the first `most` queued units.
+  std::map<std::string, queue::JobOutlook> outlook(std::size_t most, std::int64_t now_us) const;
   std::size_t pending_jobs() const;  // received from the intake, but not known to be admitted
   // What a unit that has not started waits for, as a phrase. Empty: it does not wait, or it is unknown.
   std::string waits_for(const queue::UnitRef& ref, std::int64_t now_us) const;
@@ -266,6 +272,11 @@ class Scheduler {
   int skips_ = 0;                // in this round
   bool met_too_large_ = false;   // a unit in this round; until then no lane is checked
   std::int64_t largest_us_ = 0;  // recent charge
+  bool is_late(const Job& job, std::int64_t now_us) const {
+    return !deadlines_held_ && job.deadline_us > 0 && job.deadline_us <= now_us;
+  }
+
+  bool deadlines_held_ = false;
   std::int64_t grace_until_us_ = 0;
   bool wants_audit_ = false;
   std::optional<std::unordered_set<std::string>> ended_since_;  // jobs, while an audit is under way

@@ -72,7 +72,7 @@ void Scheduler::assign_ready(Actions& actions, std::int64_t now_us) {
 void Scheduler::place(FairQueue::Candidate candidate, std::int64_t now_us, Batches& batches, Actions& actions) {
   const auto& queued = queue_.at(candidate.handle);
   const auto& [job, index] = queued_[candidate.handle];
-  if (job->deadline_us > 0 && job->deadline_us <= now_us) {
+  if (is_late(*job, now_us)) {
     // Too late even for a short run. The reaper will end it as expired.
     queue_.remove(candidate.handle);
     job->units[static_cast<std::size_t>(index)].where = Unit::Where::kDelayed;
@@ -140,7 +140,7 @@ void Scheduler::place_alone(std::int64_t now_us, Batches& batches, Actions& acti
   std::sort(units.begin(), units.end(), [&](const auto& a, const auto& b) { return order(a) < order(b); });
   for (const auto& [job, index] : units) {
     if (left <= 0) return;
-    if (job->deadline_us > 0 && job->deadline_us <= now_us) continue;  // the reaper will end it
+    if (is_late(*job, now_us)) continue;  // the reaper will end it
     const auto& lane = lanes_[job->lane];
     const auto names = avoided(*job, job->units[index], now_us);
     RouteRequest request{.cls = job->cls,
@@ -206,17 +206,17 @@ void Scheduler::request_revoke(const HeldUnit& held, bool lost, std::int64_t now
 }
 
 // Revokes the units that a worker has not started which is silent, draining, stuck, overdue, resting or gone. It keeps
-// the started ones until their leases lapse. The grace applies to silent workers only: the registry keeps a worker for
-// a minute after its last heartbeat, so a worker that is not registered has deregistered or was silent for longer than
-// any grace.
+// the started ones until their leases lapse. The grace is for workers that could not report: the registry forgets a
+// worker a minute after its last heartbeat.
 void Scheduler::revoke_from_absent(std::int64_t now_us) {
   for (WorkerId w = 0; w < fleet_.id_bound(); ++w) {
     const auto& worker = fleet_.at(w);
     if (worker.owner.empty() || !worker.returns_units(now_us)) continue;
-    if (worker.state == WorkerState::kSilent && now_us < grace_until_us_) continue;
     // A worker that left in good order has handed back its units and is no longer registered under any run id.
-    const bool lost = worker.state == WorkerState::kSilent ||
-                      (worker.state == WorkerState::kGone && fleet_.is_registered(worker.name));
+    const bool restarted = worker.state == WorkerState::kGone && fleet_.is_registered(worker.name);
+    const bool absent = worker.state == WorkerState::kSilent || worker.state == WorkerState::kGone;
+    if (absent && !restarted && now_us < grace_until_us_) continue;
+    const bool lost = worker.state == WorkerState::kSilent || restarted;
     for (const auto& held : worker.held) {
       if (!held.started) request_revoke(held, lost, now_us);
     }

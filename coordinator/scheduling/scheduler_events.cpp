@@ -29,7 +29,7 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
     const auto deadline = deadline_us(entry, job->spec);
     auto unmet = fresh ? unmet_slots(job->spec, most_slots_seen(job->spec.model)) : std::nullopt;
     if (fresh && !unmet) unmet = unmet_memory(*job);
-    if (!unmet) unmet = unmet_deadline(estimate(job->spec, entry.tenant, now_us), deadline, now_us);
+    if (!unmet && !deadlines_held_) unmet = unmet_deadline(estimate(job->spec, entry.tenant, now_us), deadline, now_us);
     if (unmet) {
       pending_.reject.push_back(make_rejection(entry, std::move(*unmet)));
       continue;

@@ -1,5 +1,6 @@
 // Scheduler: the predicted work of the fleet, for autoscalers and for whoever waits until a worker is empty.
 #include <algorithm>
+#include <limits>
 
 #include "coordinator/scheduling/scheduler.h"
 #include "shared/job/validate.h"
@@ -76,6 +77,67 @@ queue::FleetForecast Scheduler::forecast(std::size_t unread, std::int64_t now_us
     }
   }
   out.ends_ms = ends_ms();
+  return out;
+}
+
+// Places held and queued units on the ready workers, each on the one that is free first.
+std::map<std::string, queue::JobOutlook> Scheduler::outlook(std::size_t most, std::int64_t now_us) const {
+  constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;
+  struct Expected {
+    std::int64_t start_us = kNever, end_us = 0;  // of its first and its last unit
+    std::size_t arrival = 0, units = 0;          // units: how many were placed
+    bool started = false;
+  };
+  std::unordered_map<const Job*, Expected> jobs;
+  const auto place = [&](const Job* job, std::int64_t start_us, std::int64_t end_us, bool started = false) {
+    auto& expected = jobs.try_emplace(job, Expected{.arrival = jobs.size()}).first->second;
+    expected.start_us = std::min(expected.start_us, start_us);
+    expected.end_us = std::max(expected.end_us, end_us);
+    expected.started |= started;
+    ++expected.units;
+  };
+  std::vector<std::pair<std::int64_t, WorkerId>> free;  // ready workers and when they have run what they hold
+  for (WorkerId w = 0; w < fleet_.id_bound(); ++w) {
+    const auto& worker = fleet_.at(w);
+    std::int64_t free_us = now_us;
+    for (const auto& held : worker.held) {
+      const auto start_us =
+          held.started ? std::max(held.started_us, worker.last_end_us) : std::max(free_us, held.ready_us);
+      free_us = worker.returns_units(now_us) ? kNever : std::max(now_us + kLeastUs, start_us + held_run_us(held, w));
+      if (const auto* job = find_job(held.ref.job)) place(job, start_us, free_us, held.started);
+    }
+    if (worker.state == WorkerState::kReady) free.emplace_back(free_us, w);
+  }
+  for (const auto handle : queue_.order(most, now_us)) {
+    const auto* job = queued_[handle].first;
+    const auto pixels = needed_pixels(job->cls);
+    std::pair<std::int64_t, WorkerId>* first = nullptr;
+    for (auto& slot : free) {
+      const auto& models = fleet_.at(slot.second).models;
+      if ((!first || slot < *first) && std::find(models.begin(), models.end(), job->model) != models.end() &&
+          fleet_.has_room(job->model, slot.second, pixels) &&
+          fleet_.adapters().slots(slot.second) >= queue_.at(handle).adapter_slots)
+        first = &slot;
+    }
+    if (!first) {
+      place(job, kNever, kNever);
+      continue;
+    }
+    const auto run_us = costs_.run_us(job->cls, job->model, first->second, job->prior_us);
+    const auto cold_us = fleet_.is_warm(job->cls, first->second) ? 0 : costs_.cold_us(job->model, run_us);
+    place(job, first->first, first->first + run_us + cold_us);
+    first->first += run_us;
+  }
+  std::vector<std::pair<const Job*, Expected>> order(jobs.begin(), jobs.end());
+  std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.second.start_us, a.second.arrival) < std::pair(b.second.start_us, b.second.arrival);
+  });
+  std::map<std::string, queue::JobOutlook> out;
+  std::map<ModelId, std::int64_t> waiting;
+  for (const auto& [job, expected] : order) {
+    const bool known = costs_.observed(job->model) && expected.units == job->open && expected.end_us < kNever;
+    out[job->id] = {expected.started ? -1 : waiting[job->model]++, known ? expected.end_us / 1000 : 0};
+  }
   return out;
 }
 

@@ -5,14 +5,12 @@
 #include <map>
 
 #include "coordinator/scheduling/scheduler.h"
+#include "shared/core/short_numbers.h"
 
 namespace ditfleet::scheduling {
 namespace {
 
-std::string about(std::int64_t us) {
-  if (us >= 10'000'000) return fmt::format("about {} s", us / 1'000'000);
-  return us < 1'000 ? "less than 1 ms" : fmt::format("about {} ms", us / 1'000);
-}
+std::string about(std::int64_t us) { return us < 1'000 ? "less than 1 ms" : "about " + short_duration(us); }
 
 std::string workers(std::size_t n) { return fmt::format("{} worker{}", n, n == 1 ? "" : "s"); }
 
@@ -30,8 +28,7 @@ std::string Scheduler::waits_for(const queue::UnitRef& ref, std::int64_t now_us)
     case Unit::Where::kParked: return queued_waits_for(*job, unit, now_us);
     case Unit::Where::kHeld: return held_waits_for(unit, ref, now_us);
     case Unit::Where::kDelayed:
-      return job->deadline_us > 0 && job->deadline_us <= now_us ? "nothing: its deadline has passed"
-                                                                : "its next attempt: the last one failed";
+      return is_late(*job, now_us) ? "nothing: its deadline has passed" : "its next attempt: the last one failed";
     case Unit::Where::kPending:
     case Unit::Where::kUnknown:
     case Unit::Where::kEnded: break;

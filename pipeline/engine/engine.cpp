@@ -162,6 +162,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Fam
 }
 
 Result<UniqueFd> Engine::create_rank_memory(int size, std::chrono::milliseconds wait) {
+  parallel::set_nccl_environment();  // the caller has no threads yet
   return parallel::create_group_memory(size, wait);
 }
 

@@ -16,6 +16,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/region/libraries/symbols.h"
 #include "shared/core/deadline.h"
+#include "shared/core/missing_peer.h"
 
 namespace ditfleet::pipeline::parallel {
 namespace {
@@ -59,8 +60,6 @@ Result<const Library*> library() {
   // LibTorch's CUDA part has loaded it already, so its name alone finds it.
   static const Library* const opened = region::open_library<Library>("libnccl.so.2", [](void* library, Library& t) {
     using region::bind;
-    ::setenv("NCCL_NVLS_ENABLE", "0", 0);
-    ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);
     return bind(library, "ncclGetVersion", t.version) && bind(library, "ncclGetUniqueId", t.unique_id) &&
            bind(library, "ncclCommInitRankConfig", t.init) && bind(library, "ncclGroupStart", t.group_start) &&
            bind(library, "ncclGroupEnd", t.group_end) && bind(library, "ncclSend", t.send) &&
@@ -167,8 +166,8 @@ class NcclGroup final : public Group {
       }
       if (deadline.passed()) {
         abort();
-        return unavailable("[parallel] the other ranks did not arrive within " + std::to_string(timeout_.count()) +
-                           " ms at rank " + std::to_string(rank()) + " of " + std::to_string(size()));
+        return missing_peer("[parallel] the other ranks did not arrive within " + std::to_string(timeout_.count()) +
+                            " ms at rank " + std::to_string(rank()) + " of " + std::to_string(size()));
       }
       if (busy.passed())
         std::this_thread::sleep_for(kPollInterval);
@@ -177,7 +176,7 @@ class NcclGroup final : public Group {
     }
   }
 
-  static Error aborted() { return unavailable("[parallel] the group was aborted"); }
+  static Error aborted() { return missing_peer("[parallel] the group was aborted"); }
 
   const Library& lib_;
   std::mutex mutex_;  // for each use of comm_; no call under it waits for other ranks
@@ -188,6 +187,11 @@ class NcclGroup final : public Group {
 };
 
 }  // namespace
+
+void set_nccl_environment() {
+  ::setenv("NCCL_NVLS_ENABLE", "0", 0);
+  ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+}
 
 Result<NcclId> make_nccl_id() {
   auto lib = library();

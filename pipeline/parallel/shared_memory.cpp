@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "shared/core/deadline.h"
+#include "shared/core/missing_peer.h"
 
 namespace ditfleet::pipeline::parallel {
 namespace {
@@ -180,9 +181,9 @@ class SharedMemoryGroup final : public Group {
 
   Error failure() const {
     const std::uint64_t why = control_->failure;
-    if (why == kAborted) return unavailable("[parallel] the group was aborted");
-    return unavailable("[parallel] " + names_of(why) + " of " + std::to_string(size()) + " did not arrive within " +
-                       std::to_string(control_->timeout_ms) + " ms");
+    if (why == kAborted) return missing_peer("[parallel] the group was aborted");
+    return missing_peer("[parallel] " + names_of(why) + " of " + std::to_string(size()) + " did not arrive within " +
+                        std::to_string(control_->timeout_ms) + " ms");
   }
 
   Control* const control_;

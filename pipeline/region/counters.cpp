@@ -8,27 +8,27 @@ namespace ditfleet::region {
 
 namespace {
 
-prometheus::Counter& compiles(std::string_view backend, std::string_view reason) {
+telemetry::Handle<prometheus::Counter> compiles(std::string_view backend, std::string_view reason) {
   static const telemetry::Counters series("ditfleet_region_compiles_total");
   return series({backend, reason});
 }
 
-prometheus::Histogram& seconds(std::string_view backend, bool built) {
+telemetry::Handle<prometheus::Histogram> seconds(std::string_view backend, bool built) {
   static const telemetry::Histograms series("ditfleet_region_program_seconds");
   return series({backend, built ? "compiled" : "cache"});
 }
 
-prometheus::Counter& recompiles() {
+telemetry::Handle<prometheus::Counter> recompiles() {
   static const telemetry::Counters series("ditfleet_recompiles_total");
   return series();
 }
 
-prometheus::Counter& variants() {
+telemetry::Handle<prometheus::Counter> variants() {
   static const telemetry::Counters series("ditfleet_region_variants_total");
   return series();
 }
 
-prometheus::Counter& fallbacks(std::string_view reason) {
+telemetry::Handle<prometheus::Counter> fallbacks(std::string_view reason) {
   static const telemetry::Counters series("ditfleet_region_fallbacks_total");
   return series({reason});
 }

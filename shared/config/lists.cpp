@@ -137,8 +137,10 @@ Result<void> apply_whole(const List<Item>& list, const Assignment& a, Settings& 
   auto parts = from_list_text(a);
   if (!parts) return parts.error();
   list.at(settings).clear();
-  for (const Assignment& part : *parts)
+  for (const Assignment& part : *parts) {
+    if (!part.problem.empty()) return wrong(part, part.problem);
     if (auto r = apply_field(list, part, settings); !r) return r;
+  }
   return {};
 }
 

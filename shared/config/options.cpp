@@ -298,7 +298,7 @@ const Option kOptions[] = {
     {DITFLEET_OPTION(loras.folders),
      .description = "Folders whose files may be registered as LoRA adapters by path, separated by ':'. Workers need "
                     "the same option, and the files under the same paths. If empty, adapters can only be uploaded.",
-     .form = Form::kPath},
+     .form = Form::kPaths},
     {DITFLEET_OPTION(loras.max_upload_bytes),
      .description = "Largest adapter file, uploaded or registered by path; larger ones get 413. Uploads are stored in "
                     "Redis and cost its memory.",
@@ -378,8 +378,8 @@ const Option kOptions[] = {
      .range = {0, 9000}},
 
     {DITFLEET_OPTION(data.dir),
-     .description = "Where `ditfleet up` stores Redis' files, logs and results. If empty, $XDG_STATE_HOME/ditfleet, "
-                    "else ~/.local/state/ditfleet.",
+     .description = "Where `ditfleet up` stores Redis' files, logs and results, and where a coordinator remembers that "
+                    "keys are required. If empty, $XDG_STATE_HOME/ditfleet, else ~/.local/state/ditfleet.",
      .form = Form::kPath},
 
     {DITFLEET_OPTION(telemetry.otlp_endpoint),
@@ -407,7 +407,8 @@ bool has_form(Form form, std::string_view text) {
   if (text.empty()) return form != Form::kListen && form != Form::kDevice;
   switch (form) {
     case Form::kAny:
-    case Form::kPath: return true;
+    case Form::kPath:
+    case Form::kPaths: return true;
     case Form::kListen:
     case Form::kListenIfAny: return ListenAddress::parse(text).ok();
     case Form::kHttpUrl: return !http_url_problem(text);
@@ -432,6 +433,7 @@ std::string_view form_text(Form form) {
   switch (form) {
     case Form::kAny: return "text";
     case Form::kPath: return "path";
+    case Form::kPaths: return "paths";
     case Form::kListen:
     case Form::kListenIfAny: return "HOST:PORT";
     case Form::kHttpUrl: return "http:// or https:// URL";

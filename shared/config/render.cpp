@@ -153,7 +153,9 @@ std::string reference_markdown() {
       "it:\n"
       "flags and `--set key=value`; the environment (`DITFLEET_SECTION__KEY`); the file (`--config`, else "
       "`DITFLEET_CONFIG`);\n"
-      "the default. Unknown keys are errors. Relative paths in a file are relative to the file's folder.\n"
+      "the default. Unknown keys are errors. Relative paths in a file are relative to the file's folder, those in "
+      "other\n"
+      "sources to the working directory.\n"
       "`ditfleet config check` reports errors in a configuration, and `ditfleet config show` prints the effective "
       "one.\n";
   std::string open = "-";

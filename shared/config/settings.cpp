@@ -25,15 +25,26 @@ namespace fs = std::filesystem;
 
 const std::vector<std::string> kKeyFields = {"tenant", "sha256", "admin"};
 
-// Expands "~/x", and makes a relative path relative to `base`, the configuration file's folder.
+// Expands "~/x", and makes a relative path relative to `base`: the configuration file's folder or, for other sources,
+// the working directory. An empty base keeps relative paths.
 std::string resolve_path(const std::string& path, const std::string& base) {
   if (path.empty()) return path;
-  if (path.starts_with("~/")) {
+  if (path == "~" || path.starts_with("~/")) {
     const char* home = std::getenv("HOME");
     return home ? home + path.substr(1) : path;
   }
   if (base.empty() || fs::path(path).is_absolute()) return path;
   return (fs::path(base) / path).lexically_normal().string();
+}
+
+std::string resolve(const Option& option, const std::string& value, const std::string& base) {
+  // The name of a compiler is searched in PATH.
+  const bool program = option.key == "compile.cxx" && value.find('/') != std::string::npos;
+  if (option.form == Form::kPath || program) return resolve_path(value, base);
+  if (option.form != Form::kPaths) return value;
+  std::string out;
+  for (const auto path : split(value, ':')) out += (out.empty() ? "" : ":") + resolve_path(std::string(path), base);
+  return out;
 }
 
 std::vector<std::string> known_keys() {
@@ -160,6 +171,7 @@ Result<void> apply_key(const Assignment& a, Settings& settings) {
 }
 
 Result<void> apply(const Assignment& a, const std::string& base, Settings& settings) {
+  if (!a.problem.empty()) return wrong(a, a.problem);
   const std::string& section = a.path.front();
   if (section == "models") return apply_model(a, base, settings);
   if (section == "tenants") return apply_tenant(a, settings);
@@ -167,8 +179,7 @@ Result<void> apply(const Assignment& a, const std::string& base, Settings& setti
   if (is_list_path(a.path)) return apply_list(a, settings);
   const Option* option = find_option(a.key());
   if (!option) return unknown_key(a);
-  const std::string value = option->form == Form::kPath ? resolve_path(a.value, base) : a.value;
-  if (auto r = assign(*option, value, settings); !r)
+  if (auto r = assign(*option, resolve(*option, a.value, base), settings); !r)
     return wrong(a, std::string(option->key) + " " + r.error().message);
   return {};
 }
@@ -222,12 +233,22 @@ Result<void> check_whole(const Settings& s) {
   return {};
 }
 
-Result<void> apply_all(const Result<std::vector<Assignment>>& list, const std::string& base, Settings& settings) {
-  if (!list) return list.error();
-  for (const Assignment& a : *list) {
-    if (auto r = apply(a, base, settings); !r) return r;
+// Appends every error, so that all can be corrected at once.
+void apply_all(const Result<std::vector<Assignment>>& list, const std::string& base, Settings& settings,
+               std::vector<Error>& errors) {
+  if (!list) errors.push_back(list.error());
+  for (const Assignment& a : list ? *list : std::vector<Assignment>())
+    if (auto r = apply(a, base, settings); !r) errors.push_back(r.error());
+}
+
+Result<Settings> checked(Settings settings, const std::vector<Error>& errors) {
+  if (errors.empty()) {
+    if (auto r = check_whole(settings); !r) return r.error();
+    return settings;
   }
-  return {};
+  Error all = errors.front();
+  for (std::size_t i = 1; i < errors.size(); ++i) all.message += "\n" + errors[i].message;
+  return all;
 }
 
 }  // namespace
@@ -251,18 +272,17 @@ Result<std::map<std::string, std::string>> parse_quantize(std::string_view text)
 
 Result<Settings> load(const Sources& sources) {
   Settings settings;
+  std::vector<Error> errors;
+  std::error_code ec;
+  const fs::path here = fs::current_path(ec);
   if (!sources.file.empty()) {
     const auto text = read_file(sources.file);
     if (!text) return Error{text.error().code, "cannot read the configuration: " + text.error().message};
-    const std::string base = fs::path(sources.file).parent_path().string();
-    if (auto r = apply_all(from_yaml(*text, sources.file), base, settings); !r) return r.error();
+    apply_all(from_yaml(*text, sources.file), (here / sources.file).parent_path().string(), settings, errors);
   }
-  if (sources.environment) {
-    if (auto r = apply_all(from_environment(), {}, settings); !r) return r.error();
-  }
-  if (auto r = apply_all(from_sets(sources.sets), {}, settings); !r) return r.error();
-  if (auto r = check_whole(settings); !r) return r.error();
-  return settings;
+  if (sources.environment) apply_all(from_environment(), here.string(), settings, errors);
+  apply_all(from_sets(sources.sets), here.string(), settings, errors);
+  return checked(std::move(settings), errors);
 }
 
 Quotas quotas_of(const Settings& settings, const std::string& tenant) {
@@ -277,10 +297,11 @@ Quotas quotas_of(const Settings& settings, const std::string& tenant) {
 Result<void> check_gateway(const Settings& s) {
   const auto address = ListenAddress::parse(s.gateway.listen, "gateway.listen");
   if (!address) return address.error();
-  if (s.keys.empty() && !s.gateway.open && !is_loopback(address->host)) {
+  if (s.keys.empty() && !s.gateway.open && !s.gateway.require_keys && !is_loopback(address->host)) {
     return invalid_argument("gateway.listen is '" + s.gateway.listen +
-                            "', which other hosts can reach, but no keys are configured; configure keys, or set "
-                            "gateway.open to true to let everybody who reaches the gateway act as administrator");
+                            "', which other hosts can reach, but no keys are configured; configure keys, set "
+                            "gateway.require_keys to true if Redis has keys, or set gateway.open to true to let "
+                            "everybody who reaches the gateway act as administrator");
   }
   if (s.gateway.tls_cert_file.empty() != s.gateway.tls_key_file.empty())
     return invalid_argument("only one of gateway.tls_cert_file and gateway.tls_key_file is set; set both or neither");
@@ -306,9 +327,9 @@ std::string data_folder(const Settings& settings) {
 
 Result<Settings> load_text(std::string_view yaml, const std::string& name) {
   Settings settings;
-  if (auto r = apply_all(from_yaml(yaml, name), {}, settings); !r) return r.error();
-  if (auto r = check_whole(settings); !r) return r.error();
-  return settings;
+  std::vector<Error> errors;
+  apply_all(from_yaml(yaml, name), {}, settings, errors);
+  return checked(std::move(settings), errors);
 }
 
 }  // namespace ditfleet::config

@@ -172,8 +172,8 @@ struct Sources {
 };
 
 // Merges the sources and checks the result.
-// kInvalidArgument: the message contains the source (file:line, variable or --set), the key, the error and the expected
-// value; for an unknown key, it suggests the nearest one. kNotFound: no such file.
+// kInvalidArgument: the message has a line for each wrong value: the source (file:line, variable or --set), the key,
+// the error and the expected value; for an unknown key, it suggests the nearest one. kNotFound: no such file.
 Result<Settings> load(const Sources& sources);
 
 // Like load(), but only from YAML text. Errors contain `name` as the file name.

@@ -13,6 +13,7 @@
 #include "shared/config/lists.h"
 #include "shared/config/options.h"
 #include "shared/core/bytes.h"
+#include "shared/core/nearest_name.h"
 
 namespace ditfleet::config {
 namespace {
@@ -29,59 +30,66 @@ class YamlReader {
   explicit YamlReader(const std::string& file) : file_(file) {}
 
   // The assignments below `path`.
-  Result<std::vector<Assignment>> read(const YAML::Node& node, const std::vector<std::string>& path = {}) {
-    if (auto r = walk(node, path); !r) return r.error();
+  std::vector<Assignment> read(const YAML::Node& node, const std::vector<std::string>& path = {}) {
+    walk(node, path);
     return std::move(out_);
   }
 
  private:
-  Error wrong(const YAML::Node& node, const std::string& message) {
-    return invalid_argument(place(file_, node.Mark()) + ": " + message);
+  void wrong(const YAML::Node& node, const std::string& message) {
+    out_.push_back({{""}, {}, place(file_, node.Mark()), message});
   }
 
   static bool is_list(const std::vector<std::string>& path) {
     return path == std::vector<std::string>{"keys"} || (path.size() == 2 && is_list_path(path));
   }
 
-  Result<void> walk(const YAML::Node& node, const std::vector<std::string>& path) {
+  void walk(const YAML::Node& node, const std::vector<std::string>& path) {
     const bool deep = is_list_path(path) || (!path.empty() && path[0] == "models");
     if (path.size() > (deep ? 4u : 3u)) return wrong(node, "'" + joined(path) + "' is nested too deep");
-    if (node.IsNull()) return {};  // a file or a section with nothing in it
+    if (node.IsNull() || (node.IsMap() && node.size() == 0)) return;  // a file or a section with nothing in it
     if (path.empty() && !node.IsMap())
       return wrong(
           node, "the file must be a map of sections, such as \"gateway:\" and below it \"  listen: 127.0.0.1:8780\"");
     if (node.IsScalar()) {
       out_.push_back({path, node.Scalar(), place(file_, node.Mark())});
-      return {};
+      return;
     }
     if (node.IsSequence()) {
-      if (!is_list(path))
-        return wrong(
-            node, "'" + joined(path) + "' is a list; only keys, compile.rules and worker.warmup_classes may be lists");
+      if (!is_list(path)) {
+        const std::string near = nearest_name(joined(path), {"keys", "compile.rules", "worker.warmup_classes"});
+        return wrong(node, "'" + joined(path) +
+                               "' is a list; only keys, compile.rules and worker.warmup_classes may be lists" +
+                               (near.empty() ? "" : "; did you mean '" + near + "'?"));
+      }
       for (std::size_t i = 0; i < node.size(); ++i) {
         if (!node[i].IsMap() || node[i].size() == 0)
           return wrong(node[i], "an entry of " + joined(path) + " must be a map" +
                                     (path.size() == 1 ? " with tenant and sha256" : ""));
         auto below = path;
         below.push_back(std::to_string(i));
-        if (auto r = walk(node[i], below); !r) return r;
+        walk(node[i], below);
       }
-      return {};
+      return;
     }
     if (!node.IsMap()) return wrong(node, "'" + joined(path) + "' has no value");
     if (path == std::vector<std::string>{"keys"}) return wrong(node, "keys must be a list of {tenant, sha256}");
     if (is_list(path)) return wrong(node, joined(path) + " must be a list of maps, such as [{…}, {…}]");
     std::set<std::string> seen;
     for (const auto& member : node) {
-      if (!member.first.IsScalar()) return wrong(member.first, "a key must be plain text");
-      const std::string name = member.first.Scalar();
-      if (!is_valid_utf8(name)) return wrong(member.first, "a key is not valid UTF-8");
-      if (!seen.insert(name).second) return wrong(member.first, "'" + name + "' is given twice");
-      auto below = path;
-      below.push_back(name);
-      if (auto r = walk(member.second, below); !r) return r;
+      const std::string name = member.first.IsScalar() ? member.first.Scalar() : std::string();
+      if (!member.first.IsScalar()) {
+        wrong(member.first, "a key must be plain text");
+      } else if (!is_valid_utf8(name)) {
+        wrong(member.first, "a key is not valid UTF-8");
+      } else if (!seen.insert(name).second) {
+        wrong(member.first, "'" + name + "' is given twice");
+      } else {
+        auto below = path;
+        below.push_back(name);
+        walk(member.second, below);
+      }
     }
-    return {};
   }
 
   static std::string joined(const std::vector<std::string>& path) { return Assignment{path, {}, {}}.key(); }
@@ -192,8 +200,7 @@ Result<std::vector<Assignment>> from_list_text(const Assignment& list) {
     if (!root.IsSequence())
       return invalid_argument(list.where + ": " + list.key() + " must be a list of maps, such as [{…}, {…}]");
     auto parts = YamlReader(list.where).read(root, list.path);
-    if (!parts) return parts.error();
-    for (Assignment& part : *parts) part.where = list.where;
+    for (Assignment& part : parts) part.where = list.where;
     return parts;
   } catch (const YAML::Exception& e) {
     return invalid_argument(list.where + ": " + list.key() +

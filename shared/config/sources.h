@@ -14,11 +14,12 @@ struct Assignment {
   // {"keys", INDEX, "tenant" | "sha256" | "admin"}, {"compile", "rules", INDEX, FIELD} and the like (lists.h).
   std::vector<std::string> path;
   std::string value;
-  std::string where;        // "fleet.yaml:12", "DITFLEET_GATEWAY__LISTEN", "--set gateway.listen"
-  std::string key() const;  // joined with dots
+  std::string where;         // "fleet.yaml:12", "DITFLEET_GATEWAY__LISTEN", "--set gateway.listen"
+  std::string problem = {};  // not empty: a structure that no option has, which must be refused with this message
+  std::string key() const;   // joined with dots
 };
 
-// kInvalidArgument: not YAML, a duplicate key, or a structure that no option has. The message contains FILE:LINE.
+// kInvalidArgument: not YAML, or too large. The message contains FILE:LINE.
 Result<std::vector<Assignment>> from_yaml(std::string_view text, const std::string& file);
 // Expands a list in the text of one value, "[{mode: none}]", into assignments of its fields. Errors: as in from_yaml.
 Result<std::vector<Assignment>> from_list_text(const Assignment& list);

@@ -107,6 +107,10 @@ Result<void> write_file_atomically(const std::string& path, std::string_view byt
   if (!write_all(file.get(), bytes)) return failed("write");
   if (::fsync(file.get()) != 0) return failed("sync");
   if (::rename(temporary.c_str(), path.c_str()) != 0) return failed("rename to");
+  const auto slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const UniqueFd parent(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (parent.valid() && ::fsync(parent.get()) != 0 && errno != EINVAL) return failed("sync the folder of");
   return {};
 }
 

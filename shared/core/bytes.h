@@ -19,7 +19,7 @@ bool is_valid_utf8(std::string_view text);  // rejects overlong forms and surrog
 
 // Reads a whole file. Errors: kNotFound, kUnavailable (unreadable). Blocks.
 Result<std::string> read_file(const std::string& path);
-// Writes and syncs PATH.tmp-… and renames it to PATH, so that a reader sees either the old or the new file.
+// Writes and syncs PATH.tmp-…, renames it to PATH and syncs the folder. A reader sees either the old or the new file.
 // Errors: kUnavailable. Blocks.
 Result<void> write_file_atomically(const std::string& path, std::string_view bytes);
 

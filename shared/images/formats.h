@@ -7,19 +7,38 @@
 
 namespace ditfleet::images {
 
-struct Picture {
-  Image image;       // as stored, not upright; without pixels if only the header was read
-  std::string exif;  // a TIFF structure, perhaps after "Exif\0\0"; empty: none
+struct Header {
+  std::int64_t width = 0, height = 0;  // as stored, not upright
+  std::string_view exif = {};          // a TIFF structure, perhaps after "Exif\0\0", in the file; empty: none
 };
 
-// Checks the size before it allocates the pixels. `with_pixels`: false reads only the header.
-// kInvalidArgument, with the library's reason.
-Result<Picture> read_png(std::string_view file, bool with_pixels);
-Result<Picture> read_jpeg(std::string_view file, bool with_pixels);
-Result<Picture> read_webp(std::string_view file, bool with_pixels);
+// Segments or chunks of one file. A JPEG of 20 MiB needs 320 for metadata, a PNG of 20 MiB usually 2,560 for pixels.
+inline constexpr int kMostChunks = 1 << 16;
 
-// kInvalidArgument: more than kMaxPixels, or no pixels.
-Result<void> check_size(std::int64_t width, std::int64_t height);
+// Walks over the file's chunks without the format's library, and without reading or inflating what is in the others.
+// kInvalidArgument: decode would refuse the file for its structure, too. The size is not checked.
+Result<Header> png_header(std::string_view file);
+Result<Header> jpeg_header(std::string_view file);
+Result<Header> webp_header(std::string_view file);
+
+// The pixels as stored, not upright. Allocates memory for the header's size. kInvalidArgument, with the library's
+// reason.
+Result<Image> decode_png(std::string_view file, const Header& header);
+Result<Image> decode_jpeg(std::string_view file, const Header& header);
+Result<Image> decode_webp(std::string_view file, const Header& header);
+
 Error damaged(std::string_view format, std::string_view why);
+
+// Integers in a file. Precondition: the bytes are in it.
+inline std::uint32_t big_endian(std::string_view file, std::size_t at, std::size_t bytes) {
+  std::uint32_t value = 0;
+  for (std::size_t i = 0; i < bytes; ++i) value = value << 8 | static_cast<unsigned char>(file[at + i]);
+  return value;
+}
+inline std::uint32_t little_endian(std::string_view file, std::size_t at, std::size_t bytes) {
+  std::uint32_t value = 0;
+  while (bytes-- > 0) value = value << 8 | static_cast<unsigned char>(file[at + bytes]);
+  return value;
+}
 
 }  // namespace ditfleet::images

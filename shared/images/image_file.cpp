@@ -10,11 +10,13 @@ namespace {
 
 struct Format {
   std::string_view media_type;
-  Result<Picture> (*read)(std::string_view file, bool with_pixels);
+  Result<Header> (*header)(std::string_view file);
+  Result<Image> (*pixels)(std::string_view file, const Header& header);
 };
 
 const Format* format_of(std::string_view file) {
-  static constexpr Format kPng{"image/png", read_png}, kJpeg{"image/jpeg", read_jpeg}, kWebp{"image/webp", read_webp};
+  static constexpr Format kPng{"image/png", png_header, decode_png}, kJpeg{"image/jpeg", jpeg_header, decode_jpeg},
+      kWebp{"image/webp", webp_header, decode_webp};
   if (file.starts_with("\x89PNG\r\n\x1a\n")) return &kPng;
   if (file.starts_with("\xff\xd8\xff")) return &kJpeg;
   if (file.size() >= 12 && file.starts_with("RIFF") && file.substr(8, 4) == "WEBP") return &kWebp;
@@ -72,13 +74,18 @@ Image upright(Image image, int orientation) {
   return out;
 }
 
-}  // namespace
-
-Result<void> check_size(std::int64_t width, std::int64_t height) {
-  if (width > 0 && height > 0 && width <= kMaxPixels && height <= kMaxPixels && width * height <= kMaxPixels) return {};
+Result<Header> read_header(const Format* format, std::string_view file) {
+  if (!format) return not_an_image(file);
+  auto header = format->header(file);
+  if (!header) return header;
+  const auto [width, height, exif] = *header;
+  if (width > 0 && height > 0 && width <= kMaxPixels && height <= kMaxPixels && width * height <= kMaxPixels)
+    return header;
   return invalid_argument("the image is " + std::to_string(width) + "x" + std::to_string(height) +
                           "; it must have 1 to " + std::to_string(kMaxPixels) + " pixels");
 }
+
+}  // namespace
 
 Error damaged(std::string_view format, std::string_view why) {
   return invalid_argument("the image is a damaged or unsupported " + std::string(format) +
@@ -87,19 +94,20 @@ Error damaged(std::string_view format, std::string_view why) {
 
 Result<Info> inspect(std::string_view file) {
   const Format* format = format_of(file);
-  if (!format) return not_an_image(file);
-  auto picture = format->read(file, false);
-  if (!picture) return picture.error();
-  const Image image = upright(std::move(picture->image), orientation_of(picture->exif));
+  const auto header = read_header(format, file);
+  if (!header) return header.error();
+  const Image image =
+      upright({static_cast<int>(header->width), static_cast<int>(header->height), {}}, orientation_of(header->exif));
   return Info{format->media_type, image.width, image.height};
 }
 
 Result<Image> decode(std::string_view file) {
   const Format* format = format_of(file);
-  if (!format) return not_an_image(file);
-  auto picture = format->read(file, true);
-  if (!picture) return picture.error();
-  return upright(std::move(picture->image), orientation_of(picture->exif));
+  const auto header = read_header(format, file);
+  if (!header) return header.error();
+  auto image = format->pixels(file, *header);
+  if (!image) return image;
+  return upright(std::move(*image), orientation_of(header->exif));
 }
 
 }  // namespace ditfleet::images

@@ -22,10 +22,11 @@ struct Image {
   std::vector<std::uint8_t> rgb;
 };
 
-// Reads the header. kInvalidArgument: not a PNG, JPEG or WebP file, more than kMaxPixels, animated, or CMYK.
+// Reads the header: at most 10 ms, whatever the file has. kInvalidArgument: not a PNG, JPEG or WebP file, more than
+// kMaxPixels, animated, CMYK, or of a structure that decode() would refuse.
 Result<Info> inspect(std::string_view file);
 
-// Reads the pixels and turns them upright. Transparency is dropped. Takes up to a second for kMaxPixels.
+// Reads the pixels and turns them upright. Transparency is dropped. Takes up to two seconds for kMaxPixels.
 // kInvalidArgument: as inspect(), and for a truncated or damaged file.
 Result<Image> decode(std::string_view file);
 

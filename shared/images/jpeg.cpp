@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 // jpeglib.h uses FILE without including it.
 #include <jerror.h>
@@ -11,8 +13,10 @@
 namespace ditfleet::images {
 namespace {
 
-constexpr int kMostScans = 100;  // a progressive file may have any number, each as costly as the whole image
-constexpr int kExifMarker = JPEG_APP0 + 1;
+// A progressive file may have any number of scans of a few bytes, each as costly as the whole image. Encoders write 10
+// to 20 of them.
+constexpr std::int64_t kMostScans = 100, kMostScannedPixels = 16 * kMaxPixels;
+constexpr unsigned kExifMarker = JPEG_APP0 + 1;
 
 struct Failure {
   jpeg_error_mgr manager = {};  // first: libjpeg gives back a pointer to it
@@ -32,37 +36,31 @@ void on_message(j_common_ptr info, int level) {
 }
 
 void on_progress(j_common_ptr info) {
-  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= kMostScans) return;
+  auto* jpeg = reinterpret_cast<j_decompress_ptr>(info);
+  const std::int64_t pixels = std::int64_t{jpeg->image_width} * jpeg->image_height;
+  const auto most = std::min(kMostScans, kMostScannedPixels / pixels);
+  if (jpeg->input_scan_number <= most) return;
   auto* failure = reinterpret_cast<Failure*>(info->err);
-  std::snprintf(failure->message, sizeof failure->message, "it has more than %d scans", kMostScans);
+  std::snprintf(failure->message, sizeof failure->message, "it has more than %d scans", static_cast<int>(most));
   std::longjmp(failure->leave, 1);
 }
 
 // libjpeg leaves by longjmp, so nothing in here may have a destructor.
-bool read(jpeg_decompress_struct& jpeg, jpeg_progress_mgr& progress, std::string_view file, bool with_pixels,
-          Failure& failure, Picture& picture) {
+bool read(jpeg_decompress_struct& jpeg, jpeg_progress_mgr& progress, std::string_view file, const Header& header,
+          Failure& failure, Image& image) {
   if (setjmp(failure.leave) != 0) return false;
   jpeg_create_decompress(&jpeg);
   jpeg.progress = &progress;
   jpeg_mem_src(&jpeg, reinterpret_cast<const unsigned char*>(file.data()), file.size());
-  jpeg_save_markers(&jpeg, kExifMarker, 0xffff);
   jpeg_read_header(&jpeg, TRUE);
-  Image& image = picture.image;
-  image.width = static_cast<int>(jpeg.image_width);
-  image.height = static_cast<int>(jpeg.image_height);
-  for (auto* marker = jpeg.marker_list; marker != nullptr; marker = marker->next) {
-    const std::string_view data(reinterpret_cast<const char*>(marker->data), marker->data_length);
-    if (marker->marker != kExifMarker || !data.starts_with("Exif")) continue;
-    picture.exif = data;
-    break;
-  }
-  if (jpeg.num_components == 4) {
-    std::snprintf(failure.message, sizeof failure.message, "it is in CMYK; convert it to RGB");
+  if (jpeg.image_width != header.width || jpeg.image_height != header.height) {
+    std::snprintf(failure.message, sizeof failure.message, "it has two sizes");
     return false;
   }
-  if (!with_pixels || !check_size(image.width, image.height).ok()) return true;
   jpeg.out_color_space = JCS_RGB;
   jpeg_start_decompress(&jpeg);
+  image.width = static_cast<int>(jpeg.output_width);
+  image.height = static_cast<int>(jpeg.output_height);
   image.rgb.resize(std::size_t{3} * jpeg.output_width * jpeg.output_height);
   while (jpeg.output_scanline < jpeg.output_height) {
     JSAMPLE* row = image.rgb.data() + std::size_t{3} * jpeg.output_scanline * jpeg.output_width;
@@ -72,9 +70,55 @@ bool read(jpeg_decompress_struct& jpeg, jpeg_progress_mgr& progress, std::string
   return true;
 }
 
+// A start of frame: baseline, extended or progressive, with Huffman's or arithmetic coding.
+bool is_supported_frame(unsigned marker) {
+  return (marker >= 0xc0 && marker <= 0xc2) || marker == 0xc9 || marker == 0xca;
+}
+bool is_frame(unsigned marker) {
+  return marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 && marker != 0xcc;
+}
+
 }  // namespace
 
-Result<Picture> read_jpeg(std::string_view file, bool with_pixels) {
+Result<Header> jpeg_header(std::string_view file) {
+  const Error truncated = damaged("JPEG", "the file is truncated");
+  Header header;
+  bool frame = false;
+  std::size_t at = 2;
+  for (int segments = 0; segments < kMostChunks; ++segments) {
+    // As libjpeg does, skips what is not a marker. A marker may have any number of 0xff before it.
+    at = std::min(file.find('\xff', at), file.size());
+    at = std::min(file.find_first_not_of('\xff', at), file.size());
+    if (file.size() - at < 3) return truncated;
+    const unsigned marker = big_endian(file, at++, 1);
+    if (marker <= 0x01 || (marker >= 0xd0 && marker <= 0xd8)) continue;  // no length follows
+    const std::size_t length = big_endian(file, at, 2);
+    if (marker == 0xd9) return damaged("JPEG", "it has no pixels");
+    if (length < 2) return damaged("JPEG", "a segment has a wrong length");
+    if (file.size() - at < length) return truncated;
+    const std::string_view data = file.substr(at + 2, length - 2);
+    if (marker == 0xda) {  // the pixels begin
+      if (!frame) return damaged("JPEG", "its size is missing");
+      return header;
+    }
+    if (marker == kExifMarker && header.exif.empty() && data.starts_with("Exif")) header.exif = data;
+    if (is_frame(marker)) {
+      if (std::exchange(frame, true) || data.size() < 6) return damaged("JPEG", "its size is damaged");
+      header.height = big_endian(data, 1, 2);
+      header.width = big_endian(data, 3, 2);
+      const unsigned bits = big_endian(data, 0, 1), colors = big_endian(data, 5, 1);
+      if (colors == 4) return damaged("JPEG", "it is in CMYK; convert it to RGB");
+      if (!is_supported_frame(marker) || bits != 8 || (colors != 1 && colors != 3))
+        return damaged("JPEG", "it is not baseline or progressive with 8 bits in gray or color");
+      if (std::max(header.width, header.height) > JPEG_MAX_DIMENSION)
+        return damaged("JPEG", "a side is longer than " + std::to_string(JPEG_MAX_DIMENSION) + " pixels");
+    }
+    at += length;
+  }
+  return damaged("JPEG", "it has more than " + std::to_string(kMostChunks) + " segments before its pixels");
+}
+
+Result<Image> decode_jpeg(std::string_view file, const Header& header) {
   Failure failure;
   jpeg_decompress_struct jpeg = {};
   jpeg_progress_mgr progress = {};
@@ -82,12 +126,11 @@ Result<Picture> read_jpeg(std::string_view file, bool with_pixels) {
   failure.manager.error_exit = fail;
   failure.manager.emit_message = on_message;
   progress.progress_monitor = on_progress;
-  Picture picture;
-  const bool done = read(jpeg, progress, file, with_pixels, failure, picture);
+  Image image;
+  const bool done = read(jpeg, progress, file, header, failure, image);
   jpeg_destroy_decompress(&jpeg);
   if (!done) return damaged("JPEG", failure.message);
-  if (auto good = check_size(picture.image.width, picture.image.height); !good) return good.error();
-  return picture;
+  return image;
 }
 
 }  // namespace ditfleet::images

@@ -1,4 +1,5 @@
 #include <png.h>
+#include <zlib.h>
 
 #include <csetjmp>
 #include <cstring>
@@ -8,9 +9,11 @@
 namespace ditfleet::images {
 namespace {
 
+constexpr std::size_t kChunkBytes = 12;  // of a chunk without data: length, type, checksum
+
 struct Reading {
   std::string_view rest;
-  Picture picture;
+  Image image;
   std::vector<png_bytep> rows;
   std::string error;
 };
@@ -29,24 +32,16 @@ void read_bytes(png_structp png, png_bytep to, std::size_t count) {
 
 void ignore(png_structp, png_const_charp) {}
 
-void take_exif(png_structp png, png_infop info, Reading& reading) {
-  png_bytep bytes = nullptr;
-  png_uint_32 count = 0;
-  if (png_get_eXIf_1(png, info, &count, &bytes) != 0)
-    reading.picture.exif.assign(reinterpret_cast<const char*>(bytes), count);
-}
-
 // libpng leaves by longjmp, so nothing in here may have a destructor.
-bool read(png_structp png, png_infop info, bool with_pixels, Reading& reading) {
+bool read(png_structp png, png_infop info, const Header& header, Reading& reading) {
   if (setjmp(png_jmpbuf(png)) != 0) return false;
   png_set_read_fn(png, &reading, read_bytes);
+  // Skips all ancillary chunks but tRNS. libpng would inflate zTXt, iTXt and iCCP to 8 MB each.
+  png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
+  png_set_user_limits(png, static_cast<png_uint_32>(kMaxPixels), static_cast<png_uint_32>(kMaxPixels));
   png_read_info(png, info);
-  Image& image = reading.picture.image;
   const png_uint_32 width = png_get_image_width(png, info), height = png_get_image_height(png, info);
-  image.width = static_cast<int>(width);
-  image.height = static_cast<int>(height);
-  take_exif(png, info, reading);
-  if (!with_pixels || !check_size(width, height).ok()) return true;
+  if (width != header.width || height != header.height) png_error(png, "it has two sizes");
   png_set_strip_16(png);
   if (png_get_color_type(png, info) == PNG_COLOR_TYPE_PALETTE)
     png_set_palette_to_rgb(png);
@@ -58,27 +53,79 @@ bool read(png_structp png, png_infop info, bool with_pixels, Reading& reading) {
   png_read_update_info(png, info);
   const std::size_t stride = std::size_t{3} * width;
   if (png_get_rowbytes(png, info) != stride) png_error(png, "unexpected channels");
-  image.rgb.resize(stride * height);
+  reading.image.width = static_cast<int>(width);
+  reading.image.height = static_cast<int>(height);
+  reading.image.rgb.resize(stride * height);
   reading.rows.resize(height);
-  for (std::size_t y = 0; y < height; ++y) reading.rows[y] = image.rgb.data() + y * stride;
+  for (std::size_t y = 0; y < height; ++y) reading.rows[y] = reading.image.rgb.data() + y * stride;
   png_read_image(png, reading.rows.data());
   png_read_end(png, info);
-  take_exif(png, info, reading);
   return true;
+}
+
+// Bits per sample that the color type allows, as a set; 0 for an unknown color type.
+unsigned depths_of(unsigned color_type) {
+  constexpr unsigned kLow = 1u << 1 | 1u << 2 | 1u << 4, kHigh = 1u << 8 | 1u << 16;
+  switch (color_type) {
+    case PNG_COLOR_TYPE_GRAY: return kLow | kHigh;
+    case PNG_COLOR_TYPE_PALETTE: return kLow | 1u << 8;
+    case PNG_COLOR_TYPE_RGB:
+    case PNG_COLOR_TYPE_GRAY_ALPHA:
+    case PNG_COLOR_TYPE_RGB_ALPHA: return kHigh;
+    default: return 0;
+  }
 }
 
 }  // namespace
 
-Result<Picture> read_png(std::string_view file, bool with_pixels) {
+Result<Header> png_header(std::string_view file) {
+  Header header;
+  bool palette = false, pixels = false;
+  std::size_t at = 8;
+  for (int chunks = 0;; ++chunks) {
+    if (file.size() - at < kChunkBytes) return damaged("PNG", "the file is truncated");
+    if (chunks == kMostChunks) return damaged("PNG", "it has more than " + std::to_string(kMostChunks) + " chunks");
+    const std::size_t length = big_endian(file, at, 4);
+    const std::string_view type = file.substr(at + 4, 4);
+    if (file.size() - at - kChunkBytes < length) return damaged("PNG", "the file is truncated");
+    const std::string_view data = file.substr(at + 8, length);
+    const auto intact = [&] {
+      const auto sum = ::crc32(0, reinterpret_cast<const Bytef*>(type.data()), static_cast<uInt>(4 + length));
+      return sum == big_endian(file, at + 8 + length, 4);
+    };
+    if ((chunks == 0) != (type == "IHDR")) return damaged("PNG", "it must begin with one IHDR chunk");
+    if (type == "IHDR") {
+      if (length != 13 || !intact()) return damaged("PNG", "its IHDR chunk has a wrong length or checksum");
+      header.width = big_endian(data, 0, 4);
+      header.height = big_endian(data, 4, 4);
+      const unsigned depth = big_endian(data, 8, 1), color_type = big_endian(data, 9, 1);
+      palette = color_type == PNG_COLOR_TYPE_PALETTE;
+      if (depth > 16 || (depths_of(color_type) >> depth & 1) == 0 || big_endian(data, 10, 3) > 1)
+        return damaged("PNG", "its bits per sample, color type, compression, filter or interlacing is unknown");
+    } else if (type == "PLTE") {
+      palette = false;
+    } else if (type == "IDAT") {
+      if (palette) return damaged("PNG", "it has no palette");
+      pixels = true;
+    } else if (type == "eXIf" && header.exif.empty() && intact()) {
+      header.exif = data;
+    } else if (type == "IEND") {
+      if (!pixels) return damaged("PNG", "it has no pixels");
+      return header;
+    }
+    at += kChunkBytes + length;
+  }
+}
+
+Result<Image> decode_png(std::string_view file, const Header& header) {
   Reading reading{file, {}, {}, {}};
   png_structp png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &reading, fail, ignore);
   if (png == nullptr) return damaged("PNG", "out of memory");
   png_infop info = png_create_info_struct(png);
-  const bool done = info != nullptr && read(png, info, with_pixels, reading);
+  const bool done = info != nullptr && read(png, info, header, reading);
   png_destroy_read_struct(&png, &info, nullptr);
   if (!done) return damaged("PNG", reading.error);
-  if (auto good = check_size(reading.picture.image.width, reading.picture.image.height); !good) return good.error();
-  return std::move(reading.picture);
+  return std::move(reading.image);
 }
 
 }  // namespace ditfleet::images

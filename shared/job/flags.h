@@ -17,8 +17,9 @@ namespace ditfleet::job {
 using FieldFlags = std::map<Field, std::string>;
 
 // Adds the flags of all fields to a CLI11 command, except for adapters, which the commands read differently. The prompt
-// is required unless `needs_prompt` is false; with `positional_prompt` its flag may be omitted. `texts` must outlive
-// the parsing. Values are read as text, because CLI11 saturates large integers and drops empty texts.
+// is required unless `needs_prompt` is false; with `positional_prompt` its flag may be omitted, and the command must
+// check that there is a prompt. `texts` must outlive the parsing. Values are read as text, because CLI11 saturates
+// large integers and drops empty texts.
 template <class Command>
 void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt, bool needs_prompt = true) {
   for (const Field field : kFields) {
@@ -28,12 +29,14 @@ void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt
     command
         .template add_option_function<std::string>(
             (prompt && positional_prompt ? "prompt," : "") + std::string(row.flag),
-            [&texts, field](const std::string& text) { texts[field] = text; }, std::string(row.description))
+            [&texts, field](const std::string& text) { texts[field] = text; },
+            row.type == FieldType::kImage ? "Picture that the video begins with: a PNG, JPEG or WebP file"
+                                          : std::string(row.description))
         ->type_name(row.type == FieldType::kSize    ? "WxH"
                     : row.type == FieldType::kText  ? "TEXT"
                     : row.type == FieldType::kImage ? "FILE"
                                                     : "NUMBER")
-        ->required(prompt && needs_prompt);
+        ->required(prompt && needs_prompt && !positional_prompt);
   }
 }
 

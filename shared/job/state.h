@@ -8,7 +8,19 @@ namespace ditfleet::job {
 
 // Until its last unit has ended, a job has the state of its most advanced unit. An ended job has failed if any unit
 // failed, else has expired if any unit expired, else is canceled if any unit was canceled, else has succeeded.
-enum class State { kQueued, kReady, kAssigned, kRunning, kSucceeded, kFailed, kCanceled, kExpired, kRejected };
+// kCanceling: it runs, and was asked to stop.
+enum class State {
+  kQueued,
+  kReady,
+  kAssigned,
+  kRunning,
+  kCanceling,
+  kSucceeded,
+  kFailed,
+  kCanceled,
+  kExpired,
+  kRejected
+};
 
 std::string_view state_name(State state);  // "queued"
 std::optional<State> state_from_name(std::string_view name);

@@ -31,7 +31,8 @@ class ContentCheck {
   explicit ContentCheck(std::string what, std::optional<std::uint64_t> file_bytes = std::nullopt);
 
   Result<void> feed(std::string_view bytes);
-  Result<Content> finish();  // once, after the last piece
+  bool knows_content() const { return content_.has_value(); }  // feed() only counts from now on
+  Result<Content> finish();                                    // once, after the last piece
 
  private:
   Result<void> begin();

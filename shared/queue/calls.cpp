@@ -1,12 +1,15 @@
 #include "shared/queue/calls.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "shared/queue/library.h"
 #include "shared/queue/records.h"
 
 namespace ditfleet::queue {
 namespace {
+
+constexpr std::chrono::milliseconds kSilence{500};
 
 std::int64_t monotonic_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(Deadline::Clock::now().time_since_epoch()).count();
@@ -45,11 +48,16 @@ Client::Impl::~Impl() {
 }
 
 asio::awaitable<Result<redis::Reply>> Client::Impl::call(redis::Command command, Deadline deadline) {
-  auto reply = co_await connection_->execute(command, deadline);
+  return call_on(connection_, std::move(command), deadline);
+}
+
+asio::awaitable<Result<redis::Reply>> Client::Impl::call_on(std::shared_ptr<redis::Connection> connection,
+                                                            redis::Command command, Deadline deadline) {
+  auto reply = co_await connection->execute(command, deadline);
   if (!reply && reply.error().kind == "UNREADABLE") co_return unavailable("[queue] " + reply.error().message);
   if (reply || !is_of_another_library(reply.error())) co_return reply;
   if (auto loaded = co_await load(deadline); !loaded) co_return loaded.error();
-  reply = co_await connection_->execute(std::move(command), deadline);
+  reply = co_await connection->execute(std::move(command), deadline);
   if (!reply && reply.error().kind == "FORMAT") {
     co_return unavailable("[queue] Redis at " + connection_->options().endpoint.display() +
                           " was used by another version: " + reply.error().message +
@@ -75,6 +83,23 @@ asio::awaitable<Result<void>> Client::Impl::load(Deadline deadline) {
   co_return without_value(co_await connection_->execute(std::move(load), deadline));
 }
 
+asio::awaitable<Result<redis::Reply>> Client::Impl::call_with_replicas(redis::Command command, Deadline deadline) {
+  constexpr std::int64_t kWaitMs = 1000;
+  // WAIT holds up its connection and knows only what this connection wrote.
+  const auto own = redis::Connection::create(connection_->executor(), connection_->options());
+  own->start();
+  auto reply = co_await call_on(own, std::move(command), deadline);
+  if (!reply) co_return reply;
+  const auto replicas = co_await own->execute(redis::Command("WAIT") << options_.wait_replicas << kWaitMs, deadline);
+  const std::int64_t confirmed = replicas && own->generation() == 1 ? replicas->integer : 0;
+  if (confirmed >= options_.wait_replicas) co_return reply;
+  co_return unavailable(
+      "[queue] the job is submitted, but " + std::to_string(confirmed) + " of " +
+      std::to_string(options_.wait_replicas) + " replicas (queue.wait_replicas) confirmed it within a second" +
+      (replicas ? "" : " (" + replicas.error().message + ")") +
+      "; repeat the request with the same Idempotency-Key, without which it would become another job");
+}
+
 asio::awaitable<Result<redis::Reply>> Client::Impl::read_job(const std::string& id, Deadline deadline) {
   co_return co_await call(fcall_ro("job", 7) << keys_.job(id) << keys_.in() << keys_.units() << keys_.open()
                                              << keys_.specs() << keys_.last() << keys_.events() << id,
@@ -95,6 +120,8 @@ asio::awaitable<Result<std::vector<redis::Reply>>> Client::Impl::read_stream(std
   command << "STREAMS" << key << after;
   const auto pinned = own;
   auto reply = co_await pinned->execute(std::move(command), Deadline::after(block + std::chrono::seconds(5)));
+  // Redis replies when `block` has passed, at the latest.
+  if (!reply && reply.error().code == Code::kDeadlineExceeded) pinned->drop("no reply to a blocking read");
   if (!reply) co_return reply.error();
   if (!reply->is_array() || reply->elements.empty() || reply->elements[0].elements.size() != 2) {
     co_return std::vector<redis::Reply>();
@@ -116,19 +143,25 @@ std::optional<std::int64_t> Client::Impl::estimated_time() const {
   return (monotonic_us() + *redis_ahead_us_) / 1000;
 }
 
-bool Client::Impl::hold_leases() {
+std::chrono::milliseconds Client::Impl::hold_time() const {
+  // A worker's last attempt to connect may have begun just before Redis was back, and its next one backs off.
+  const redis::ConnectionOptions& worker = connection_->options();
+  return std::chrono::milliseconds(options_.lease_ms) + worker.connect_timeout + worker.backoff_max;
+}
+
+bool Client::Impl::must_hold(Deadline::Clock::time_point asked, bool answered) {
   const std::uint64_t now = connection_->generation();
-  if (generation_ != 0 && now != generation_) {
-    // Workers may have lost Redis too: they get one lease time to renew.
-    hold_until_ = Deadline::Clock::now() + std::chrono::milliseconds(options_.lease_ms);
-  }
+  const bool reconnected = generation_ != 0 && now != generation_;
   generation_ = now;
+  // Workers cannot renew while Redis is silent, even if no connection is lost.
+  const auto silence = std::max<Deadline::Clock::duration>(kSilence, std::chrono::milliseconds(options_.lease_ms) / 2);
+  if (reconnected || !answered || Deadline::Clock::now() - asked > silence) hold_leases();
   return Deadline::Clock::now() < hold_until_;
 }
 
 // Reads the index in order of creation, up to jobs younger than the retention. It stops after a page of jobs of which
 // most are kept and continues there next time, so that a long backlog costs one page per sweep.
-asio::awaitable<void> Client::Impl::sweep(Deadline deadline) {
+asio::awaitable<void> Client::Impl::sweep(std::int64_t epoch, Deadline deadline) {
   if (Deadline::Clock::now() < next_sweep_) co_return;
   next_sweep_ = Deadline::Clock::now() + std::chrono::milliseconds(200);
   const auto now = co_await redis_time(deadline);
@@ -146,16 +179,15 @@ asio::awaitable<void> Client::Impl::sweep(Deadline deadline) {
       sweep_cursor_ = "-inf";
       co_return;
     }
-    redis::Command sweep = fcall("sweep", 3 + elements.size() / 2);
-    sweep << keys_.jobs() << keys_.open() << keys_.events();
+    redis::Command sweep = fcall("sweep_led", 4 + elements.size() / 2);
+    sweep << keys_.leader() << keys_.jobs() << keys_.open() << keys_.events();
     for (std::size_t i = 0; i < elements.size(); i += 2) sweep << keys_.job(elements[i].text);
-    sweep << options_.retention_ms << kKeepEventsMs;
-    for (std::size_t i = 0; i < elements.size(); i += 2) {
-      sweep << elements[i].text;
-      if (to_int(elements[i + 1].text) <= *now - max_age_ms) too_old_.push_back(elements[i].text);
-    }
+    sweep << epoch << options_.retention_ms << kKeepEventsMs;
+    for (std::size_t i = 0; i < elements.size(); i += 2) sweep << elements[i].text;
     const auto gone = co_await call(std::move(sweep), deadline);
     if (!gone) co_return;
+    for (std::size_t i = 0; i < elements.size(); i += 2)
+      if (to_int(elements[i + 1].text) <= *now - max_age_ms) too_old_.push_back(elements[i].text);
     const bool last = elements.size() < 2 * kPage;
     const bool mostly_needed = gone->integer * 2 < static_cast<std::int64_t>(elements.size() / 2);
     sweep_cursor_ = last ? "-inf" : mostly_needed ? "(" + elements.back().text : sweep_cursor_;

@@ -34,6 +34,10 @@ class Client::Impl {
   // Calls a Function. If Redis does not have the library, or one that refuses the call, loads it and repeats the call.
   // kUnavailable: Redis has a newer version of the library, whose Functions take other arguments.
   asio::awaitable<Result<redis::Reply>> call(redis::Command command, Deadline deadline);
+  asio::awaitable<Result<redis::Reply>> call_on(std::shared_ptr<redis::Connection> connection, redis::Command command,
+                                                Deadline deadline);
+  // Calls a Function and waits until options_.wait_replicas replicas have what it wrote. kUnavailable: they may not.
+  asio::awaitable<Result<redis::Reply>> call_with_replicas(redis::Command command, Deadline deadline);
   asio::awaitable<Result<void>> load(Deadline deadline);  // Client::load_library
   // Calls `job`, whose reply parse_job() reads.
   asio::awaitable<Result<redis::Reply>> read_job(const std::string& id, Deadline deadline);
@@ -45,11 +49,14 @@ class Client::Impl {
   asio::awaitable<Result<std::int64_t>> redis_time(Deadline deadline);
   // A lower estimate of Redis' clock, computed from the latest redis_time(). Empty before the first redis_time().
   std::optional<std::int64_t> estimated_time() const;
-  // Whether `reap` must leave leases alone because this process has just reconnected.
-  bool hold_leases();
+  // How long `reap` leaves leases alone after Redis was away: every worker can reconnect and renew meanwhile.
+  std::chrono::milliseconds hold_time() const;
+  void hold_leases() { hold_until_ = Deadline::Clock::now() + hold_time(); }
+  // Whether `reap` must leave leases alone. `asked`: when the call was sent that has now been answered, or not.
+  bool must_hold(Deadline::Clock::time_point asked, bool answered);
   Quota quota(const std::string& tenant) const { return options_.quota ? options_.quota(tenant) : Quota(); }
   // Deletes jobs past their retention. Does nothing within 200 ms of the previous call.
-  asio::awaitable<void> sweep(Deadline deadline);
+  asio::awaitable<void> sweep(std::int64_t epoch, Deadline deadline);
 
   std::shared_ptr<redis::Connection> connection_;
   QueueOptions options_;

@@ -12,6 +12,7 @@ QueueOptions queue_options(const config::Settings& settings) {
           .idempotency_ms = q.idempotency_ms,
           .max_age_ms = q.max_age_ms,
           .max_attempts = q.max_attempts,
+          .wait_replicas = q.wait_replicas,
           .max_crashes = q.max_crashes,
           .max_lapses = q.max_lapses,
           .retry_backoff_ms = q.retry_backoff_ms,

@@ -42,7 +42,12 @@ struct Mended {
 };
 
 struct TenantUse {
-  std::int64_t units = 0, bytes = 0;  // of open jobs; a job's spec counts as whole KiB
+  std::int64_t units = 0, bytes = 0;         // of open jobs; a job's spec counts as whole KiB
+  std::int64_t inputs = 0, input_bytes = 0;  // stored images
+};
+// Limits of a tenant's images.
+struct InputQuota {
+  std::int64_t images = 0, bytes = 0;
 };
 
 struct QueueOptions {
@@ -52,6 +57,7 @@ struct QueueOptions {
   std::int64_t idempotency_ms = 86'400'000;
   std::int64_t max_age_ms = 0;          // of open jobs; 0: no limit
   int max_attempts = 3;                 // errors per unit
+  int wait_replicas = 0;                // that must have a new job before submit() succeeds
   int max_crashes = 2;                  // workers per unit that are lost after its start and do not come back
   int max_lapses = 5;                   // workers per unit that are lost
   std::int64_t retry_backoff_ms = 500;  // before the first retry; doubles with each retry, with jitter
@@ -91,9 +97,11 @@ class Client {
   // --- readers ---------------------------------------------------------------------------------
   // kNotFound: there is no such job, or it belongs to another tenant. An empty tenant may read any job.
   asio::awaitable<Result<JobRecord>> job(const std::string& id, const std::string& tenant, Deadline deadline);
-  // The cursor "CREATED_MS:ID" begins after that job. Newest first, unless `oldest_first`.
+  // The cursor "CREATED_MS:ID" begins after that job. Newest first, unless `oldest_first`. Looks at 10,000 jobs at
+  // most. `keep`: chooses jobs by their records, which have no spec yet; empty: all.
   asio::awaitable<Result<JobPage>> list(const std::string& tenant, std::optional<job::State> state, int limit,
-                                        const std::string& cursor, Deadline deadline, bool oldest_first = false);
+                                        const std::string& cursor, Deadline deadline, bool oldest_first = false,
+                                        std::function<bool(const JobRecord&)> keep = {});
   // Returns the events of a job after the event id `after`, oldest first. "0" returns all events. Each call walks from
   // the newest event back to `after`, in calls to Redis of 500 events.
   asio::awaitable<Result<std::vector<Event>>> events(const std::string& job, const std::string& after, int limit,
@@ -106,12 +114,29 @@ class Client {
   asio::awaitable<Result<Depth>> depth(Deadline deadline);
   // Empty while no coordinator leads.
   asio::awaitable<Result<std::optional<FleetForecast>>> forecast(Deadline deadline);
-  // Of tenants with open jobs.
+  // What the leader expects of the jobs that are next; empty while no coordinator leads.
+  asio::awaitable<Result<std::map<std::string, JobOutlook>>> outlook(Deadline deadline);
+  // Of tenants with open jobs or images.
   asio::awaitable<Result<std::map<std::string, TenantUse>>> use(Deadline deadline);
 
   // Returns ended jobs in the order in which they were recorded, from the first after the cursor or the time in
   // milliseconds `after`. kInvalidArgument: it is neither.
   asio::awaitable<Result<HistoryPage>> history(const std::string& after, int limit, Deadline deadline);
+
+  // --- images that clients send (inputs) ---------------------------------------------------------
+  // These calls decide who may use an image and how long it is stored. Its bytes are in the result store, by their
+  // SHA-256. An image is kept for `keep_ms`, and longer while an open job of its tenant names it.
+  // Counts an image, or extends its life. True: the tenant did not have it. `bytes` 0: only extends.
+  // kNotFound: the tenant does not have it. kResourceExhausted: over the quota.
+  asio::awaitable<Result<bool>> keep_input(const std::string& tenant, const std::string& sha256, std::int64_t bytes,
+                                           std::int64_t keep_ms, InputQuota quota, Deadline deadline);
+  // True: no other tenant has the image, so that the caller removes its bytes.
+  // kNotFound: the tenant does not have it. kConflict: an open job names it.
+  asio::awaitable<Result<bool>> remove_input(const std::string& tenant, const std::string& sha256, Deadline deadline);
+  // Drops images whose time is over. Returns those that no tenant has any more: the caller removes their bytes.
+  asio::awaitable<Result<std::vector<std::string>>> expire_inputs(Deadline deadline);
+  // A tenant's images with their bytes.
+  asio::awaitable<Result<std::map<std::string, std::int64_t>>> inputs(const std::string& tenant, Deadline deadline);
 
   // --- administrators --------------------------------------------------------------------------
   // Replaces the worker's desired state, which lasts for a week after the worker's last heartbeat. A worker that has
@@ -136,9 +161,18 @@ class Client {
   asio::awaitable<Result<std::vector<bool>>> revoke(std::int64_t epoch, std::span<const Attempt> units,
                                                     Deadline deadline, bool lost = false);
   // Makes units ready whose lease has expired or whose retry is due. Fails units whose leases expired too often.
-  // Expires jobs that are past their deadline or too old. Every change is an event. Returns the number of changed units
-  // and jobs.
-  asio::awaitable<Result<int>> reap(std::int64_t epoch, int limit, Deadline deadline);
+  // Expires jobs that are past their deadline or too old, and forgets old ended jobs. Every change is an event. Returns
+  // the number of changed units and jobs. Leases do not expire for the hold time after Redis was away. `hold`: Redis'
+  // clock is doubtful; only makes units ready whose retry is due.
+  asio::awaitable<Result<int>> reap(std::int64_t epoch, int limit, Deadline deadline, bool hold = false);
+  // A lease, and the longest time in which a worker reconnects. hold_leases() begins it: call it when a term begins.
+  std::chrono::milliseconds hold_time() const;
+  void hold_leases();
+  asio::awaitable<Result<ClockMark>> clock_mark(Deadline deadline);
+  asio::awaitable<Result<void>> set_clock_mark(const ClockMark& mark, Deadline deadline);
+  // After Redis' clock was set back to `now_ms`: moves retries and ends of leases, at most 1,000 each, to the latest
+  // times that are possible.
+  asio::awaitable<void> bring_forward(std::int64_t now_ms, Deadline deadline);
   // Returns every unit that has not ended, to restore the scheduler's state. Reads pages, each with the time limit.
   // The units are not of one moment: a unit that becomes open or ends meanwhile may be missing, and a returned unit may
   // have changed since. Follow the feed from before the call on. kUnavailable: the connection was lost meanwhile.
@@ -151,11 +185,15 @@ class Client {
                                                     const std::map<std::string, std::optional<std::int64_t>>& times,
                                                     Deadline deadline);
   asio::awaitable<Result<std::map<std::string, std::int64_t>>> virtual_times(Deadline deadline);
-  // Appends ended jobs to the history and removes those that are too old or too many. May be repeated after an error,
-  // but then records jobs twice.
-  asio::awaitable<Result<void>> append_history(std::span<const HistoryJob> jobs, Deadline deadline);
+  // Appends ended jobs to the history and removes those that are too old at `now_ms` or too many. May be repeated after
+  // an error, but then records jobs twice.
+  asio::awaitable<Result<void>> append_history(std::span<const HistoryJob> jobs, std::int64_t now_ms,
+                                               Deadline deadline);
   // Replaces the forecast, which expires after 5 s.
   asio::awaitable<Result<void>> publish(const FleetForecast& forecast, Deadline deadline);
+  // Returns when to publish it again, so that it takes at most 4 KiB a second.
+  asio::awaitable<Result<std::chrono::milliseconds>> publish(const std::map<std::string, JobOutlook>& outlook,
+                                                             Deadline deadline);
 
   // --- workers ---------------------------------------------------------------------------------
   // Returns the run id that was registered under this name before, possibly this run's own; empty if there was none.
@@ -197,8 +235,13 @@ class Feed {
     std::vector<Event> events;  // in order
     bool gap = false;           // events before `events` may be missing
   };
-  Feed(std::shared_ptr<redis::Connection> like, int shard, bool with_steps);
+  // Subscribes on a connection of its own, to the same endpoint as `like`. Through `like` it publishes a probe to
+  // itself every `probe_every`. If two in a row do not come back, it reconnects, which is a gap.
+  Feed(std::shared_ptr<redis::Connection> like, int shard, bool with_steps,
+       std::chrono::milliseconds probe_every = std::chrono::seconds(3));
   ~Feed();
+  // False while it is not subscribed, or the latest probe has not come back.
+  bool hears() const;
   // Waits up to `block` for events; an empty batch means that none arrived. kUnavailable: Redis is down.
   asio::awaitable<Result<Batch>> next(std::chrono::milliseconds block);
 

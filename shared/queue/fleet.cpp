@@ -58,6 +58,32 @@ asio::awaitable<Result<std::optional<FleetForecast>>> Client::forecast(Deadline 
   co_return std::optional(std::move(*parsed));
 }
 
+asio::awaitable<Result<std::chrono::milliseconds>> Client::publish(const std::map<std::string, JobOutlook>& outlook,
+                                                                   Deadline deadline) {
+  constexpr std::int64_t kBytesPerSecond = 4096;
+  const auto impl = impl_;
+  std::string text;
+  for (const auto& [id, job] : outlook)
+    text += id + " " + std::to_string(job.position) + " " + std::to_string(job.eta_ms) + "\n";
+  const auto period_ms = std::max<std::int64_t>(1000, static_cast<std::int64_t>(text.size()) * 1000 / kBytesPerSecond);
+  const auto done = co_await impl->connection_->execute(
+      redis::Command("SET") << impl->keys_.outlook() << text << "PX" << period_ms + kForecastMs, deadline);
+  if (!done) co_return done.error();
+  co_return std::chrono::milliseconds(period_ms);
+}
+
+asio::awaitable<Result<std::map<std::string, JobOutlook>>> Client::outlook(Deadline deadline) {
+  const auto impl = impl_;
+  const auto reply = co_await impl->connection_->execute(redis::Command("GET") << impl->keys_.outlook(), deadline);
+  if (!reply) co_return reply.error();
+  std::map<std::string, JobOutlook> out;
+  for (std::string_view text = reply->text; !text.empty();) {
+    const auto part = first_parts<3>(take_part(text, '\n'), ' ');
+    out[std::string(part[0])] = {to_int(part[1]), to_int(part[2])};
+  }
+  co_return out;
+}
+
 asio::awaitable<Result<void>> Client::set_desired(const WorkerInfo& worker, Desired desired, Deadline deadline) {
   const auto impl = impl_;
   const std::string key = impl->keys_.desired(worker.name);

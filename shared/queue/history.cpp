@@ -18,11 +18,10 @@ bool is_cursor(std::string_view text) {
 
 }  // namespace
 
-asio::awaitable<Result<void>> Client::append_history(std::span<const HistoryJob> jobs, Deadline deadline) {
+asio::awaitable<Result<void>> Client::append_history(std::span<const HistoryJob> jobs, std::int64_t now_ms,
+                                                     Deadline deadline) {
   const auto impl = impl_;
   const std::string key = impl->keys_.history();
-  const auto now_ms = co_await impl->redis_time(deadline);
-  if (!now_ms) co_return now_ms.error();
   std::vector<redis::Command> commands;
   for (const HistoryJob& job : jobs) {
     // The names are short because each node of the stream stores them, and a node has only a few entries.
@@ -34,7 +33,7 @@ asio::awaitable<Result<void>> Client::append_history(std::span<const HistoryJob>
                        << "w" << job.worker);
   }
   commands.push_back(redis::Command("XTRIM") << key << "MINID"
-                                             << "~" << std::max<std::int64_t>(0, *now_ms - impl->options_.history_ms));
+                                             << "~" << std::max<std::int64_t>(0, now_ms - impl->options_.history_ms));
   commands.push_back(redis::Command("XTRIM") << key << "MAXLEN"
                                              << "~" << impl->options_.history_jobs);
   for (auto& reply : co_await impl->connection_->execute_all(std::move(commands), deadline)) {

@@ -22,6 +22,7 @@ JobSummary of_unit(const JobSummaries::Job& job, int index) {
   out.first_assigned_ms = unit.first_assigned_ms;
   out.assigned_ms = unit.assigned_ms;
   out.started_ms = unit.started_ms;
+  out.earlier_ms = unit.earlier_ms;
   return out;
 }
 
@@ -43,8 +44,12 @@ std::vector<Span> spans_of(const JobSummary& unit, std::int64_t now_ms) {
   const std::int64_t first = unit.first_assigned_ms > 0 ? unit.first_assigned_ms : unit.assigned_ms;
   add("admission", unit.created_ms, unit.ready_ms > 0 ? unit.ready_ms : until);
   add("queue", unit.ready_ms, first > 0 ? first : until);
-  if (first > 0 && first != unit.assigned_ms)
-    add("tried before", first, unit.assigned_ms > 0 ? unit.assigned_ms : until);
+  if (first > 0 && first != unit.assigned_ms) {
+    const std::int64_t last = unit.assigned_ms > 0 ? unit.assigned_ms : until;
+    const std::int64_t held_until = std::clamp(first + unit.earlier_ms, first, std::max(first, last));
+    add("earlier attempts", first, held_until);
+    add("queued again", held_until, last);
+  }
   if (unit.assigned_ms <= 0) return spans;
   // The worker reports its phases at the end. They begin when it reads its mailbox, before `started`.
   std::int64_t in_phases = 0;
@@ -128,7 +133,10 @@ JobSummaries::Ended JobSummaries::apply(const Event& event) {
     unit.started_ms = 0;
     if (unit.first_assigned_ms == 0) unit.first_assigned_ms = event.at_ms;
   } else if (*state == job::State::kReady) {
-    if (unit.attempts > 0) unit.assigned_ms = unit.started_ms = 0;
+    const std::string reason = event.field("reason");
+    if (unit.attempts > 0 && (reason == "handed back" || reason == "revoked")) unit.attempts -= 1;
+    if (unit.assigned_ms > 0) unit.earlier_ms += event.at_ms - unit.assigned_ms;
+    unit.assigned_ms = unit.started_ms = 0;
   } else if (job::is_terminal(*state)) {
     ended.unit = of_unit(*job, event.unit);
     ended.unit->ended_ms = event.at_ms;
@@ -144,6 +152,7 @@ JobSummaries::Ended JobSummaries::apply(const Event& event) {
     const int attempts = std::max(whole.attempts, unit.attempts);
     JobSummary last = *ended.unit;
     last.unit = -1;
+    last.last_unit = event.unit;
     last.attempts = attempts;
     last.ended_ms = 0;
     if (last.error.empty()) last.error = whole.error;

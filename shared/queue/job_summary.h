@@ -23,9 +23,13 @@ struct JobSummary {
   std::string error;  // message
   job::State state = job::State::kQueued;
   int units = 1, steps = 0, adapters = 0;  // of the job; adapters: how many a unit needs
-  int attempts = 0;                        // assignments; of a job the largest number of one of its units
-  std::int64_t cost_us = 0;                // predicted, per unit
+  int last_unit = -1;                      // of a job: the unit that ended last
+  // Failed and lost attempts, and the current one. Units that were handed back or revoked do not count. Of a job the
+  // largest number of one of its units.
+  int attempts = 0;
+  std::int64_t cost_us = 0;  // predicted, per unit
   std::int64_t created_ms = 0, ready_ms = 0, first_assigned_ms = 0, assigned_ms = 0, started_ms = 0, ended_ms = 0;
+  std::int64_t earlier_ms = 0;  // how long workers had the unit in earlier attempts, also in those handed back
   // From `started` to the end of the unit, or of the job's unit that ended last; without the time in which the worker
   // still ran the unit before. 0: it did not start, or events are missing.
   std::int64_t run_ms = 0;
@@ -38,9 +42,10 @@ struct Span {
   std::int64_t begin_us = 0, us = 0;  // begin_us: since the job was created
 };
 
-// The spans of a unit in order of time, without gaps: "admission", "queue" (until the first assignment), "tried before"
-// (attempts before the last), then the worker's phases and "hand-over", the rest of the last attempt. While there are
-// no phases, "until started" (or "not started") and "run". The last span of an open unit ends at `now_ms`.
+// The spans of a unit in order of time, without gaps: "admission", "queue" (until the first assignment), "earlier
+// attempts" (while workers had the unit) and "queued again" (the time between attempts) as one span each, then the
+// worker's phases and "hand-over", the rest of the last attempt. While there are no phases, "until started" (or "not
+// started") and "run". The last span of an open unit ends at `now_ms`.
 std::vector<Span> spans_of(const JobSummary& unit, std::int64_t now_ms);
 
 std::string model_of_class(std::string_view class_key);  // the model in a class key; empty if there is none
@@ -52,7 +57,7 @@ class JobSummaries {
     job::State state = job::State::kQueued;
     std::string worker;  // of the latest assignment
     int attempts = 0;
-    std::int64_t first_assigned_ms = 0, assigned_ms = 0, started_ms = 0;
+    std::int64_t first_assigned_ms = 0, assigned_ms = 0, started_ms = 0, earlier_ms = 0;
   };
   struct Job {
     JobSummary summary;       // what is known of the job as a whole

@@ -25,16 +25,21 @@ class Keys {
   std::string dead() const { return prefix_ + "dead"; }          // stream: dead letters
   std::string history() const { return prefix_ + "history"; }    // stream: ended jobs, for statistics
   std::string use() const { return prefix_ + "use"; }            // hash: tenant → what its open jobs take (base.lua)
-  std::string leader() const { return prefix_ + "leader"; }      // string: "<epoch> <coordinator>"
-  std::string epoch() const { return prefix_ + "epoch"; }        // string: the latest epoch
-  std::string format() const { return prefix_ + "format"; }      // string: the format of the records (base.lua)
+  std::string inputs() const { return prefix_ + "inputs"; }      // zset: "<tenant>:<sha256>" of images by expiry
+  std::string input_use() const { return prefix_ + "input_use"; }  // hash: tenant → its images (inputs.lua)
+  std::string leader() const { return prefix_ + "leader"; }        // string: "<epoch> <coordinator>"
+  std::string epoch() const { return prefix_ + "epoch"; }          // string: the latest epoch
+  std::string format() const { return prefix_ + "format"; }        // string: the format of the records (base.lua)
+  std::string clock() const { return prefix_ + "clock"; }          // hash: ClockMark
   std::string boot() const { return prefix_ + "boot"; }          // string: "<Redis' run id> <end of the leases' grace>"
   std::string tenants() const { return prefix_ + "tenants"; }    // hash: tenant → virtual time
   std::string workers() const { return prefix_ + "workers"; }    // zset: worker names by latest heartbeat
   std::string forecast() const { return prefix_ + "forecast"; }  // string: FleetForecast as JSON, expires
+  std::string outlook() const { return prefix_ + "outlook"; }    // string: "<job> <position> <eta>" lines, expires
   std::string link_secret(std::int64_t id) const { return join("links:", std::to_string(id)); }  // string
   std::string worker(std::string_view name) const { return join("worker:", name); }
   std::string desired(std::string_view name) const { return join("desired:", name); }  // string: a worker's Desired
+  std::string inputs_of(std::string_view tenant) const { return join("inputs:", tenant); }  // hash: sha256 → bytes
   std::string mailbox(std::string_view owner) const { return join("mbox:", owner); }
   std::string job(std::string_view id) const { return join("job:", id); }
   std::string idempotency(std::string_view tenant, std::string_view key) const {

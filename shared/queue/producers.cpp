@@ -57,7 +57,10 @@ asio::awaitable<Result<SubmitOutcome>> Client::submit(const Submission& submissi
           << (has_key ? 1 : 0) << submission.traceparent << deadline_ms;
   const Quota quota = impl->quota(submission.tenant);
   command << submission.units << quota.packed();
-  auto reply = co_await impl->call(std::move(command), deadline);
+  // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
+  auto submitting = impl->options_.wait_replicas > 0 ? impl->call_with_replicas(std::move(command), deadline)
+                                                     : impl->call(std::move(command), deadline);
+  auto reply = co_await std::move(submitting);
   if (!reply) co_return reply.error();
   const std::string& verdict = reply->text;
   if (verdict == "created") co_return SubmitOutcome{id, false};

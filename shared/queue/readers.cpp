@@ -6,6 +6,7 @@
 
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
+#include "shared/core/text.h"
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
 #include "shared/queue/reply_fields.h"
@@ -89,7 +90,8 @@ asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std:
 }
 
 asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::optional<job::State> state, int limit,
-                                              const std::string& cursor, Deadline deadline, bool oldest_first) {
+                                              const std::string& cursor, Deadline deadline, bool oldest_first,
+                                              std::function<bool(const JobRecord&)> keep) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
   // A cursor is "<score>:<id>" of the last job looked at; jobs of one millisecond follow by id.
@@ -98,7 +100,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   if (!cursor.empty()) {
     const auto colon = cursor.find(':');
     if (colon == std::string::npos || !is_valid_id(cursor.substr(colon + 1)) ||
-        cursor.find_first_not_of("0123456789") != colon) {
+        !number_of<std::int64_t>(std::string_view(cursor).substr(0, colon), 0)) {
       co_return Error{Code::kInvalidArgument,
                       "[queue] '" + cursor + "' is not a cursor; use the cursor from the previous page", "cursor"};
     }
@@ -144,7 +146,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
       page.next_cursor = std::string(job.score) + ":" + std::string(job.id);
       if (!job.shown) continue;
       JobRecord record = listed_record(job);
-      if (state && record.state != *state) continue;
+      if ((state && record.state != *state) || (keep && !keep(record))) continue;
       entries.emplace_back(!job.ended && job.packed.units == 0 ? job.packed.entry : std::string_view());
       page.jobs.push_back(std::move(record));
     }
@@ -266,16 +268,6 @@ asio::awaitable<Result<std::vector<WorkerInfo>>> Client::workers(Deadline deadli
     for (const auto& [job, tenant] : fields_of(row[3])) info->tenants.emplace(job, tenant);
     out.push_back(std::move(*info));
   }
-  co_return out;
-}
-
-asio::awaitable<Result<std::map<std::string, TenantUse>>> Client::use(Deadline deadline) {
-  constexpr std::int64_t kOneUnit = 1 << 26;  // functions/base.lua
-  auto reply = co_await impl_->connection_->execute(redis::Command("HGETALL") << impl_->keys_.use(), deadline);
-  if (!reply) co_return reply.error();
-  std::map<std::string, TenantUse> out;
-  for (const auto& [tenant, sum] : fields_of(*reply))
-    out[std::string(tenant)] = {to_int(sum) / kOneUnit, to_int(sum) % kOneUnit * 1024};
   co_return out;
 }
 

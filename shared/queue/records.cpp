@@ -125,7 +125,6 @@ job::State furthest(const std::vector<UnitRecord>& units) {
 
 job::State PackedUnit::shown_state() const {
   if (state == "delayed") return job::State::kReady;
-  if (state == "canceling") return job::State::kRunning;
   return job::state_from_name(state).value_or(job::State::kQueued);
 }
 

@@ -23,7 +23,7 @@ struct PackedUnit {
   std::int64_t assigned_ms = 0, started_ms = 0;
   std::int64_t ended_ms = 0;  // 0: open
 
-  job::State shown_state() const;  // delayed → ready, canceling → running
+  job::State shown_state() const;  // delayed → ready
   int attempt() const;             // number of the current or last attempt; 0 before the first
 };
 PackedUnit parse_packed_unit(std::string_view field);  // views into `field`

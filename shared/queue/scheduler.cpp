@@ -34,7 +34,7 @@ UnitView unit_view(std::string_view member, std::string_view record, std::string
   const PackedJob job = parse_packed_job(job_record);
   UnitView view;
   view.ref = parse_member(member);
-  view.state = unit.shown_state();
+  view.state = std::min(unit.shown_state(), job::State::kRunning);  // a canceling unit runs
   view.attempt = unit.attempt();
   view.lapses = unit.lapses;
   view.failed_on = split_list(unit.failed_on);
@@ -124,12 +124,13 @@ asio::awaitable<Result<std::vector<bool>>> Client::revoke(std::int64_t epoch, st
   co_return flags_of(*reply);
 }
 
-asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadline deadline) {
+asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadline deadline, bool hold) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  const bool hold = impl->hold_leases();
+  const auto asked = Deadline::Clock::now();
   auto due =
       co_await impl->call(fcall_ro("due", 3) << keys.lease() << keys.delayed() << keys.deadline() << limit, deadline);
+  const bool hold_leases = impl->must_hold(asked, due.ok()) || hold;
   if (!due) co_return due.error();
   struct Item {
     const char* kind;
@@ -138,11 +139,13 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
   std::vector<Item> items;
   static constexpr const char* kKinds[] = {"lease", "delayed", "deadline"};
   for (std::size_t kind = 0; kind < due->elements.size() && kind < 3; ++kind) {
+    if (hold && kind != 1) continue;
     for (const redis::Reply& member : due->elements[kind].elements) {
       items.push_back({kKinds[kind], kind == 2 ? UnitRef{member.text, 0} : parse_member(member.text)});
     }
   }
-  for (std::string& id : std::exchange(impl->too_old_, {})) items.push_back({"age", {std::move(id), 0}});
+  for (std::string& id : std::exchange(impl->too_old_, {}))
+    if (!hold) items.push_back({"age", {std::move(id), 0}});
   int touched = 0;
   // Called even if nothing is due: the first call after a restart of Redis starts the grace of the leases.
   std::size_t begin = 0;
@@ -152,16 +155,55 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
     command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline()
             << keys.dead() << keys.in() << keys.units() << keys.open() << keys.specs() << keys.last() << keys.events();
     for (std::size_t i = begin; i < end; ++i) command << keys.job(items[i].ref.job);
-    command << epoch << impl->options_.lease_ms << impl->options_.max_crashes << impl->options_.max_lapses
-            << (hold ? 1 : 0);
+    // The hold time instead of the lease: how long Redis itself holds the leases after it has restarted.
+    command << epoch << impl->hold_time().count() << impl->options_.max_crashes << impl->options_.max_lapses
+            << (hold_leases ? 1 : 0);
     for (std::size_t i = begin; i < end; ++i) command << items[i].kind << items[i].ref.job << items[i].ref.unit;
     auto reply = co_await impl->call(std::move(command), deadline);
     if (!reply) co_return reply.error();
     touched += static_cast<int>(reply->integer);
     begin = end;
   } while (begin < items.size());
-  co_await impl->sweep(deadline);
+  if (!hold) co_await impl->sweep(epoch, deadline);
   co_return touched;
+}
+
+std::chrono::milliseconds Client::hold_time() const { return impl_->hold_time(); }
+void Client::hold_leases() { impl_->hold_leases(); }
+
+asio::awaitable<Result<ClockMark>> Client::clock_mark(Deadline deadline) {
+  const auto impl = impl_;
+  redis::Command read("HMGET");
+  read << impl->keys_.clock() << "seen"
+       << "held";
+  auto reply = co_await impl->connection_->execute(std::move(read), deadline);
+  if (!reply) co_return reply.error();
+  co_return ClockMark{to_int(reply->elements.at(0).text), std::move(reply->elements.at(1).text)};
+}
+
+asio::awaitable<Result<void>> Client::set_clock_mark(const ClockMark& mark, Deadline deadline) {
+  const auto impl = impl_;
+  redis::Command write("HSET");
+  write << impl->keys_.clock() << "seen" << mark.seen_ms << "held" << mark.held;
+  co_return without_value(co_await impl->connection_->execute(std::move(write), deadline));
+}
+
+asio::awaitable<void> Client::bring_forward(std::int64_t now_ms, Deadline deadline) {
+  const auto impl = impl_;
+  for (const auto& [key, longest_ms] : {std::pair(impl->keys_.delayed(), impl->options_.retry_backoff_max_ms),
+                                        std::pair(impl->keys_.lease(), 2 * impl->options_.lease_ms)}) {
+    const std::int64_t latest = now_ms + longest_ms;
+    const auto later = co_await impl->connection_->execute(redis::Command("ZRANGEBYSCORE")
+                                                               << key << "(" + std::to_string(latest) << "+inf"
+                                                               << "LIMIT" << 0 << 1000,
+                                                           deadline);
+    if (!later || later->elements.empty()) continue;
+    redis::Command move("ZADD");
+    move << key << "XX"
+         << "LT";
+    for (const redis::Reply& member : later->elements) move << latest << member.text;
+    (void)co_await impl->connection_->execute(std::move(move), deadline);
+  }
 }
 
 asio::awaitable<Result<std::vector<UnitView>>> Client::open_units(std::chrono::milliseconds page_limit) {

@@ -83,7 +83,7 @@ struct Rejection {
 // A unit that has not ended, for the scheduler.
 struct UnitView {
   UnitRef ref;
-  job::State state = job::State::kReady;
+  job::State state = job::State::kReady;  // ready, assigned or running
   std::string tenant, class_key, model;
   int steps = 0;                      // denoising steps; 0: unknown
   std::vector<std::string> adapters;  // digests of the adapters that the unit needs
@@ -182,6 +182,12 @@ struct Depth {
   std::size_t admitted_jobs = 0;  // admitted jobs that have not ended
   std::size_t ready_units = 0;    // units that wait for a worker, without those in back-off
   std::int64_t time_us = 0;       // time of this reading by Redis' clock, in microseconds
+};
+
+// What a leader thinks of Redis' clock.
+struct ClockMark {
+  std::int64_t seen_ms = 0;  // the latest time that was right; 0: none
+  std::string held;          // why what time would end is held; empty: it is not
 };
 
 struct JobPage {
@@ -284,6 +290,12 @@ struct FleetForecast {
   std::int64_t ready_workers = 0;
   // By owner, when its units end that have started. An owner without such units is missing.
   std::map<std::string, std::int64_t> ends_ms;
+};
+
+// What the leader predicts of an open job.
+struct JobOutlook {
+  std::int64_t position = -1;  // number of jobs of its model that start before it; -1: it has started
+  std::int64_t eta_ms = 0;     // when its last unit ends; 0: unknown
 };
 
 }  // namespace ditfleet::queue

@@ -79,10 +79,16 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
     if (cancellation.cancelled() != asio::cancellation_type::none) {
       error = {
           .code = Code::kCanceled, .message = "[redis] the caller was canceled", .source = Source::kRedisConnection};
-    } else if (session_.looks_dead() && transport_) {
-      transport_->close();  // its read ends, and run() reconnects
+    } else if (session_.looks_dead()) {
+      drop("it does not reply");
     }
     co_return std::vector<Result<Reply>>(count, error);
+  }
+
+  void drop(std::string why) {
+    if (!session_.ready()) return;
+    drop_reason_ = std::move(why);
+    transport_->close();  // its read ends, and run() reconnects
   }
 
   asio::any_io_executor executor_;
@@ -148,7 +154,8 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
     transport_->close();
     greeting_limit_.cancel();
     const bool was_ready = session_.ready();
-    const Step step = error ? session_.disconnected(error.message()) : session_.closed();
+    const std::string dropped = std::exchange(drop_reason_, {});
+    const Step step = error ? session_.disconnected(dropped.empty() ? error.message() : dropped) : session_.closed();
     if (was_ready && step.what != Step::Do::kEnd) spdlog::warn("{}", session_.close_reason().message);
     return step;
   }
@@ -188,7 +195,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
   std::uint64_t epoch_ = 0;  // counts transports: identifies late handlers of an earlier one
   bool greeting_ = false;
   bool writing_ = false;
-  std::string writing_bytes_;
+  std::string writing_bytes_, drop_reason_;
   std::unique_ptr<std::array<char, 65536>> buffer_ = std::make_unique<std::array<char, 65536>>();
   asio::steady_timer alarm_, greeting_limit_;
   std::unordered_map<Session::Id, std::shared_ptr<Waiter>> waiters_;
@@ -203,6 +210,7 @@ Connection::~Connection() { impl_->stop(); }
 
 void Connection::start() { impl_->start(); }
 void Connection::stop() { impl_->stop(); }
+void Connection::drop(std::string why) { impl_->drop(std::move(why)); }
 bool Connection::connected() const { return impl_->session_.ready(); }
 std::uint64_t Connection::generation() const { return impl_->session_.generation(); }
 asio::any_io_executor Connection::executor() const { return impl_->executor_; }

@@ -66,6 +66,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void start();
   void stop();
   bool connected() const;
+  // Closes an established connection, for example because its server is silent, and connects again. `why` is logged.
+  void drop(std::string why);
   // Increases with every established connection. A caller that sees the number change must read its state again.
   std::uint64_t generation() const;
   asio::any_io_executor executor() const;

@@ -1,5 +1,7 @@
 #include "shared/redis/transport.h"
 
+#include <netinet/tcp.h>
+
 #include <boost/asio/connect.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -29,6 +31,13 @@ asio::awaitable<error_code> connect_tcp(tcp::socket& socket, const Endpoint& end
   error_code ignored;
   socket.set_option(tcp::no_delay(true), ignored);
   socket.set_option(asio::socket_base::keep_alive(true), ignored);
+  // A peer that has vanished ends the connection within 15 s, whether it was idle or not.
+  const auto set = [&](int option, int value) {
+    ::setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof value);
+  };
+  set(TCP_USER_TIMEOUT, 10'000);  // ms
+  set(TCP_KEEPIDLE, 5);           // s
+  set(TCP_KEEPINTVL, 2);          // s
   co_return error;
 }
 

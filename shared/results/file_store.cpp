@@ -72,6 +72,11 @@ Result<UniqueFd> open_result(const std::string& path) {
   return unavailable("cannot open the result '" + path + "': " + std::strerror(e));
 }
 
+Result<void> remove_file(const std::string& path) {
+  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return {};
+  return unavailable("cannot remove '" + path + "': " + std::strerror(errno));
+}
+
 Result<void> check_own(const Manifest& manifest) {
   if (manifest.backend == "file" && is_own_path(manifest.key, "results")) return {};
   return data_corrupt("the result '" + manifest.key + "' of backend '" + manifest.backend +
@@ -224,13 +229,8 @@ asio::awaitable<Result<std::string>> FileStore::get(const Manifest& manifest, De
 
 asio::awaitable<Result<void>> FileStore::remove(const Manifest& manifest, Deadline deadline) {
   if (auto own = check_own(manifest); !own) co_return own.error();
-  std::function<Result<bool>()> work = [path = impl_->path(manifest.key)]() -> Result<bool> {
-    if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
-      return unavailable("cannot remove '" + path + "': " + std::strerror(errno));
-    }
-    return true;
-  };
-  co_return without_value(co_await impl_->disk.run<bool>(std::move(work), deadline));
+  std::function<Result<void>()> work = [path = impl_->path(manifest.key)] { return remove_file(path); };
+  co_return co_await impl_->disk.run<void>(std::move(work), deadline);
 }
 
 asio::awaitable<Result<std::string>> FileStore::put_preview(const ResultKey& result, int index, std::string bytes,
@@ -279,6 +279,11 @@ asio::awaitable<Result<std::string>> FileStore::get_input(const std::string& sha
     return bytes;
   };
   co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
+}
+
+asio::awaitable<Result<void>> FileStore::remove_input(const std::string& sha256, Deadline deadline) {
+  std::function<Result<void>()> work = [path = impl_->path(input_path(sha256))] { return remove_file(path); };
+  co_return co_await impl_->disk.run<void>(std::move(work), deadline);
 }
 
 }  // namespace ditfleet::results

@@ -32,6 +32,7 @@ class FileStore final : public Store {
   asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes, Deadline deadline) override;
   asio::awaitable<Result<void>> touch_input(const std::string& sha256, Deadline deadline) override;
   asio::awaitable<Result<std::string>> get_input(const std::string& sha256, Deadline deadline) override;
+  asio::awaitable<Result<void>> remove_input(const std::string& sha256, Deadline deadline) override;
 
  private:
   struct Impl;

@@ -166,6 +166,13 @@ asio::awaitable<Result<std::string>> RedisStore::get_input(const std::string& sh
   co_return bytes;
 }
 
+asio::awaitable<Result<void>> RedisStore::remove_input(const std::string& sha256, Deadline deadline) {
+  constexpr std::size_t kMostChunks = 256;  // of results.input_max_bytes; a put_input() may have failed halfway
+  redis::Command command("UNLINK");
+  for (std::size_t i = 0; i < kMostChunks; ++i) command << chunk_key(input_prefix_ + sha256, i);
+  co_return without_value(co_await connection_->execute(std::move(command), deadline));
+}
+
 asio::awaitable<Result<std::string>> RedisStore::read_all(std::string key, std::string what, Deadline deadline) {
   std::string bytes;
   // The size is unknown: the first chunk that is not full is the last.

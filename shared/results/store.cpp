@@ -7,11 +7,13 @@
 namespace ditfleet::results {
 
 StoreOptions store_options(const config::Settings& settings) {
+  // An open job keeps its image, so that it must outlive the oldest one. Without a limit of their age: a year.
+  const auto oldest_ms = settings.queue.max_age_ms > 0 ? settings.queue.max_age_ms : 31'536'000'000;
   return {.backend = settings.results.backend,
           .dir = settings.results.dir,
           .retention_ms = settings.queue.retention_ms,
           .preview_ms = settings.results.preview_ms,
-          .input_ms = settings.results.input_ms,
+          .input_ms = settings.results.input_ms + oldest_ms,
           .redis_max_bytes = settings.results.redis_max_bytes};
 }
 

@@ -67,13 +67,16 @@ class Store {
                                                            Deadline deadline) = 0;
   virtual asio::awaitable<Result<std::string>> get_preview(const std::string& key, Deadline deadline) = 0;
   // Inputs are images that clients send. They are identified by the SHA-256 of their bytes, in 64 lower-case
-  // hexadecimal digits, and expire StoreOptions::input_ms after the last put_input() or touch_input(). Precondition:
-  // `sha256` is that of `bytes`.
+  // hexadecimal digits, and expire StoreOptions::input_ms after the last put_input() or touch_input(). The queue
+  // decides who may use them and removes them earlier (queue::Client::keep_input). Precondition: `sha256` is that of
+  // `bytes`.
   virtual asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes, Deadline deadline) = 0;
   // Extends the life of an input. kNotFound: the store does not have it.
   virtual asio::awaitable<Result<void>> touch_input(const std::string& sha256, Deadline deadline) = 0;
   // Reads an input and verifies it. kNotFound: expired, or not a SHA-256. kDataCorrupt: damaged.
   virtual asio::awaitable<Result<std::string>> get_input(const std::string& sha256, Deadline deadline) = 0;
+  // Succeeds if the store does not have it.
+  virtual asio::awaitable<Result<void>> remove_input(const std::string& sha256, Deadline deadline) = 0;
 };
 
 // Results are kept this much longer than the retention, unless the queue forgets their job first. The retention of a

@@ -17,6 +17,8 @@ const std::vector<double> kPhaseSeconds{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
 const std::vector<double> kHttpSeconds{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
                                        0.5,    1,     2.5,    5,     10,   30,    60,   120, 300};
 
+const std::vector<double> kTurnSeconds{0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5, 20};
+
 const std::vector<MetricRow>& rows() {
   static const std::vector<MetricRow> table = {
       // The scheduler: of the coordinator that leads.
@@ -24,6 +26,12 @@ const std::vector<MetricRow>& rows() {
       {"ditfleet_jobs_open", kGauge, {}, "", "Jobs that have not ended", "fleet/Queue"},
       {"ditfleet_jobs_queued", kGauge, {}, "", "Jobs waiting for admission", "fleet/Queue"},
       {"ditfleet_units_ready", kGauge, {}, "", "Units waiting for a worker", "fleet/Queue"},
+      {"ditfleet_oldest_ready_timestamp_seconds",
+       kGauge,
+       {},
+       "seconds",
+       "Since when the longest waiting of the ready units is ready, in seconds since 1970; 0: there are none",
+       "fleet/Oldest wait"},
       {"ditfleet_units_held", kGauge, {}, "", "Units assigned to or running on workers", "fleet/Queue"},
       {"ditfleet_units_delayed", kGauge, {}, "", "Units waiting for their retry", "fleet/Queue"},
       {"ditfleet_units_unplaceable",
@@ -39,6 +47,18 @@ const std::vector<MetricRow>& rows() {
        "Predicted run time of the units that have not ended, by model",
        "fleet/Backlog"},
       {"ditfleet_workers", kGauge, {"state"}, "", "Registered workers, by state", "fleet/Workers"},
+      {"ditfleet_worker_speed_ratio",
+       kGauge,
+       {"worker"},
+       "",
+       "Time that units take on the workers of the fleet, divided by what they take on this worker, over recent runs",
+       "fleet/Speed of workers"},
+      {"ditfleet_worker_unwell",
+       kGauge,
+       {"worker", "state"},
+       "",
+       "1 while a worker is silent, stuck, overdue or probing",
+       "fleet/Unwell workers"},
       {"ditfleet_assignments_total",
        kCounter,
        {"reason"},
@@ -65,6 +85,26 @@ const std::vector<MetricRow>& rows() {
        "fleet/Units returned"},
       {"ditfleet_scheduler_leading", kGauge, {}, "", "1 while this coordinator leads its shard", "fleet/Scheduler"},
       {"ditfleet_scheduler_epoch", kGauge, {}, "", "Epoch of this coordinator's latest leadership", "fleet/Scheduler"},
+      {"ditfleet_redis_append_only",
+       kGauge,
+       {},
+       "",
+       "1 if Redis persists to an append-only file",
+       "fleet/Redis settings"},
+      {"ditfleet_redis_evicts",
+       kGauge,
+       {},
+       "",
+       "1 if Redis evicts keys when its memory is full",
+       "fleet/Redis settings"},
+      {"ditfleet_redis_clock_held",
+       kGauge,
+       {},
+       "",
+       "1 while leases and deadlines are on hold because the clock of Redis jumped",
+       "fleet/Redis settings"},
+      {"ditfleet_redis_used_memory_bytes", kGauge, {}, "bytes", "Memory that Redis uses", "fleet/Redis memory"},
+      {"ditfleet_redis_max_memory_bytes", kGauge, {}, "bytes", "Memory limit of Redis; 0: none", "fleet/Redis memory"},
       {"ditfleet_scheduler_decision_seconds",
        kHistogram,
        {},
@@ -135,7 +175,7 @@ const std::vector<MetricRow>& rows() {
        kCounter,
        {"tenant", "quota"},
        "",
-       "Submissions refused because of a quota, by tenant and quota",
+       "Submissions and uploads refused because of a quota, by tenant and quota",
        "tenants/Refusals"},
       {"ditfleet_http_requests_total",
        kCounter,
@@ -152,6 +192,19 @@ const std::vector<MetricRow>& rows() {
        kHttpSeconds},
       {"ditfleet_http_event_streams", kGauge, {}, "", "Open server-sent event streams", "fleet/HTTP connections"},
       {"ditfleet_http_connections", kGauge, {}, "", "Open HTTP connections", "fleet/HTTP connections"},
+      {"ditfleet_certificate_expiry_timestamp_seconds",
+       kGauge,
+       {},
+       "seconds",
+       "When the certificate of gateway.tls_cert_file expires, in seconds since 1970; missing without TLS",
+       "process/Certificate expires"},
+      {"ditfleet_event_loop_stall_seconds",
+       kHistogram,
+       {},
+       "seconds",
+       "Time of one turn of the coordinator's event loop, during which other requests and the scheduler wait",
+       "latency/Event loop",
+       kTurnSeconds},
       // Workers.
       {"ditfleet_phase_seconds",
        kHistogram,
@@ -358,6 +411,24 @@ const std::vector<MetricRow>& rows() {
        "",
        "Spans exported to the OTLP receiver, and dropped ones by reason",
        "fleet/Trace export"},
+      {"ditfleet_build_info", kGauge, {"version", "revision"}, "", "1, by version and revision", "process/Builds"},
+      {"process_resident_memory_bytes", kGauge, {}, "bytes", "Resident memory of the process", "process/Memory"},
+      {"process_virtual_memory_bytes", kGauge, {}, "bytes", "Address space of the process", "process/Address space"},
+      {"process_cpu_seconds_total", kCounter, {}, "seconds", "CPU time of the process, user and system", "process/CPU"},
+      {"process_open_fds", kGauge, {}, "", "Open file descriptors of the process", "process/File descriptors"},
+      {"process_max_fds",
+       kGauge,
+       {},
+       "",
+       "Most file descriptors that the process may open",
+       "process/File descriptors"},
+      {"process_threads", kGauge, {}, "", "Threads of the process", "process/Threads"},
+      {"process_start_time_seconds",
+       kGauge,
+       {},
+       "seconds",
+       "When the process started, in seconds since 1970",
+       "process/Uptime"},
   };
   return table;
 }
@@ -380,8 +451,8 @@ std::string metrics_markdown() {
   std::string text =
       "# Metrics\n\nGenerated by `ditfleet config metrics`. Coordinators and workers serve them at `/metrics`. A label "
       "has at "
-      "most 100\nvalues per process; further ones become `other`. The last column names the dashboard and its "
-      "panel.\n\n"
+      "most 100\nvalues per process: a further one removes the series of the value that was used least recently. The "
+      "last\ncolumn names the dashboard and its panel.\n\n"
       "| metric | type | labels | unit | meaning | panel |\n|---|---|---|---|---|---|\n";
   for (const MetricRow& row : rows()) {
     std::string labels;

@@ -2,17 +2,16 @@
 #pragma once
 
 #include <prometheus/counter.h>
-#include <prometheus/family.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <cstddef>
 #include <initializer_list>
-#include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shared/telemetry/metric_table.h"
@@ -22,29 +21,49 @@ namespace ditfleet::telemetry {
 // One per process.
 prometheus::Registry& registry();
 
+// All metrics, with the state of the process as it is now.
+std::vector<prometheus::MetricFamily> collect_metrics();
+
+inline constexpr std::size_t kMostLabelValues = 100;
+
+// One series, for one expression. Do not keep it: it holds the metric's lock, so that no other thread removes the
+// series.
+template <class Kind>
+class Handle {
+ public:
+  Handle(std::unique_lock<std::recursive_mutex> lock, Kind& series) : lock_(std::move(lock)), series_(series) {}
+  void Increment(double by = 1) { series_.Increment(by); }
+  void Set(double value) { series_.Set(value); }
+  void Observe(double value) { series_.Observe(value); }
+  double Value() const { return series_.Value(); }
+
+ private:
+  std::unique_lock<std::recursive_mutex> lock_;
+  Kind& series_;
+};
+
 // The series of one metric:
 //   static const telemetry::Counters jobs("ditfleet_jobs_total");
 //   jobs({"succeeded"}).Increment();
 template <class Kind>
 class Series {
  public:
+  using Values = std::initializer_list<std::string_view>;
   // Registers the metric; exports its only series if it has no labels. std::logic_error: metric_table() does not have
   // it, or with another type.
   explicit Series(std::string_view name);
-  // The series with these values of the metric's labels, in their order. A label has at most kMostLabelValues values;
-  // further ones become "other". The reference stays valid. std::logic_error: another number of values.
-  Kind& operator()(std::initializer_list<std::string_view> values = {}) const;
-  double total() const;  // of all series of the process; of counters only
+  // The series with these values of the metric's labels, in their order. A label has at most kMostLabelValues values:
+  // a further one removes the series of the value that was used least recently. If that value is used again, its
+  // series start at 0, as after a restart. std::logic_error: another number of values.
+  Handle<Kind> operator()(Values values = {}) const;
+  bool has(Values values) const;  // whether the series exists; does not count as a use
+  double total() const;           // of all series since the start of the process; of counters only
 
  private:
-  const MetricRow& row_;
-  prometheus::Family<Kind>& family_;
-  mutable std::mutex mutex_;
-  mutable std::vector<std::set<std::string, std::less<>>> seen_;  // by label
-  mutable std::map<std::vector<std::string>, Kind*> series_;
+  struct Store;  // of all objects with the same name
+  static Store& store(std::string_view name);
+  Store& store_;
 };
-
-inline constexpr std::size_t kMostLabelValues = 100;
 
 using Counters = Series<prometheus::Counter>;
 using Gauges = Series<prometheus::Gauge>;

@@ -1,6 +1,7 @@
-// Serves GET /metrics in processes without another HTTP server.
+// Serves /metrics, /healthz and /readyz in processes without another HTTP server.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -12,8 +13,10 @@ namespace ditfleet::telemetry {
 // only the scraper can reach.
 class MetricsServer {
  public:
-  // `listen` is HOST:PORT; port 0 selects a free port. kInvalidArgument: not an address. kUnavailable: cannot listen.
-  static Result<std::unique_ptr<MetricsServer>> start(const std::string& listen);
+  // `listen` is HOST:PORT; port 0 selects a free port. `why_not_ready`: the answer of /readyz, or empty if the process
+  // is ready; called on the server's threads. kInvalidArgument: not an address. kUnavailable: cannot listen.
+  static Result<std::unique_ptr<MetricsServer>> start(const std::string& listen,
+                                                      std::function<std::string()> why_not_ready = {});
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;

@@ -111,9 +111,9 @@ class Client:
     def cancel(self, id):
         return self.request("DELETE", "/v1/jobs/" + id)
 
-    def events(self, id, after=None):
+    def events(self, id, after=None, progress=False):
         headers = {"Last-Event-ID": after} if after else {}
-        connection, response = self._send("GET", f"/v1/jobs/{id}/events", None, headers)
+        connection, response = self._send("GET", f"/v1/jobs/{id}/events{'?progress=true' if progress else ''}", None, headers)
         assert response.status == 200, Response(response.status, response.headers, response.read())
         assert response.headers["Content-Type"].startswith("text/event-stream")
         return EventStream(connection, response)

@@ -245,6 +245,29 @@ class Routes(Base):
                 answer = self.client.get(f"/v1/jobs/{id}/results/{index}")
                 self.check(answer, 400 if index == "%00" else 404, [])
 
+    def test_ids_out_of_range(self):
+        id = self.client.submit(**GOOD)
+        self.client.wait(id)
+        for far in ("18446744073709551616-0", "0-18446744073709551616", "99999999999999999999", "9" * 400, "18446744073709551616"):
+            with self.subTest(far[:30]):
+                self.check(self.client.get(f"/v1/jobs/{id}/previews/{far}"), 404, ["event id"])
+                self.check(self.client.get(f"/v1/jobs/{id}/events", **{"Last-Event-ID": far}), 400, ["event id"])
+                self.check(self.client.get(f"/v1/jobs/{id}/events?last_event_id={far}"), 400, ["event id"])
+                self.check(self.client.get(f"/v1/jobs?cursor={far}:{id}"), 400, ["is not a cursor"], "cursor")
+                self.check(self.client.get(f"/v1/jobs?cursor={far}"), 400, ["is not a cursor"], "cursor")
+                self.check(self.client.get(f"/v1/videos?after={far}:{id}"), 400, ["is not a cursor"], "after")
+        last = "18446744073709551615-18446744073709551615"  # in range, and after all events
+        self.check(self.client.get(f"/v1/jobs/{id}/previews/{last}"), 404, ["does not exist"])
+        self.assertEqual(self.client.get(f"/v1/jobs/{id}/events", **{"Last-Event-ID": last}).status, 204)
+
+    def test_requests_are_logged_with_the_job_or_the_reason(self):
+        self.client.request("POST", "/v1/jobs", {"prompt": "x", "stpes": 4})
+        id = self.client.submit(**GOOD)
+        log = (shared.fleet.data / "logs" / "coordinator.log").read_text()
+        self.assertRegex(log, r"POST /v1/jobs 400 [^\n]* error=\"unknown field 'stpes'")
+        self.assertRegex(log, rf"POST /v1/jobs 202 [^\n]* job={id}\b")
+        self.client.wait(id)
+
     def test_bad_urls(self):
         for path in ("/%", "/%zz", "/v1/jobs?limit=%f", "/%ff"):
             with self.subTest(path):

@@ -127,6 +127,13 @@ class Generate(WithFolder):
         self.assertGreater(len(bars), 1, out)
         self.assertEqual(bars[-1], ("#" * 32, "40"))
         self.assertTrue(out.rstrip().endswith("t.png"))
+        out, code = self.terminal("generate", "x", "-o", "t.png", "-n", "2", "--size", "64x64", "--steps", "40", "--max-sequence-length", "16")
+        self.assertEqual(code, 0)
+        bars = re.findall(r"\[(#*)\.*\] (\d+)/(\d+) steps, image (\d) of 2", out)
+        self.assertEqual({total for _, _, total, _ in bars}, {"80"})  # of both images, from the first step on
+        self.assertEqual([b[:1] for b in bars], sorted(b[:1] for b in bars), "the bar falls back")
+        self.assertEqual([int(b[1]) for b in bars], sorted(int(b[1]) for b in bars))
+        self.assertEqual({image for *_, image in bars}, {"1", "2"})
         quiet = self.cli("generate", "x", "-o", "t.png", *SMALL)
         self.assertNotIn("\r", quiet.stdout + quiet.stderr)
         out, _ = self.terminal("generate", "x", "-o", "t.png", "--json", *SMALL)
@@ -146,7 +153,13 @@ class Generate(WithFolder):
         self.assertEqual(os.listdir(self.folder), [])
 
     def test_no_prompt_and_bad_utf8(self):
-        self.assertIn("prompt", self.cli("generate", code=2).stderr)
+        self.assertIn('the prompt is required: ditfleet generate "a red circle"', self.cli("generate", code=2).stderr)
+        self.assertIn("put a prompt of several words in quotes", self.cli("generate", "a", "red", "circle", code=2).stderr)
+        told = self.cli("generate", "--help").stdout
+        for words in ("Generate images or videos", "Examples", 'ditfleet generate "a red circle"', "--image FILE"):
+            self.assertIn(words, told)
+        for words in ("REQUIRED", "base64", "/v1/uploads"):
+            self.assertNotIn(words, told)
         done = subprocess.run([DITFLEET.encode(), b"generate", b"\xff\xfe"], capture_output=True, env=clean_environment(), timeout=30)
         self.assertEqual(done.returncode, 2)
         self.assertIn(b"UTF-8", done.stderr)
@@ -158,7 +171,7 @@ class Generate(WithFolder):
                     "the job runs")[0]
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=20)
-        self.assertEqual(process.returncode, 1)
+        self.assertEqual(process.returncode, 130)
         self.assertIn(f"job {job} was canceled", out)
         self.assertEqual(self.http.wait(job)["state"], "canceled")
         self.assertEqual(os.listdir(self.folder), [])
@@ -221,9 +234,10 @@ class Jobs(WithFolder):
         self.assertTrue(any(re.search(r"unit 0 started on \S+$", line) for line in lines), lines)
         events = [json.loads(line) for line in self.cli("jobs", "watch", id, "--json").stdout.splitlines()]
         self.assertEqual((events[0]["event"], events[-1]["event"], events[-1]["data"]["unit"]), ("queued", "succeeded", None))
-        out, code = self.terminal("jobs", "watch", self.submit(num_inference_steps=200, width=64, height=64))
+        out, code = self.terminal("jobs", "watch", self.submit(num_inference_steps=200, width=64, height=64, n=2))
         self.assertEqual(code, 0)
-        self.assertRegex(out, r"\[#+\.*\] \d+/200 unit 0")
+        self.assertRegex(out, r"\[#+\.*\] \d+/400 steps, image 1 of 2")
+        self.assertNotIn(" progress", out)
 
     def test_watch_a_job_that_fails(self):
         id = self.submit(num_inference_steps=200, width=128, height=128)
@@ -236,7 +250,14 @@ class Jobs(WithFolder):
 
     def test_cancel(self):
         id = self.submit(num_inference_steps=200, width=128, height=128)
-        self.assertIn(id, self.cli("jobs", "cancel", id).stdout)
+        self.http.wait_event(id, "step")
+        worker = shared.fleet.ready["pids"]["workers"][0]
+        os.kill(worker, signal.SIGSTOP)  # it cannot stop the unit
+        try:
+            self.assertEqual(self.cli("jobs", "cancel", id).stdout, f"{id} canceling; stops at its next step\n")
+            self.assertRegex(self.cli("jobs", "list", "--state", "canceling").stdout, rf"(?m)^{id} +canceling ")
+        finally:
+            os.kill(worker, signal.SIGCONT)
         self.assertEqual(self.http.wait(id)["state"], "canceled")
         self.assertIn("already ended", self.cli("jobs", "cancel", id, code=1).stderr)
         other = self.submit(num_inference_steps=200, width=128, height=128)
@@ -244,7 +265,7 @@ class Jobs(WithFolder):
 
     def test_workers(self):
         head, row = self.cli("workers").stdout.splitlines()
-        self.assertEqual(head.split(), ["NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LARGEST", "LORAS", "JOBS", "EMPTY", "IN",
+        self.assertEqual(head.split(), ["NAME", "PID", "STATE", "DEVICE", "DTYPE", "MODELS", "LARGEST", "LORAS", "JOBS", "SPEED", "EMPTY", "IN",
                                         "SEEN"])
         self.assertEqual(int(row.split()[1]), shared.fleet.ready["pids"]["workers"][0])
         self.assertEqual(self.json("workers")["workers"][0]["state"], "ready")
@@ -277,7 +298,12 @@ class Jobs(WithFolder):
         self.assertIn("which runs 1 other unit first", told[1])
         self.assertIn("capacity: 1 worker with 'tiny' is full", told[3])
         self.assertIn("  waits for capacity: ", self.cli("explain", waiting).stdout)
+        behind = self.submit()
+        until(lambda: self.http.job(behind)["eta_ms"], "its end is predicted")
+        self.assertRegex(self.cli("explain", behind).stdout, rf"^job {behind}: ready; next")
+        self.assertRegex(self.cli("jobs", "list").stdout, rf"(?m)^{behind} +ready \(next")
         self.http.cancel(waiting)
+        self.http.wait(behind)
         self.cli("explain", "01ABCDEFGHJKMNPQRSTVWXYZ00", code=1)
 
 
@@ -301,8 +327,37 @@ class NoService(WithFolder):
                 self.assertIn(word, self.cli(*argv, code=2).stderr)
         self.assertIn("generate", self.cli("--help").stdout)
         self.assertIn("--ready-file", self.cli("up", "--help").stdout)
-        self.assertRegex(self.cli("version").stdout, r"^ditfleet \d")
+        self.assertRegex(self.cli("version").stdout, r"^ditfleet \d\S+, revision \w+$")
+        self.assertEqual(self.cli("--version").stdout, self.cli("version").stdout)
         self.assertIn("version", self.json("version"))
+        if (worker := Path(DITFLEET).with_name("ditfleet-worker")).exists():
+            self.assertRegex(run(worker, "--version").stdout, r"^ditfleet-worker \d+\.\S+, revision \w+$")
+
+    def test_flags_before_the_command(self):
+        url = shared.fleet.url
+        for argv in (["--url", url, "--json", "jobs", "list", "--limit", "1"], ["jobs", f"--url={url}", "--json", "list", "--limit=1"],
+                     ["--json", "--set", "worker.count=2", "--url", url, "workers", "list"], ["--key", "k", "--json", "--url", url, "tenants"]):
+            with self.subTest(argv):
+                done = cli(*argv, cwd=self.folder)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                json.loads(done.stdout)
+        self.assertIn('"worker"', cli("--json", "--set", "worker.count=7", "config", "show").stdout)
+        self.assertIn("127.0.0.1:9", cli("--url", "http://127.0.0.1:9", "generate", "jobs").stderr, "'jobs' is a prompt here")
+        for argv, word in ((["--json", "jbos"], "unknown command 'jbos'; did you mean 'jobs'?"), (["--url"], "a command is missing"), (["--json"], "a command is missing")):
+            self.assertIn(word, self.cli(*argv, code=2).stderr)
+
+    def test_a_service_without_keys(self):
+        self.assertRegex(self.cli("keys", "list").stdout, "^no keys: .*keys add NAME --admin")
+        told = self.cli("keys", "add", "acme", code=2).stderr
+        self.assertIn("add --admin", told)
+        self.assertNotIn("send", told)
+
+    def test_states_are_coloured_on_a_terminal_only(self):
+        out, code = self.terminal("workers", "list")
+        self.assertEqual((code, "\x1b[32mready\x1b[0m" in out), (0, True), out)
+        lines = [re.sub(r"\x1b\[\d+m", "", line) for line in out.splitlines() if line]
+        self.assertEqual(lines[0].index("STATE"), lines[1].index("ready"), "colours take no place")
+        self.assertNotIn("\x1b", self.cli("workers", "list").stdout)
 
     def test_key(self):
         from fleet import Fleet
@@ -363,6 +418,16 @@ class Config(WithFolder):
                 for word in words:
                     self.assertIn(word, done.stderr)
 
+    def test_every_misspelt_key_is_reported(self):
+        file = self.write("worker:\n  cuont: 2\nlog:\n  levle: debug\n")
+        for argv in (["config", "check"], ["config", "show"], ["up"], ["coordinator"]):
+            told = self.cli(*argv, "--config", file, "--set", "cache.dri=x", code=2).stderr
+            for words in ("c.yaml:2: unknown key 'worker.cuont'; did you mean 'worker.count'?",
+                          "c.yaml:4: unknown key 'log.levle'; did you mean 'log.level'?", "--set cache.dri: unknown key 'cache.dri'; did you mean 'cache.dir'?"):
+                self.assertIn(words, told)
+        done = cli("config", "check", "--config", file, "--json")
+        self.assertEqual(len(json.loads(done.stdout)["problems"]), 2)
+
     def test_a_misspelt_subcommand(self):
         for argv, told in ((["jobs", "lst"], "'jobs' has no command 'lst'; did you mean 'list'?"),
                            (["jobs", "--json", "lst"], "did you mean 'list'?"),
@@ -406,7 +471,12 @@ class Config(WithFolder):
                 self.assertIn(told, self.cli(*argv, code=2).stderr)
         found = json.loads(self.cli(*capacity, "p95=2s", "--kind", "same=1", "--kind", "fast=2", "--json", code=0).stdout)
         self.assertEqual([kind["fleet"]["workers"] for kind in found["kinds"]], [2, 1])
-        self.assertIn("counts, from the first", self.cli(*capacity, "p95=2s", code=0).stdout)
+        whole = self.cli(*capacity, "p95=2s", code=0)
+        self.assertIn("counts, from the first", whole.stdout)
+        self.assertNotIn("warning", whole.stderr)
+        few = self.folder / "few.csv"
+        few.write_text("\n".join(trace.read_text().splitlines()[:100]) + "\n")
+        self.assertIn("warning: 99 units say little", self.cli("capacity", "--trace", few, "--slo", "p95=2s", code=0).stderr)
         missed = self.cli(*capacity, "p95=1s", "--max-workers", "7", "--json", code=1)
         self.assertIn("no fleet of up to 7 workers meets the objective", missed.stderr)
         fleet = json.loads(missed.stdout)["kinds"][0]["fleet"]

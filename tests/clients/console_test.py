@@ -2,6 +2,7 @@
 DITFLEET_SCREENSHOTS=FOLDER saves screenshots of the page there."""
 import hashlib
 import os
+import signal
 import unittest
 from pathlib import Path
 
@@ -110,6 +111,30 @@ class Console(unittest.TestCase):
         self.page.js(f"{card(id, 'button.small')}.click()")
         self.page.until(f"{card(id, '.state')}.textContent === 'canceled'")
         self.assertEqual(self.http.wait(id)["state"], "canceled")
+        self.assertEqual(self.page.errors, [])
+
+    def test_the_queue(self):
+        self.http.wait(self.http.submit(prompt="seen", **SMALL))
+        busy = self.http.submit(prompt="busy", **{**LONG, "n": 6})
+        self.addCleanup(self.http.cancel, busy)
+        self.http.wait_event(busy, "step")
+        ids = [self.http.submit(prompt=f"job {i}", **SMALL) for i in range(3)]
+        self.open()
+        facts = lambda id: f"{card(id, '.facts')}?.textContent"
+        self.page.until(f"/next · \\d+ (s|min).* left$/.test({facts(ids[0])})")
+        self.page.until(f"/1 job ahead · .* left$/.test({facts(ids[1])})")
+        self.page.until(f"/2 jobs ahead · .* left$/.test({facts(ids[2])})")
+        self.page.until(f"/image 1 of 6 · step \\d+.200 · .* left$/.test({facts(busy)})")
+        self.assertLess(self.page.until(f"parseFloat({card(busy, '.bar > div')}.style.width)"), 17)  # of all six
+        self.shot("queue")
+        worker = shared.fleet.ready["pids"]["workers"][0]
+        os.kill(worker, signal.SIGSTOP)  # it cannot stop the unit
+        try:
+            self.page.js(f"{card(busy, 'button.small')}.click()")
+            self.page.until(f"{card(busy, '.state')}.textContent === 'canceling'")
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        self.page.until(f"{card(ids[2], '.state')}.textContent === 'succeeded'")
         self.assertEqual(self.page.errors, [])
 
     def test_errors_are_shown(self):

@@ -3,6 +3,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -42,10 +43,10 @@ class WithFolder(unittest.TestCase):
         self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
         self.addCleanup(shutil.rmtree, self.folder, True)
 
-    def certificate(self, name="cert"):
+    def certificate(self, name="cert", days=2):
         """Makes a self-signed certificate for this host; returns its file and its key's."""
         cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
-        made = run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+        made = run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", days,
                    "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", key, "-out", cert)
         self.assertEqual(made.returncode, 0, made.stderr)
         key.chmod(0o600)
@@ -149,6 +150,12 @@ class Tls(WithFolder):
                 return next(float(l.split()[1]) for l in lines if l.startswith("ditfleet_http_connections "))
             before = connections()  # `ditfleet up` keeps one
             connection = http.client.HTTPSConnection(host, context=trust, timeout=20)
+            connection.request("GET", "/metrics")
+            expiry = re.search(r"^ditfleet_certificate_expiry_timestamp_seconds (\S+)$", connection.getresponse().read().decode(), re.M)
+            connection.close()
+            ends = subprocess.run(["openssl", "x509", "-enddate", "-noout", "-in", cert], capture_output=True, text=True, check=True)
+            self.assertEqual(float(expiry.group(1)), ssl.cert_time_to_seconds(ends.stdout.strip().removeprefix("notAfter=")))
+            connection = http.client.HTTPSConnection(host, context=trust, timeout=20)
             ids = []
             for _ in range(3):  # on one connection
                 connection.request("POST", "/v1/jobs", JOB, {"Content-Type": "application/json"})
@@ -198,6 +205,44 @@ class Tls(WithFolder):
             connection.request("GET", "/v1/jobs")
             self.assertEqual(connection.getresponse().status, 200)
             connection.close()
+
+    def test_a_configuration_with_its_certificate_beside_it(self):
+        self.certificate("tls")
+        config = self.folder / "c.yaml"
+        config.write_text("gateway: {tls_cert_file: tls.pem, tls_key_file: tls.key}\n")
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.folder)
+        with Fleet(workers=0, flags=["--config", "c.yaml"]) as fleet:
+            self.assertTrue(fleet.url.startswith("https://"))
+        shown = json.loads(cli("config", "show", "--config", "c.yaml", "--json").stdout)
+        self.assertEqual(shown["gateway"]["tls_cert_file"], str(self.folder / "tls.pem"))
+
+    def test_config_check_opens_the_files(self):
+        cert, key = self.certificate()
+        _, other = self.certificate("other")
+        check = lambda *sets: cli("config", "check", *(word for one in sets for word in ("--set", one)))
+        pair = lambda c, k: (f"gateway.tls_cert_file={c}", f"gateway.tls_key_file={k}")
+        soon = check(*pair(cert, key))
+        self.assertEqual(soon.returncode, 0, soon.stderr)
+        self.assertRegex(soon.stderr, "warning: gateway.tls_cert_file: .* expires in 4[78] h")
+        self.assertEqual(check(*pair(*self.certificate("long", days=15))).stderr, "")
+        gone = run("openssl", "x509", "-in", cert, "-signkey", key, "-days", "-1", "-out", self.folder / "gone.pem")
+        self.assertEqual(gone.returncode, 0, gone.stderr)
+        secret = self.folder / "secret"
+        secret.write_text("x" * 32)
+        secret.chmod(0o644)
+        for sets, words in ((pair(self.folder / "none.pem", key), ["gateway.tls_cert_file", "none.pem", "No such file"]), (pair(cert, other), ["gateway.tls_key_file", "mismatch"]),
+                            (pair(key, key), ["gateway.tls_cert_file", "not a readable certificate"]), (pair(self.folder / "gone.pem", key), ["has expired"]),
+                            (["redis.tls_ca_file=/none.pem"], ["redis.tls_ca_file: '/none.pem' does not exist"]),
+                            ([f"cache.secret_file={secret}"], ["cache.secret_file", "chmod 600"]), (["cache.secret_file=/none"], ["cache.secret_file", "/none"]),
+                            ([f"loras.folders={self.folder}:/none"], ["loras.folders: '/none' does not exist"]), (["compile.nvrtc=/none.so"], ["compile.nvrtc"]),
+                            ([f"models.a.path={tiny_model()}", "models.a.transformer=/none"], ["models.a.transformer: '/none' does not exist"])):
+            with self.subTest(words):
+                done = check(*sets)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+        self.assertEqual(check(f"redis.tls_ca_file={cert}").returncode, 0)
 
     def test_files_that_do_not_fit(self):
         cert, key = self.certificate()

@@ -113,8 +113,11 @@ class TestImages(unittest.TestCase):
         error = self.refusal(400, model="tiny", image=base64.b64encode(png(9, 9)).decode())
         self.assertIn("does not apply to model 'tiny'", error["message"])
 
-    def test_a_truncated_file_fails_its_job(self):
-        for name in ("rgb.png", "rgb.jpg", "lossless.webp"):
+    def test_a_truncated_file_is_refused_or_fails_its_job(self):
+        refused = self.upload((IMAGES / "rgb.png").read_bytes()[:-20])  # the lengths of its chunks tell
+        self.assertEqual(refused.status, 400, refused)
+        self.assertIn("the image is a damaged or unsupported PNG file: the file is truncated", refused.error["message"])
+        for name in ("rgb.jpg", "lossless.webp"):
             file = (IMAGES / name).read_bytes()
             job = self.end(image=self.upload(file[:len(file) - 20]).json()["id"])
             self.assertEqual(job["state"], "failed", job)

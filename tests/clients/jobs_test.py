@@ -3,6 +3,8 @@ and priorities."""
 import hashlib
 import http.client
 import json
+import os
+import signal
 import threading
 import unittest
 import uuid
@@ -226,11 +228,63 @@ class Idempotency(WithClients):
                 self.assertIn("Idempotency-Key", refused.error["message"])
 
 
+class Outlook(WithClients):
+    def test_waiting_jobs_have_positions_and_expected_ends(self):
+        self.first.wait(self.first.submit(**SMALL))  # a run that predictions are based on
+        busy = self.occupy()
+        ids = [self.first.submit(prompt=f"job {i}", **SMALL) for i in range(4)]
+        last = self.first.submit(priority=-5, **SMALL)
+        outlooks = lambda: [(job["position"], job["eta_ms"]) for job in map(self.first.job, [*ids, last])]
+        known = until(lambda: (found := outlooks()) and all(p is not None and e for p, e in found) and found, "all are known")
+        positions, ends = zip(*known)
+        self.assertEqual(sorted(positions), list(positions), "jobs of one tenant go in the order of their submission")
+        self.assertEqual(positions[-1], max(positions), "the lowest priority is last")
+        self.assertGreater(min(ends), self.first.job(ids[0])["created_ms"])
+        listed = {j["id"]: j for j in self.first.get("/v1/jobs").json()["jobs"]}
+        self.assertTrue(all(listed[id]["position"] is not None and listed[id]["eta_ms"] for id in ids), listed)
+        running = self.first.job(busy)
+        self.assertEqual((running["state"], running["position"]), ("running", None))
+        self.assertGreaterEqual(running["eta_ms"], running["started_ms"])
+        self.first.cancel(busy)
+        ended = [self.first.wait(id) for id in [*ids, last]]
+        self.assertEqual({(job["position"], job["eta_ms"]) for job in ended}, {(None, None)})
+
+    def test_progress_counts_all_images_from_the_start_and_never_falls(self):
+        id = self.first.submit(**{**LONG, "n": 3, "num_inference_steps": 60})
+        with self.first.events(id, progress=True) as stream:
+            events = list(stream)
+        seen = [e.data["progress"] for e in events if e.type == "progress"]
+        self.assertEqual(seen, sorted(seen))
+        self.assertGreater(len(set(seen)), 3)
+        first = next(i for i, e in enumerate(events) if e.type == "succeeded")
+        running = [e.data["progress"] for e in events[:first] if e.type == "progress" and e.data["state"] == "running"]
+        self.assertLess(max(running), 0.75, "two of three images run, and none has ended")
+        self.assertEqual({e.id for e in events if e.type == "progress"}, {None})
+        self.assertEqual(self.first.job(id)["progress"], 1)
+        text = self.first.get(f"/v1/jobs/{id}").body.decode()
+        self.assertIn('"progress":1,', text)
+
+    def test_numbers_are_the_shortest_decimals(self):
+        id = self.first.submit(guidance_scale=0.7, **SMALL)
+        self.assertIn('"guidance_scale":0.7,', self.first.get(f"/v1/jobs/{id}").body.decode())
+        self.first.wait(id)
+
+
 class Cancel(WithClients):
     def test_a_running_job(self):
         id = self.start_long(n=2)
-        answer = self.first.cancel(id)
-        self.assertEqual(answer.status, 202)
+        pids = shared.fleet.ready["pids"]["workers"]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # they cannot stop their units
+        try:
+            answer = self.first.cancel(id)
+            self.assertEqual((answer.status, answer.json()["state"]), (202, "canceling"))
+            self.assertEqual(self.first.job(id)["state"], "canceling")
+            self.assertIn(id, [j["id"] for j in self.first.get("/v1/jobs?state=canceling").json()["jobs"]])
+            self.assertNotIn(id, [j["id"] for j in self.first.get("/v1/jobs?state=running").json()["jobs"]])
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
         job = self.first.wait(id)
         self.assertEqual(job["state"], "canceled")
         self.assertEqual({u["state"] for u in job["unit_records"]}, {"canceled"})

@@ -107,6 +107,13 @@ class Manifests(unittest.TestCase):
             self.assertEqual(config["worker"]["metrics_listen"], "0.0.0.0:9464")
             self.assertEqual(config["gateway"]["listen"], "0.0.0.0:8780")
 
+    def test_redis_refuses_work_before_its_cgroup_is_full(self):
+        overlay = Overlay("one-node")
+        settings = dict(line.split(None, 1) for line in overlay.secret("redis")["redis.conf"].splitlines() if line.strip())
+        limit = overlay.pods()["redis"]["spec"]["containers"][0]["resources"]["limits"]["memory"]
+        self.assertRegex(settings["maxmemory"] + limit, r"^\d+gb\d+Gi$")
+        self.assertLessEqual(int(settings["maxmemory"][:-2]), 0.75 * int(limit[:-2]), "the rest is for the copy while it saves")
+
     def test_scaling(self):
         overlay = Overlay("gpu-pool")
         scaled, = overlay.of("ScaledObject").values()
@@ -187,15 +194,43 @@ class Manifests(unittest.TestCase):
         self.assertEqual(processes["compile"].wait(120), 0, (folder / "compile.log").read_text())
         self.assertIn("compiled", (folder / "compile.log").read_text())
         worker = launch("worker")
-        for probe in ("livenessProbe", "readinessProbe"):
+        for probe in ("livenessProbe", "startupProbe", "readinessProbe"):
             answers(worker, probe)
         url = ("--url", f"http://127.0.0.1:{http}", "--key", KEY)
-        until(lambda: " ready " in cli("workers", *url).stdout, "the worker is ready", 30)
+        self.assertIn(" ready ", cli("workers", *url).stdout, "a worker that is ready is registered")
         made = cli("generate", *url, "--size", "32x32", "--steps", "1", "-o", folder / "image.png", "x")
         self.assertEqual(made.returncode, 0, made.stderr)
         self.assertIn("worker-0", cli("workers", *url).stdout)
         programs = cli("cache", "list", "--config", folder / "ditfleet.yaml", "--set", f"cache.dir={folder}/none")
         self.assertIn("sm_90a", programs.stdout, "the Job stores its programs in Redis")
+
+
+class Packages(unittest.TestCase):
+    def upgrade(self, fails=""):
+        """Runs the postinst of the workers' package with a systemctl that records. Returns the calls and stderr."""
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (folder / "systemctl").write_text(f"""#!/bin/sh
+            echo "$*" >>{folder}/calls
+            [ "$1" != list-units ] || printf 'ditfleet-worker@%s.service loaded active running DiTFleet worker\\n' 0 1 cpu
+            [ "$*" != "restart {fails}" ]""")
+        (folder / "systemctl").chmod(0o755)
+        script = (ROOT / "deploy/packages/ditfleet-worker.postinst").read_text().replace("/run/systemd/system", str(folder))
+        done = run("sh", "-c", script, "postinst", "configure", "0.0.9", env={"PATH": f"{folder}:/usr/bin:/bin"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return (folder / "calls").read_text().splitlines(), done.stderr
+
+    def test_an_upgrade_restarts_workers_one_by_one(self):
+        unit = "ditfleet-worker@{}.service".format
+        calls, errors = self.upgrade()
+        self.assertEqual(calls[0], "daemon-reload")
+        self.assertEqual(calls[2:], ["restart " + unit(name) for name in ("0", "1", "cpu")])
+        self.assertEqual(errors, "")
+        # `systemctl restart` returns when the worker is ready.
+        service = (ROOT / "deploy/systemd/ditfleet-worker@.service").read_text()
+        self.assertIn("\nType=notify\n", service)
+        calls, errors = self.upgrade(fails=unit("1"))
+        self.assertEqual(calls[2:], ["restart " + unit(name) for name in ("0", "1")], "one of each kind goes on")
+        self.assertIn(unit("1") + " does not get ready", errors)
 
 
 class Containers(unittest.TestCase):

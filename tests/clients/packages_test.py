@@ -102,7 +102,18 @@ class OneHost(unittest.TestCase):
         host.shell(restore + "systemctl restart redis-server; systemctl start ditfleet")
 
         # The queue outlives an upgrade of both packages and a new Redis process; the configuration stays as it was edited.
+        # Of two workers, the second one restarts when the first one is ready.
+        others = [f"ditfleet-worker@{name}" for name in ("a", "b")]
+        for port, other in enumerate(others, 9471):
+            host.write(f"/etc/ditfleet/worker-{other[-1]}.env",
+                       f"DITFLEET_WORKER__DEVICE=cpu\nDITFLEET_WORKER__METRICS_LISTEN=127.0.0.1:{port}\n")
+            host.run("systemctl", "start", other)
+        self.assertEqual(ready_workers(host, root), 2, "`systemctl start` waits until they are ready")
         self.upgrade("9.9.9")
+        times = [[int(host.run("systemctl", "show", "-P", name + "TimestampMonotonic", other).stdout)
+                  for name in ("InactiveEnter", "ActiveEnter")] for other in others]
+        self.assertLess(times[0][1], times[1][0], "the first was ready before the second stopped")
+        host.run("systemctl", "stop", *others)
         host.run("systemctl", "start", WORKER)
         host.shell("ls -d /var/lib/redis/appendonlydir; " + blocks("Log rotation", "RUNBOOK.md")[0])
         host.run("systemctl", "kill", "-s", "KILL", "redis-server", WORKER)
@@ -139,7 +150,7 @@ class OneHost(unittest.TestCase):
 
         self.host.shell(f"systemd-run --unit=prometheus {prometheus} --storage.tsdb.path=/tmp/tsdb --web.listen-address=127.0.0.1:9090")
         dashboard = json.loads(self.host.run("cat", "/usr/share/ditfleet/observability/dashboards/fleet.json").stdout)
-        query = next(panel for panel in dashboard["panels"] if panel["title"] == "Workers")["targets"][0]["expr"]
+        query = next(panel for panel in dashboard["panels"] if panel["title"] == "Workers" and "targets" in panel)["targets"][0]["expr"]
         ask = "import sys, urllib.parse, urllib.request as r\nprint(r.urlopen('http://127.0.0.1:9090/api/v1/query?query=' + urllib.parse.quote(sys.argv[1])).read().decode())"
 
         def ready():

@@ -76,7 +76,7 @@ class Pages(unittest.TestCase):
         self.assertEqual(self.page.js("document.getElementById('prompt').textContent"), "one <b>that</b> is lost")
         text = self.page.js("document.getElementById('units').innerText")
         for words in (f"attempt 1 on {lost}", f"attempt 2 on {last}", "returned to the queue: lease lapsed", "chosen: ", "2 attempts",
-                      "admission", "queue", "tried before", "text", "denoise", "vae", "encode", "store", "predicted"):
+                      "admission", "queue", "earlier attempts", "queued again", "text", "denoise", "vae", "encode", "store", "predicted"):
             self.assertIn(words, text)
         self.page.until("document.querySelector('#images img')?.naturalWidth === 128")
         self.screens(f"/jobs/{id}", "document.querySelectorAll('.fall .track').length > 8")
@@ -84,8 +84,8 @@ class Pages(unittest.TestCase):
         # The slowest of its class; the time went into the lost attempt or into its 200 steps.
         slow = self.http.get("/v1/jobs/slow").json()["jobs"]
         self.assertEqual((slow[0]["id"], slow[0]["attempts"], slow[0]["worker"]), (id, 2, last))
-        self.assertIn(slow[0]["blame"]["phase"], ("tried before", "denoise"))
-        self.assertEqual(slow[0]["blame"]["over_us"], slow[0]["blame"]["us"] - slow[0]["blame"]["median_us"])
+        self.assertIn(slow[0]["blame"]["phase"], ("earlier attempts", "denoise", "run"))
+        self.assertEqual(slow[0]["blame"]["over_us"], slow[0]["blame"]["us"] - slow[0]["blame"]["expected_us"])
         self.assertEqual(self.http.get("/v1/jobs/slow?limit=1&class=" + slow[0]["class"]).json()["jobs"][0]["id"], id)
         self.assertEqual(self.http.get("/v1/jobs/slow?class=none").json()["jobs"], [])
         env = clean_environment(DITFLEET_URL=self.fleet.url)
@@ -135,6 +135,21 @@ class Pages(unittest.TestCase):
             c.dispatchEvent(new MouseEvent('click', {clientX: box.left + (p[1] + p[2]) / 2, clientY: box.top + p[0] * ROW + 8})); })()""")
         self.page.until("location.pathname.startsWith('/jobs/') && document.body?.innerText.includes('attempt 1 on')")
         self.assertEqual(self.page.errors, [])
+
+    def test_what_is_old_is_grey(self):
+        self.start(workers=0)
+        redis = self.fleet.ready["pids"]["redis"]
+        for path in ("/fleet", "/"):
+            self.open(path)
+            self.page.until("!document.querySelector('main').classList.contains('stale') && document.getElementById('problem').textContent === ''")
+            os.kill(redis, signal.SIGSTOP)
+            try:
+                self.page.until("document.querySelector('main.stale') && document.getElementById('problem').textContent.includes('does not answer')")
+                shown = "#tiles .panel > *" if path == "/fleet" else "#workers"
+                self.assertIn("grayscale", self.page.js(f"getComputedStyle(document.querySelector('{shown}')).filter"))
+            finally:
+                os.kill(redis, signal.SIGCONT)
+            self.page.until("!document.querySelector('main').classList.contains('stale')")
 
     def test_many_jobs_and_workers(self):
         """Publishes the events of the jobs and writes the heartbeats of the workers to Redis."""

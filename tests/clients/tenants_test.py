@@ -1,15 +1,23 @@
-"""Keys that are added, rotated and revoked at run time, and the quotas of tenants. Needs no worker."""
+"""Keys that are added, rotated and revoked at run time, the quotas of tenants, and whose images are whose."""
 import base64
 import hashlib
 import json
+import os
+import signal
+import socket
+import struct
+import subprocess
 import tempfile
+import time
 import unittest
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from adapters import adapter, BYTES, DOWN, raw_file, Redis
 from api import Client
-from fleet import cli, Fleet, tiny_model, until
+from fleet import ROOT, DITFLEET, Fleet, cli, start, tiny_model, until
 
 SMALL = {"width": 32, "height": 32, "num_inference_steps": 1}
 ROOT_KEY = "sk-root"
@@ -86,6 +94,100 @@ class Keys(unittest.TestCase):
         self.assertEqual((anyone.get("/v1/jobs").status, root.get("/v1/jobs").status), (401, 200))
         self.assertEqual(root.request("POST", "/v1/keys", {"tenant": "acme"}).status, 400, "it would be the only stored one")
         redis.close()
+        # A gateway that restarts does not know them any more, and refuses everybody.
+        for fleet in (self.fleet, self.other):
+            self.restart(fleet)
+            self.assertEqual(self.client(fleet=fleet).get("/healthz").status, 200)
+            for key in (None, root_key):
+                refused = self.client(key, fleet).get("/v1/jobs")
+                self.assertEqual(refused.status, 401, refused)
+                for words in ("Redis has lost the keys", "configure an administrator's key", f"delete '{fleet.data}/keys-required'"):
+                    self.assertIn(words, refused.error["message"])
+        (self.fleet.data / "keys-required").unlink()
+        self.restart()
+        self.assertEqual(anyone.get("/v1/jobs").status, 200, "as the message says")
+
+    def restart(self, fleet=None):
+        """Kills a coordinator and waits for the next one."""
+        fleet = fleet or self.fleet
+        killed = fleet.ready["pids"]["coordinator"]
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: fleet.ready["pids"]["coordinator"] not in (None, killed), "a new coordinator", 30)
+        def serves():
+            try:
+                return self.client(fleet=fleet).get("/v1/jobs").status in (200, 401)
+            except OSError:
+                return False
+        until(serves, "it knows whether there are keys", 30)
+
+    def coordinator(self, *sets):
+        """Starts a gateway of its own on the fleet's Redis, and returns a client without a key."""
+        flags = [word for one in (f"models.tiny.path={tiny_model()}", *sets) for word in ("--set", one)]
+        process = start([DITFLEET, "coordinator", "--json", "--listen", "127.0.0.1:0", "--redis", f"unix://{self.fleet.redis_socket}", *flags],
+                        stderr=subprocess.DEVNULL)
+        self.addCleanup(lambda: (process.kill(), process.wait(), process.stdout.close()))
+        return Client(json.loads(process.stdout.readline())["gateway"])
+
+    def test_a_key_is_added_only_if_that_can_be_remembered(self):
+        client = self.coordinator("data.dir=/proc/ditfleet")
+        refused = client.request("POST", "/v1/keys", {"tenant": "ops", "admin": True})
+        self.assertEqual(refused.status, 503, refused)
+        for words in ("cannot remember outside Redis that keys are required", "/proc/ditfleet", "data.dir", "gateway.require_keys"):
+            self.assertIn(words, refused.error["message"])
+        self.assertEqual(client.get("/v1/keys").json()["keys"], [])
+
+    def test_keys_may_be_required_from_the_beginning(self):
+        client = self.coordinator("gateway.require_keys=true", "data.dir=/proc/ditfleet")
+        for method, path, body in (("GET", "/v1/jobs", None), ("POST", "/v1/keys", {"tenant": "x", "admin": True})):
+            refused = client.request(method, path, body)
+            self.assertEqual(refused.status, 401)
+            self.assertIn("gateway.require_keys", refused.error["message"])
+
+
+class Revoked(unittest.TestCase):
+    def test_what_is_open_ends_on_every_gateway(self):
+        fleet = self.enterContext(Fleet(workers=0, config=config()))
+        other = self.enterContext(Fleet(workers=0, config=config(), flags=["--redis", f"unix://{fleet.redis_socket}"]))
+        root = Client(fleet.url, ROOT_KEY)
+        keys = [root.request("POST", "/v1/keys", {"tenant": tenant}).json() for tenant in ("gone", "kept")]
+
+        def send(gateway, key, method, path, body, more=b""):
+            connection = socket.create_connection(urlsplit(gateway.url).netloc.split(":"), timeout=20)
+            self.addCleanup(connection.close)
+            kind = "application/octet-stream" if more else "application/json"
+            connection.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nContent-Type: {kind}\r\n"
+                               f"Content-Length: {10**6 if more else len(body)}\r\n\r\n{body}".encode() + more)
+            return connection
+
+        image = {"prompt": "y", "size": "32x32"}
+        held, uploads, jobs = {}, {}, []
+        for key in keys:
+            for gateway in (fleet, other):
+                client = Client(gateway.url, key["key"])
+                until(lambda: client.get("/v1/jobs").status == 200, "the gateway knows the key", 10)
+                jobs.append(client.submit(**SMALL))
+                held.setdefault(key["tenant"], []).extend((
+                    send(gateway, key["key"], "GET", f"/v1/jobs/{jobs[-1]}/events", ""),
+                    send(gateway, key["key"], "POST", "/v1/images/generations", json.dumps({**image, "stream": True})),
+                    send(gateway, key["key"], "POST", "/v1/images/generations", json.dumps(image))))
+                uploads.setdefault(key["tenant"], []).append(send(gateway, key["key"], "PUT", "/v1/loras/large", "", raw_file({})[:9]))
+        until(lambda: len(root.get("/v1/jobs?limit=200&state=ready").json()["jobs"]) == 12, "all have submitted their jobs", 30)
+        self.assertEqual(root.request("DELETE", "/v1/keys/" + keys[0]["id"]).status, 200)
+        limit = time.monotonic() + 30  # a stream that goes on sends keep-alives for ever
+        for connection in held["gone"]:
+            while connection.recv(65536):
+                self.assertLess(time.monotonic(), limit, "it goes on")
+        for connection in uploads["gone"]:
+            connection.sendall(b" " * (10**6 - 9))  # the rest of the body; the gateway reads it in pieces
+            self.assertIn(b" 401 ", connection.recv(65536).split(b"\r\n")[0])
+        for job in root.get("/v1/jobs?limit=200&state=ready").json()["jobs"]:
+            root.cancel(job["id"])
+        for i, connection in enumerate(held["kept"]):
+            answer = b""
+            while b"canceled" not in answer:
+                self.assertTrue(piece := connection.recv(65536), f"the other tenant's stream {i} ended: {answer}")
+                answer += piece
+        self.assertEqual(uploads["kept"][0].send(b" "), 1)
 
 
 class Quotas(unittest.TestCase):
@@ -115,6 +217,9 @@ class Quotas(unittest.TestCase):
         for word in ("the queue is full", "tenant 'a'", "share of queue.max_queued is 5"):
             self.assertIn(word, refused[0].error["message"])
         self.assertGreaterEqual(int(refused[0].headers["Retry-After"]), 1)
+        self.assertTrue(refused[0].error["message"].startswith("tenant 'a' has"), refused[0])
+        limits = {name: refused[-1].headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining", "reset")}
+        self.assertEqual(limits, {"limit": "5", "remaining": "0", "reset": "5s"})
         for i in range(5):
             self.assertEqual(self.b.request("POST", "/v1/jobs", {"prompt": str(i), **SMALL}).status, 202, "B's share")
 
@@ -123,6 +228,10 @@ class Quotas(unittest.TestCase):
         refused = self.tiny.request("POST", "/v1/jobs", {"prompt": "x", **SMALL})
         self.assertEqual((refused.status, refused.error["code"]), (429, "resource_exhausted"))
         self.assertIn("tenant 'tiny' has 2 units in open jobs and asks for 1; quotas.queued_units is 2", refused.error["message"])
+        self.assertEqual([refused.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining")], ["2", "0"])
+        log = (self.fleet.data / "logs" / "coordinator.log").read_text()
+        self.assertRegex(log, f"POST /v1/jobs 202 .* job={first} ")
+        self.assertRegex(log, r"POST /v1/jobs 429 .* error=\"tenant 'tiny' has 2 units")
         never = self.tiny.request("POST", "/v1/jobs", {"prompt": "x", "n": 3, **SMALL})
         self.assertEqual(never.status, 413)
         self.assertNotIn("Retry-After", never.headers)
@@ -194,6 +303,169 @@ class Quotas(unittest.TestCase):
         small.write_bytes(adapter(7))
         self.assertEqual(self.a.request("PUT", "/v1/loras/small", {"path": str(small)}).status, 201)
         self.assertEqual(self.a.request("DELETE", "/v1/loras/small").status, 200)
+
+
+VIDEO = {"model": "i2v", "prompt": "a cat", "frames": 5, "size": "48x32", "num_inference_steps": 2, "max_sequence_length": 16}
+
+
+def picture(megabytes=0):
+    """Returns a small PNG, another one each time, with random chunks that readers skip."""
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    rows = zlib.compress((b"\0" + os.urandom(27)) * 9)
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 9, 9, 8, 2, 0, 0, 0)) + chunk(b"IDAT", rows)
+            + b"".join(chunk(b"raNd", os.urandom(1 << 20)) for _ in range(megabytes)) + chunk(b"IEND", b""))
+
+
+class Uploads(unittest.TestCase):
+    """A and B share a Redis of 200 MB. A fills what it can."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.fleet = cls.enterClassContext(Fleet(
+            models={"tiny": tiny_model(), "i2v": ROOT / "tests/fixtures/wan/i2v/model"},
+            config=config(redis={"maxmemory": "200mb"}, tenants={"few": {"inputs": 2, "streams": 1}})))
+        cls.root = Client(cls.fleet.url, ROOT_KEY)
+        cls.keys = {t: cls.root.request("POST", "/v1/keys", {"tenant": t}).json()["key"] for t in ("a", "b", "few")}
+
+    def setUp(self):
+        self.a, self.b, self.few = (Client(self.fleet.url, self.keys[t]) for t in ("a", "b", "few"))
+        self.redis = Redis(self.fleet.redis_socket)
+        self.addCleanup(self.redis.close)
+
+    def tearDown(self):
+        for client in (self.a, self.b, self.few):
+            for one in client.get("/v1/uploads").json()["data"]:
+                until(lambda: client.request("DELETE", "/v1/uploads/" + one["id"]).status == 200, "its jobs have ended")
+        probe = until(lambda: (sent := self.upload(self.root, picture())).status == 201 and sent, "Redis has room again")
+        self.root.request("DELETE", "/v1/uploads/" + probe.json()["id"])
+
+    def upload(self, client, file):
+        return client.request("POST", "/v1/uploads", file, {"Content-Type": "image/png"})
+
+    def use(self, tenant):
+        one, = (t for t in self.root.get("/v1/tenants").json()["tenants"] if t["tenant"] == tenant)
+        return one["inputs"], one["input_bytes"]
+
+    def run_jobs_of_b(self):
+        for body in ({"model": "tiny", "prompt": "x", **SMALL}, {**VIDEO, "image": base64.b64encode(picture()).decode()}):
+            job = self.b.request("POST", "/v1/jobs", body)
+            self.assertEqual(job.status, 202, job)
+            self.assertEqual(self.b.wait(job.json()["id"])["state"], "succeeded")
+
+    def test_an_image_is_its_tenants(self):
+        file = picture()
+        id = hashlib.sha256(file).hexdigest()
+        submit = lambda client, id: client.request("POST", "/v1/jobs", {**VIDEO, "image": id})
+        unknown = submit(self.b, "0" * 64)
+        self.assertEqual(self.upload(self.a, file).json()["id"], id)
+        foreign = submit(self.b, id)
+        self.assertEqual((unknown.status, foreign.status), (400, 400))
+        self.assertEqual(foreign.body.replace(id.encode(), b"0" * 64), unknown.body)
+        self.assertEqual(self.b.request("DELETE", "/v1/uploads/" + id).status, 404)
+        self.assertEqual(self.b.get("/v1/uploads").json()["data"], [])
+        self.assertEqual(self.a.get("/v1/uploads").json()["data"], [{"id": id, "object": "upload", "bytes": len(file)}])
+        self.assertEqual(self.use("a"), ({"used": 1, "quota": 1000}, {"used": len(file), "quota": 512 << 20}))
+
+        job = self.a.request("POST", "/v1/jobs", {**VIDEO, "image": id, "num_inference_steps": 200, "n": 32}).json()["id"]
+        refused = self.a.request("DELETE", "/v1/uploads/" + id)
+        self.assertEqual(refused.status, 409)
+        self.assertIn("open jobs name the image", refused.error["message"])
+        self.a.cancel(job)
+        until(lambda: self.a.request("DELETE", "/v1/uploads/" + id).status == 200, "no open job names it")
+        self.assertEqual(self.a.request("DELETE", "/v1/uploads/" + id).status, 404)
+        self.assertEqual(submit(self.a, id).status, 400)
+        self.assertEqual(self.redis("KEYS", "df:{0}:input:*"), [])
+        self.assertEqual(self.use("a")[0]["used"], 0)
+
+    def test_the_number_of_images_has_a_quota(self):
+        kept = [self.upload(self.few, picture()).json()["id"] for _ in range(2)]
+        inline = self.few.request("POST", "/v1/jobs", {**VIDEO, "image": base64.b64encode(picture()).decode()})
+        for refused in (self.upload(self.few, picture()), inline):
+            self.assertEqual(refused.status, 429, refused)
+            for word in ("tenant 'few' has stored 2 images", "quotas.inputs is 2", "DELETE /v1/uploads/{id}"):
+                self.assertIn(word, refused.error["message"])
+        listed = cli("tenants", "--url", self.fleet.url, "--key", ROOT_KEY)
+        self.assertRegex(listed.stdout, r"(?s)IMAGES +IMAGE BYTES\n.*few .* 2 of 2 +\d+ of 536870912")
+        self.assertIn('ditfleet_quota_refusals_total{quota="inputs",tenant="few"} 2', self.root.get("/metrics").body.decode())
+        self.assertEqual(self.few.request("DELETE", "/v1/uploads/" + kept[0]).status, 200)
+        self.assertEqual(self.upload(self.few, picture()).status, 201)
+
+    def test_a_full_tenant_leaves_the_others_room(self):
+        answers = [self.upload(self.a, picture(18)) for _ in range(12)]
+        self.assertEqual({answer.status for answer in answers}, {201, 429})
+        refused = next(answer for answer in answers if answer.status == 429)
+        for word in ("tenant 'a' has stored", "quotas.input_bytes", "DELETE /v1/uploads/{id}"):
+            self.assertIn(word, refused.error["message"])
+        self.run_jobs_of_b()
+        # Whatever else fills Redis: uploads end first, then jobs. Results still have room.
+        for i, (name, status) in enumerate((("uploads", 201), ("jobs", 202))):
+            self.redis("DEL", "filler")
+            used = int(dict(line.split(":", 1) for line in self.redis("INFO", "memory").decode().split("\r\n") if ":" in line)["used_memory"])
+            self.redis("SETRANGE", "filler", int((200 << 20) * (0.8, 0.93)[i]) - used, "x")
+            self.addCleanup(self.redis, "DEL", "filler")
+            over = until(lambda: (lambda r: r.status == 429 and r)(self.upload(self.b, picture())), "uploads are refused")
+            self.assertIn("has reached its memory limit", over.error["message"])
+            if name == "uploads":
+                job = self.b.submit(model="tiny", **SMALL)
+            else:
+                submit = lambda: self.b.request("POST", "/v1/jobs", {"model": "tiny", "prompt": "x", **SMALL})
+                until(lambda: submit().status == 429, "jobs are refused")
+            self.assertEqual(self.b.wait(job)["state"], "succeeded")
+        self.redis("DEL", "filler")
+        self.run_jobs_of_b()  # at once
+
+    def test_half_sent_uploads_leave_the_others_room(self):
+        host, port = self.a.host.split(":")
+        body = bytes(18 << 20)
+        head = "POST /v1/uploads HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: image/png\r\nContent-Length: %d\r\n\r\n"
+
+        def half(tenant):
+            sent = socket.create_connection((host, int(port)))
+            self.addCleanup(sent.close)
+            try:
+                sent.sendall((head % (self.a.host, self.keys[tenant], len(body) + 1)).encode() + body)
+            except ConnectionError:
+                pass  # refused
+            return sent
+        for _ in range(14):
+            half("a")
+        self.assertEqual(self.upload(self.b, picture(18)).status, 201)
+        half("few")
+        refused = until(lambda: (lambda r: r.status == 429 and r)(self.upload(self.few, picture())), "it counts as a stream")
+        self.assertIn("quotas.streams is 1", refused.error["message"])
+
+
+class LivesOfUploads(unittest.TestCase):
+    def test_in_redis(self):
+        self.live("redis", lambda fleet, redis: redis("KEYS", "df:{0}:input:*"))
+
+    def test_in_files(self):
+        self.live("file", lambda fleet, redis: [p for p in (fleet.data / "results" / "inputs").rglob("*") if p.is_file()])
+
+    def live(self, backend, stored):
+        fleet = self.enterContext(Fleet(workers=0, models={"i2v": ROOT / "tests/fixtures/wan/i2v/model"}, config=json.dumps(
+            {"default_model": "i2v", "results": {"backend": backend}})))
+        other = self.enterContext(Fleet(workers=0, models={"i2v": ROOT / "tests/fixtures/wan/i2v/model"}, config=json.dumps(
+            {"default_model": "i2v", "results": {"backend": backend, "dir": str(fleet.data / "results")}}),
+            flags=["--redis", f"unix://{fleet.redis_socket}"]))
+        redis = Redis(fleet.redis_socket)
+        self.addCleanup(redis.close)
+        client, second = Client(fleet.url), Client(other.url)
+        upload = lambda file: client.request("POST", "/v1/uploads", file, {"Content-Type": "image/png"}).json()["id"]
+        ids = [upload(picture()), upload(picture())]
+        for id in ids:
+            kept_ms = float(redis("ZSCORE", "df:{0}:inputs", "default:" + id)) - 1000 * time.time()
+            self.assertAlmostEqual(kept_ms, 3_600_000, delta=60_000)
+        job = second.submit(**{**VIDEO, "image": ids[0]})
+        redis("ZADD", "df:{0}:inputs", "1", "default:" + ids[0], "1", "default:" + ids[1])  # an hour later
+        until(lambda: len(client.get("/v1/uploads").json()["data"]) == 1, "the image that no job names expires")
+        self.assertEqual(client.get("/v1/uploads").json()["data"][0]["id"], ids[0])
+        until(lambda: len(stored(fleet, redis)) == 1, "its bytes, too")
+        self.assertEqual(client.request("DELETE", "/v1/uploads/" + ids[0]).status, 409)
+        client.cancel(job)
+        until(lambda: not stored(fleet, redis), "the image goes with its job")
+        self.assertEqual(second.get("/v1/uploads").json()["data"], [])
 
 
 class LargeAnswers(unittest.TestCase):

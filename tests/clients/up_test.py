@@ -356,6 +356,8 @@ class RedisAway(WithFolder):
             answer = client.request(method, path, sent)
             self.assertEqual((answer.status, answer.error["code"]), (503, "unavailable"), (path, answer))
             self.assertIn("Redis", answer.error["message"])
+            for word in ("[", "Operation canceled", "lost the connection"):
+                self.assertNotIn(word, answer.error["message"])
             self.assertGreaterEqual(int(answer.headers["Retry-After"]), 1)
             self.assertLess(time.monotonic() - began, 6, path)
         self.assertEqual(client.request("POST", "/v1/jobs", {"prompt": 5}).status, of_invalid_request)

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -43,7 +44,7 @@ class RollingChange(unittest.TestCase):
         self.processes = {}
         self.addCleanup(self.end)
         self.processes["redis"] = start(["redis-server", "--port", "0", "--unixsocket", self.socket, "--save", "",
-                                         "--dir", self.folder])
+                                         "--dir", self.folder], stdout=subprocess.DEVNULL)
         until(self.socket.exists, "Redis is up")
         (self.folder / "ditfleet.yaml").write_text(
             f"redis: {{url: 'unix://{self.socket}'}}\n"
@@ -132,8 +133,12 @@ class RollingChange(unittest.TestCase):
             with self.clients[0].events(id) as stream:
                 types = [event.type for event in stream if event.type != "step"]
             self.assertEqual(types.count("started"), 1, types)
-        listed = self.clients[1].get(f"/v1/jobs?limit=1000").json()["jobs"]
-        self.assertEqual({job["id"] for job in listed}, set(self.ids))
+        listed, cursor = set(), ""
+        while cursor is not None:
+            page = self.clients[1].get(f"/v1/jobs?limit=100&cursor={cursor}").json()
+            listed |= {job["id"] for job in page["jobs"]}
+            cursor = page["next_cursor"] or None
+        self.assertEqual(listed, set(self.ids))
         for key in ("units", "open", "ready", "delayed", "lease"):
             self.assertEqual(self.redis("EXISTS", f"df:{{0}}:{key}"), "0", key)
 
@@ -145,7 +150,8 @@ class OpenJobsOfAnOlderVersion(unittest.TestCase):
         folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="ditfleet-upgrade-")))
         write_video_model(folder / "video")
         path = folder / "redis.sock"
-        server = start(["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder])
+        server = start(["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder],
+                       stdout=subprocess.DEVNULL)
         self.addCleanup(lambda: (server.terminate(), server.wait(20)))
         until(path.exists, "Redis is up")
         redis = self.redis = Redis(path)
@@ -160,7 +166,7 @@ class OpenJobsOfAnOlderVersion(unittest.TestCase):
         client = Client(fleet.url)
         listed = {job["id"] for job in client.get("/v1/jobs?limit=100").json()["jobs"]}
         self.assertEqual(listed, {id for id, _ in jobs.values()})
-        self.assertEqual(client.cancel(jobs["queued 0"][0]).status, 200)
+        self.assertIn(client.cancel(jobs["queued 0"][0]).status, (200, 202))
         expected = {"canceling": "canceled", "queued 0": "canceled", "adapter that does not fit": "failed"}
         for name, (id, before) in jobs.items():
             with self.subTest(job=name, before=before):
@@ -175,7 +181,7 @@ class OpenJobsOfAnOlderVersion(unittest.TestCase):
         for key in ("units", "open", "ready", "delayed", "lease", "in"):
             left = redis("XLEN" if key == "in" else "HLEN" if key in ("units", "open") else "ZCARD", "df:{0}:" + key)
             self.assertEqual(left, 0, key)
-        self.assertEqual(redis("XLEN", "df:{0}:dead"), 0)
+        self.assertEqual(redis("XLEN", "df:{0}:dead"), 1, "the adapter that does not fit, from before")
 
 
 if __name__ == "__main__":

@@ -135,6 +135,25 @@ class Videos(unittest.TestCase):
             self.videos.retrieve(id)
         self.assertNotIn(id, [v.id for v in self.videos.list()])
 
+    def test_progress_while_a_video_is_decoded(self):
+        # Decoding sleeps for 200 ms, far longer than the steps take.
+        extra = {"num_inference_steps": 8, "frames": 3}
+        make = lambda: self.videos.create(model="video", prompt="fault decode sleep", extra_body=extra).id
+        for _ in range(2):
+            self.http.wait(make())
+        seen = []
+        for _ in range(3):
+            id = make()
+            while (video := self.videos.retrieve(id)).status != "completed":
+                job = self.http.job(id)
+                if job["state"] == "running":
+                    seen.append((job["progress"], job["unit_records"][0]["phase"], video.progress))
+        decoding = [(progress, percent) for progress, phase, percent in seen if phase == "decoding"]
+        self.assertGreater(len(decoding), 5, seen)
+        self.assertLess(min(p for p, _ in decoding), 0.6, seen)
+        self.assertLess(sum(p >= 0.99 for p, _ in decoding), 0.8 * len(decoding), seen)
+        self.assertLess(min(percent for _, percent in decoding), 60, seen)
+
     def test_a_video_that_fails(self):
         video = self.videos.create_and_poll(model="video", prompt="fault text memory", poll_interval_ms=50)
         self.assertEqual((video.status, video.error.code), ("failed", "out_of_memory"), video)
@@ -197,7 +216,7 @@ class Videos(unittest.TestCase):
             ({"extra_body": {"n": 2}}, openai.BadRequestError, "n", "not a field"),
             ({"extra_body": {"num_inference_steps": "many"}}, openai.BadRequestError, "num_inference_steps", "integer"),
             ({"extra_body": {"stpes": 3}}, openai.BadRequestError, "stpes", "openapi"),
-            ({"input_reference": ("a.png", b"\x89PNG\r\n\r\n--x", "image/png")}, openai.BadRequestError, "input_reference", "not a PNG"),
+            ({"input_reference": ("a.png", b"\x89PNG\r\n\r\n--x", "image/png")}, openai.BadRequestError, "input_reference", "image does not apply to model"),
             ({"input_reference": ("a.png", png(1200, 1200), "image/png")}, openai.BadRequestError, "input_reference", "image does not apply to model 'video'"),
         ]
         for fields, kind, param, right in cases:
@@ -208,7 +227,7 @@ class Videos(unittest.TestCase):
                 self.assertEqual((error.param, error.type), (param, "invalid_request_error"), error)
                 self.assertIn(right, error.message)
 
-        for reference, right in (({"image_url": "https://example.com/a.png"}, "no URL is fetched"), ({"image_url": "a", "file_id": "b"}, "either"), (5, "data URL")):
+        for reference, right in (({"image_url": "https://example.com/a.png"}, "image does not apply to model"), ({"image_url": "a", "file_id": "b"}, "either"), (5, "data URL")):
             answer = self.http.request("POST", "/v1/videos", {"prompt": "x", "input_reference": reference})
             self.assertEqual((answer.status, answer.error["param"]), (400, "input_reference"), answer)
             self.assertIn(right, answer.error["message"])

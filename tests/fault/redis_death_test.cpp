@@ -1,6 +1,7 @@
 // Redis (append-only, fsync always) is killed or stopped.
 #include <boost/asio/detached.hpp>
 #include <iostream>
+#include <map>
 
 #include "tests/fault/producers.h"
 #include "tests/fault/service_fixture.h"
@@ -72,8 +73,9 @@ TEST_F(RedisDeath, KilledDuringALongUnit) {
   EXPECT_EQ(events(id, "started").size(), 1u) << history(id);
 }
 
+// Five leases. No unit is started twice: neither those that ran nor those whose results could not be stored.
 TEST_F(RedisDeath, StoppedForFiveSeconds) {
-  start(2);
+  start(2, {"queue.lease_ms=1000", "queue.renew_ms=200"});
   if (HasFatalFailure()) return;
   const auto id = submit(120, 1, 512);
   ASSERT_TRUE(until([&] { return !events(id, "step").empty(); }, 60s)) << history(id);
@@ -89,6 +91,10 @@ TEST_F(RedisDeath, StoppedForFiveSeconds) {
   ids.push_back(id);
   expect_all_ended_once(ids, 120s);
   EXPECT_EQ(pid_of("redis"), pid);
+  for (const auto& one : ids) {
+    std::map<int, int> starts;
+    for (const auto& event : events(one, "started")) EXPECT_EQ(++starts[event.unit], 1) << one << history(one);
+  }
 }
 
 }  // namespace

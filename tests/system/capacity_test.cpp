@@ -7,6 +7,7 @@
 #include <random>
 
 #include "shared/core/json.h"
+#include "shared/core/wall_clock.h"
 #include "tests/system/null_worker.h"
 #include "tests/system/program.h"
 #include "tests/system/queue_fixture.h"
@@ -129,7 +130,7 @@ TEST_F(CapacityTest, the_simulated_latencies_are_those_that_were_observed) {
       program_output({"sim", "--trace", file, "--costs", DITFLEET_SOURCE_DIR "/tests/sim/h200.json", "--policy",
                       "finish", "--workers", std::to_string(kWorkers), "--warm-up", "0", "--json"}));
   ASSERT_TRUE(sim.ok());
-  const auto figure = [&](const char* name) { return sim->at("figures").at(name).at("value").as_double(); };
+  const auto figure = [&](const char* name) { return sim->at("figures").at(name).at("value").to_number<double>(); };
   std::printf("observed p50 %.3f s, p95 %.3f s; simulated p50 %.3f s, p95 %.3f s\n", at(observed, .50),
               at(observed, .95), figure("latency_p50"), figure("latency_p95"));
   EXPECT_NEAR(figure("latency_p50"), at(observed, .50), 0.10 * at(observed, .50));
@@ -163,7 +164,7 @@ TEST_F(CapacityTest, the_history_is_small_and_bounded) {
   const auto append = [&](int batches) {
     for (int b = 0; b < batches; ++b) {
       for (auto& job : jobs) job.created_ms += 137, job.run_ms = 3000 + job.created_ms % 997;
-      ASSERT_TRUE(wait(client.append_history(jobs, soon())).ok());
+      ASSERT_TRUE(wait(client.append_history(jobs, unix_ms(), soon())).ok());
     }
   };
   append(20);
@@ -190,7 +191,7 @@ TEST_F(CapacityTest, the_history_is_small_and_bounded) {
   queue::Client strict(connection_, options_);
   wait(nap(20ms));
   for (int call = 0; call < 2; ++call)  // a call of XTRIM removes at most 10,000 entries
-    ASSERT_TRUE(wait(strict.append_history(std::span(jobs).first(1), soon())).ok());
+    ASSERT_TRUE(wait(strict.append_history(std::span(jobs).first(1), unix_ms(), soon())).ok());
   EXPECT_LE(redis({"XLEN", key}).integer, 500) << "trimmed by age";
 }
 

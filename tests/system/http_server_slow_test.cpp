@@ -162,41 +162,122 @@ TEST(HttpUnreadAnswers, AreBounded) {
   thread.join();
 }
 
-// As uploads are read: the handler says what becomes of it, and its answer arrives.
-TEST(HttpStreamedBody, APieceThatDoesNotComeInTimeIsTheHandlersToAnswer) {
-  asio::io_context context;
-  std::optional<Error> failed;
-  const auto handle = [&](Request request) -> asio::awaitable<Response> {
-    for (;;) {
-      auto piece = co_await request.stream->read();
-      if (!piece) failed = piece.error();
-      if (!piece || piece->empty()) break;
+// A server whose handler reads uploads.
+class HttpStreamedBody : public ::testing::Test {
+ protected:
+  void start(const ServerOptions& options) {
+    const auto handle = [this](Request request) -> asio::awaitable<Response> {
+      failed_.reset();
+      for (;;) {
+        auto piece = co_await request.stream->read();
+        if (!piece) failed_ = piece.error();
+        if (!piece || piece->empty()) break;
+      }
+      Response response;
+      response.status = !failed_ ? 200 : failed_->code == Code::kDeadlineExceeded ? 408 : 500;
+      co_return response;
+    };
+    server_ = make_server(context_.get_executor(), options,
+                          ServerHandlers{.request = handle,
+                                         .refuse =
+                                             [](int status, const std::string&, const std::string&) {
+                                               Response response;
+                                               response.status = status;
+                                               return response;
+                                             },
+                                         .streams = [](const Request&) { return true; }});
+    ASSERT_TRUE(server_->listen("127.0.0.1:0").ok());
+    asio::co_spawn(context_, server_->run(), asio::detached);
+    thread_ = std::thread([this] { context_.run(); });
+  }
+  void stop() {
+    asio::post(context_, [this] {
+      asio::co_spawn(context_, server_->stop(Deadline::after(1s)), [this](std::exception_ptr) { context_.stop(); });
+    });
+    thread_.join();
+  }
+  static std::string head(int bytes) {
+    return "PUT /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + std::to_string(bytes) + "\r\n\r\n";
+  }
+
+  asio::io_context context_;
+  std::optional<Error> failed_;
+  std::shared_ptr<Server> server_;
+  std::thread thread_;
+};
+
+// No pause is too long, but all in all it is too slow.
+TEST_F(HttpStreamedBody, AnUploadThatDripsIsGivenUp) {
+  ServerOptions options;
+  options.slow_grace = 300ms;
+  start(options);
+  RawClient client(server_->port());
+  client.send(head(100'000));
+  std::atomic<bool> told = false;
+  std::thread drip([&] {
+    for (int i = 0; i < 600 && !told; ++i) {
+      client.send("x");
+      std::this_thread::sleep_for(10ms);
     }
-    Response response;
-    response.status = failed && failed->code == Code::kDeadlineExceeded ? 408 : 500;
-    co_return response;
-  };
+  });
+  EXPECT_THAT(client.receive("\r\n\r\n"), StartsWith("HTTP/1.1 408"));
+  told = true;
+  drip.join();
+  client.finish_sending();
+  EXPECT_EQ(client.receive(), "");
+  stop();
+  ASSERT_TRUE(failed_.has_value());
+  EXPECT_THAT(failed_->message, HasSubstr("16 KiB per second or more"));
+}
+
+// What has arrived earns time: 1 MiB at once may be followed by pauses of the same grace.
+TEST_F(HttpStreamedBody, AnUploadThatPausesIsServed) {
+  ServerOptions options;
+  options.slow_grace = 300ms;
+  start(options);
+  RawClient client(server_->port());
+  client.send(head((1 << 20) + 20));
+  client.send(std::string(1 << 20, 'x'));
+  for (int i = 0; i < 20; ++i) {
+    std::this_thread::sleep_for(30ms);
+    client.send("x");
+  }
+  EXPECT_THAT(client.receive("\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+  stop();
+}
+
+TEST_F(HttpStreamedBody, HalfSentUploadsMakeRoom) {
+  ServerOptions options;
+  options.max_connections = 4;
+  start(options);
+  std::vector<std::unique_ptr<RawClient>> stalled;
+  for (int i = 0; i < 12; ++i) {
+    stalled.push_back(std::make_unique<RawClient>(server_->port()));
+    stalled.back()->send(head(100) + "half");
+    RawClient client(server_->port());
+    client.send(head(4) + "full");
+    EXPECT_THAT(client.receive("\r\n\r\n"), StartsWith("HTTP/1.1 200")) << i;
+  }
+  EXPECT_EQ(stalled.front()->receive({}, 3s), "");
+  EXPECT_FALSE(stalled.front()->timed_out);
+  stop();
+}
+
+// As uploads are read: the handler says what becomes of it, and its answer arrives.
+TEST_F(HttpStreamedBody, APieceThatDoesNotComeInTimeIsTheHandlersToAnswer) {
   ServerOptions options;
   options.piece_timeout = 200ms;
-  const auto server =
-      make_server(context.get_executor(), options,
-                  ServerHandlers{.request = handle, .refuse = {}, .streams = [](const Request&) { return true; }});
-  ASSERT_TRUE(server->listen("127.0.0.1:0").ok());
-  asio::co_spawn(context, server->run(), asio::detached);
-  std::thread thread([&] { context.run(); });
-  RawClient client(server->port());
-  client.send("PUT /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhello");
+  start(options);
+  RawClient client(server_->port());
+  client.send(head(100) + "hello");
   const std::string answer = client.receive("\r\n\r\n");
   EXPECT_THAT(answer, testing::AllOf(StartsWith("HTTP/1.1 408 Request Timeout"), HasSubstr("Connection: close")));
   client.finish_sending();
   EXPECT_EQ(client.receive(), "");
   EXPECT_FALSE(client.timed_out);
-  asio::post(context, [&] {
-    asio::co_spawn(context, server->stop(Deadline::after(1s)), [&](std::exception_ptr) { context.stop(); });
-  });
-  thread.join();
-  ASSERT_TRUE(failed.has_value());
-  EXPECT_EQ(failed->code, Code::kDeadlineExceeded);
+  stop();
+  ASSERT_TRUE(failed_.has_value());
+  EXPECT_EQ(failed_->code, Code::kDeadlineExceeded);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,20 @@ TEST(MetricsServer, ServesWhatTheProcessCounts) {
   EXPECT_EQ(get(url.substr(0, url.rfind('/')) + "/elsewhere").status, 404);
 }
 
+TEST(MetricsServer, TellsWhetherTheProcessIsReady) {
+  std::atomic<const char*> why = "loading the models";
+  const auto server = MetricsServer::start("127.0.0.1:0", [&] { return std::string(why); });
+  ASSERT_TRUE(server.ok()) << server.error().message;
+  const std::string url = (*server)->url(), base = url.substr(0, url.rfind('/'));
+  EXPECT_EQ(get(base + "/healthz").status, 200);
+  const auto loading = get(base + "/readyz");
+  EXPECT_EQ(loading.status, 503);
+  EXPECT_EQ(loading.body, "loading the models\n");
+  why = "";
+  EXPECT_EQ(get(base + "/readyz").status, 200);
+  EXPECT_EQ(get(base + "/readyz/more").status, 404);
+}
+
 // As a browser opens some in advance, or as somebody who means harm does.
 TEST(MetricsServer, ConnectionsThatAskNothingKeepNoScrapeOut) {
   const auto server = MetricsServer::start("127.0.0.1:0");
@@ -89,7 +104,9 @@ TEST(MetricsServer, SaysWhereItCannotListen) {
   const auto second = MetricsServer::start(address);
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.error().code, Code::kUnavailable);
-  EXPECT_THAT(second.error().message, AllOf(HasSubstr(address), HasSubstr("in use")));
+  EXPECT_EQ(second.error().message, address + " is in use; set worker.metrics_listen to another address");
+  EXPECT_THAT(MetricsServer::start("198.51.100.1:0").error().message,
+              AllOf(HasSubstr("198.51.100.1:0: Cannot assign"), HasSubstr("an address of this host")));
   EXPECT_EQ(MetricsServer::start("nowhere").error().code, Code::kInvalidArgument);
 }
 

@@ -36,6 +36,8 @@ class NullWorker {
     std::string poison;  // the job that kills it before it starts; empty: none
     std::map<std::string, queue::ModelMemory> memory = {};
     std::function<std::chrono::milliseconds(const queue::UnitRef&)> run_of = {};  // in place of `run`
+    std::function<bool(const queue::UnitRef&)> fails_on = {};                     // as `fails`, for some
+    std::chrono::milliseconds backoff{500};                                       // of what fails
   };
 
   NullWorker(asio::io_context& io, const redis::Endpoint& endpoint, Options options)
@@ -69,6 +71,7 @@ class NullWorker {
       connection_->start();
       queue::QueueOptions queue_options;
       queue_options.lease_ms = options_.lease.count();
+      queue_options.retry_backoff_ms = options_.backoff.count();
       client_ = std::make_unique<queue::Client>(connection_, queue_options);
       info_.name = options_.name;
       info_.boot = new_nonce();
@@ -145,7 +148,7 @@ class NullWorker {
         }
         if (done) {
           started.push_back(attempt.ref);
-          if (options_.fails) {
+          if (options_.fails || (options_.fails_on && options_.fails_on(attempt.ref))) {
             queue::Failure failure{.attempt = attempt, .error = {Code::kOutOfMemory, "[test] no memory"}};
             failure.retryable = true;
             (void)co_await client_->fail(failure, Deadline::after(2s));

@@ -50,8 +50,7 @@ class QueueTest : public ::testing::Test {
     for (const auto& unit : misplaced->elements) ADD_FAILURE() << unit.text;
   }
 
-  std::shared_ptr<redis::Connection> connect() {
-    redis::ConnectionOptions options;
+  std::shared_ptr<redis::Connection> connect(redis::ConnectionOptions options = {}) {
     options.endpoint = server_.endpoint();
     auto connection = redis::Connection::create(io_.get_executor(), options);
     connection->start();

@@ -247,7 +247,7 @@ TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
     EXPECT_NE(error.find("BADARG"), std::string::npos) << name << ": " << error;
     EXPECT_NE(error.find("takes"), std::string::npos) << name << ": " << error;
   }
-  EXPECT_EQ(functions, 28);
+  EXPECT_EQ(functions, 32);
 }
 
 // A queue whose client gives each tenant two units and 4 KiB.

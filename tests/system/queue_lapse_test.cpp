@@ -1,6 +1,9 @@
 // Leases that lapse: what counts against a unit, what is forgiven, and what its dead letter says.
 #include <gmock/gmock.h>
 
+#include <csignal>
+#include <thread>
+
 #include "tests/system/queue_fixture.h"
 
 namespace ditfleet::testing {
@@ -56,6 +59,39 @@ class QueueLapse : public QueueTest {
     return fields;
   }
 };
+
+// Workers lose Redis when this process does, and need time to connect again.
+TEST_F(QueueLapse, LeasesAreHeldAfterAReconnect) {
+  const auto attempt = running();
+  const auto other = connect();
+  const auto generation = connection_->generation();
+  ASSERT_TRUE(wait(other->execute(redis::Command("CLIENT") << "KILL"
+                                                           << "TYPE"
+                                                           << "normal",
+                                  soon()))
+                  .ok());
+  while (connection_->generation() == generation) io_.run_one();
+  redis({"ZADD", keys_.lease(), "XX", "1", member(attempt.ref)});
+  EXPECT_EQ(reap(), 0);
+  EXPECT_EQ(renew(attempt), RenewOutcome::kOk);
+  other->stop();
+}
+
+// No connection is lost, and Redis answers the leader before the worker's renewal arrives.
+TEST_F(QueueLapse, LeasesAreHeldAfterRedisWasSilent) {
+  options_.lease_ms = 500;
+  client_ = std::make_unique<queue::Client>(connection_, options_);
+  const auto attempt = running();
+  ASSERT_EQ(::kill(server_.pid(), SIGSTOP), 0);
+  std::thread later([this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    ::kill(server_.pid(), SIGCONT);
+  });
+  EXPECT_EQ(reap(), 0);
+  later.join();
+  EXPECT_EQ(reap(), 0);
+  EXPECT_EQ(renew(attempt), RenewOutcome::kOk);
+}
 
 TEST_F(QueueLapse, UnitsLostBeforeTheyStartAreDeadLetteredAfterFiveLapses) {
   const std::string id = submit();

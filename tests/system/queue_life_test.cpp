@@ -202,6 +202,53 @@ TEST_F(QueueLife, ARecordThatIsNoWorkersIsLeftOut) {
   EXPECT_EQ(wait(client_->workers(soon()))->size(), 1u);
 }
 
+TEST_F(QueueLife, AJobThatWasAskedToStopIsCancelingUntilItsWorkerDoes) {
+  const auto attempt = running(2);
+  const auto& id = attempt.ref.job;
+  EXPECT_EQ(renew(attempt, 3, 20), RenewOutcome::kOk);
+  EXPECT_EQ(*wait(client_->cancel(id, "", soon())), CancelOutcome::kRequested);
+  const auto record = job(id);
+  EXPECT_EQ(record.state, State::kCanceling);
+  EXPECT_EQ(record.unit_records.at(0).state, State::kCanceling);
+  EXPECT_EQ(record.unit_records.at(0).step, 3);
+  EXPECT_EQ(record.unit_records.at(1).state, State::kCanceled);
+  const auto listed = [&](std::optional<State> state) {
+    const auto page = wait(client_->list("", state, 10, "", soon()));
+    return page->jobs.size() == 1 ? job::state_name(page->jobs[0].state) : std::to_string(page->jobs.size());
+  };
+  EXPECT_EQ(listed(std::nullopt), "canceling");
+  EXPECT_EQ(listed(State::kCanceling), "canceling");
+  EXPECT_EQ(listed(State::kRunning), "0");
+  const auto open = wait(client_->open_units(std::chrono::seconds(5)));
+  ASSERT_EQ(open->size(), 1u);
+  EXPECT_EQ(open->at(0).state, State::kRunning) << "for the scheduler it runs";
+  EXPECT_EQ(*wait(client_->cancel(id, "", soon())), CancelOutcome::kRequested);
+  EXPECT_EQ(renew(attempt, 4, 20), RenewOutcome::kCancelRequested);
+  ASSERT_TRUE(wait(client_->canceled(attempt, soon())).ok());
+  EXPECT_EQ(job(id).state, State::kCanceled);
+}
+
+TEST_F(QueueLife, TheOutlookOfJobsIsPublishedAtABoundedRate) {
+  EXPECT_TRUE(wait(client_->outlook(soon()))->empty());
+  std::map<std::string, queue::JobOutlook> some = {{"a", {0, 1'700'000'000'123}}, {"b-1.x_", {-1, 0}}};
+  const auto period = wait(client_->publish(some, soon()));
+  ASSERT_TRUE(period.ok());
+  EXPECT_EQ(*period, std::chrono::seconds(1));
+  const auto read = wait(client_->outlook(soon())).value();
+  ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(read.at("a").position, 0);
+  EXPECT_EQ(read.at("a").eta_ms, 1'700'000'000'123);
+  EXPECT_EQ(read.at("b-1.x_").position, -1);
+  EXPECT_EQ(read.at("b-1.x_").eta_ms, 0);
+  for (int i = 0; i < 1000; ++i) some[new_id()] = {i, 1'700'000'000'123};
+  const auto longer = wait(client_->publish(some, soon()));
+  ASSERT_TRUE(longer.ok());
+  EXPECT_LE(redis({"STRLEN", keys_.outlook()}).integer, 4.1 * static_cast<double>(longer->count()));
+  EXPECT_GT(redis({"PTTL", keys_.outlook()}).integer, longer->count()) << "it lasts until the next one";
+  redis({"SET", keys_.outlook(), "\n\nx\na 1 2 3 4\n  \n"});
+  EXPECT_TRUE(wait(client_->outlook(soon())).ok()) << "whatever it has";
+}
+
 TEST_F(QueueLife, TheListOfWorkersNamesTheTenantsOfTheirJobs) {
   auto s = submission("theirs");
   s.tenant = "acme";
@@ -302,6 +349,55 @@ TEST_F(QueueLife, VirtualTimesAreStoredReadAndForgotten) {
   times = wait(client_->virtual_times(soon()));
   ASSERT_TRUE(times.ok());
   EXPECT_EQ(*times, (Times{{"t3", 33}}));
+}
+
+class QueueReplicas : public QueueTest {
+ protected:
+  QueueReplicas() : QueueTest({.tcp = true}, one_replica()) {}
+  static queue::QueueOptions one_replica() {
+    queue::QueueOptions out;
+    out.wait_replicas = 1;
+    return out;
+  }
+};
+
+TEST_F(QueueReplicas, AJobIsAcknowledgedOnceAReplicaHasIt) {
+  // Without a replica: all are told so after about a second, not one after the other.
+  std::vector<queue::Submission> all;
+  for (int i = 0; i < 12; ++i) {
+    all.push_back(submission());
+    all.back().idempotency_key = "key-" + std::to_string(i);
+  }
+  int refused = 0, ended = 0;
+  const auto began = std::chrono::steady_clock::now();
+  for (const auto& one : all) {
+    asio::co_spawn(
+        io_,
+        [&, s = one]() -> asio::awaitable<void> {
+          const auto outcome = co_await client_->submit(s, soon());
+          refused += !outcome && outcome.error().code == Code::kUnavailable &&
+                     outcome.error().message.find("0 of 1 replicas (queue.wait_replicas)") != std::string::npos;
+          ++ended;
+        },
+        asio::detached);
+  }
+  while (ended < 12 && std::chrono::steady_clock::now() - began < std::chrono::seconds(20)) io_.run_one();
+  EXPECT_EQ(refused, 12);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(9)) << "twelve waits of a second";
+
+  RedisServer replica({.tcp = true});
+  auto other = redis::Connection::create(io_.get_executor(), {.endpoint = replica.endpoint()});
+  other->start();
+  ASSERT_TRUE(wait(other->execute(redis::Command("REPLICAOF") << "127.0.0.1" << server_.endpoint().port, soon())).ok());
+  other->stop();  // it is a replica now, which no connection of ours accepts
+  const auto limit = soon();
+  while (redis({"INFO", "replication"}).text.find("state=online") == std::string::npos && !limit.passed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  for (const auto& one : all) EXPECT_EQ(submit(one), one.id) << "a repeated request names the same job";
+  const auto id = submit();
+  const std::string there = "redis-cli -p " + std::to_string(replica.endpoint().port) + " HEXISTS " + keys_.open() +
+                            " " + id + " | grep -q 1";
+  EXPECT_EQ(std::system(there.c_str()), 0);
 }
 
 }  // namespace

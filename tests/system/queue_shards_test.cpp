@@ -1,7 +1,10 @@
 // Two shards, and a Redis in cluster mode, which refuses a Function that touches another slot's key.
+#include <signal.h>
+
 #include <thread>
 
 #include "tests/system/queue_fixture.h"
+#include "tests/system/redis_proxy.h"
 
 namespace ditfleet::testing {
 namespace {
@@ -114,6 +117,47 @@ TEST_F(QueueShards, AFeedFollowsItsOwnShard) {
   }
   // Lifecycle and steps come on two channels; together they are all of them.
   EXPECT_EQ(seen.size(), std::string(kLife).size()) << seen;
+}
+
+TEST_F(QueueShards, AFeedWhoseMessagesVanishSubscribesAgain) {
+  RedisProxy proxy(server_.endpoint().unix_path, server_.endpoint().unix_path + ".proxy");
+  redis::ConnectionOptions options{.endpoint = server_.endpoint()};
+  options.endpoint.unix_path = proxy.path();
+  const auto through = redis::Connection::create(io_.get_executor(), options);
+  through->start();
+  queue::Feed feed(through, 0, true, std::chrono::milliseconds(100));
+  EXPECT_FALSE(feed.hears());
+  const auto next = [&] { return wait(feed.next(std::chrono::milliseconds(50))); };
+  EXPECT_TRUE(next()->gap);
+  EXPECT_TRUE(feed.hears());
+  for (int i = 0; i < 20; ++i) {  // 1 s with probes alone, also of another process
+    redis({"PUBLISH", keys_.feed_channel(), "probe of-another 1"});
+    const auto batch = next();
+    ASSERT_TRUE(batch.ok() && batch->events.empty() && !batch->gap);
+    ASSERT_TRUE(feed.hears());
+  }
+  ::kill(server_.pid(), SIGSTOP);  // a Redis that does not take a probe says nothing about the subscription
+  for (int i = 0; i < 20; ++i) (void)next();
+  ::kill(server_.pid(), SIGCONT);
+  for (int i = 0; i < 20; ++i) {
+    const auto batch = next();
+    ASSERT_TRUE(batch.ok() && !batch->gap);
+  }
+  proxy.deafen();
+  const auto limit = soon();
+  const auto until = [&](auto condition) {
+    while (!limit.passed()) {
+      const auto batch = next();
+      if (condition(batch)) return true;
+    }
+    return false;
+  };
+  EXPECT_TRUE(until([&](const auto&) { return !feed.hears(); }));
+  EXPECT_TRUE(until([](const auto& batch) { return batch && batch->gap; }));
+  EXPECT_TRUE(feed.hears());
+  const auto id = submit();
+  EXPECT_TRUE(until([&](const auto& batch) { return batch && !batch->events.empty() && batch->events[0].job == id; }));
+  through->stop();
 }
 
 class QueueCluster : public QueueShards {

@@ -1,4 +1,6 @@
 // The connection against real servers: passwords, TLS, a server that goes and comes back.
+#include <netinet/tcp.h>
+
 #include "tests/system/queue_fixture.h"
 
 namespace ditfleet::testing {
@@ -127,6 +129,31 @@ TEST_F(RedisConnection, NobodyThereIsAnErrorThatNamesThePlace) {
   auto nobody = ask(*endpoint, "PING", std::chrono::seconds(1));
   ASSERT_FALSE(nobody.ok());
   EXPECT_NE(nobody.error().message.find("127.0.0.1"), std::string::npos) << nobody.error().message;
+}
+
+TEST_F(RedisConnection, APeerThatVanishesEndsTheConnection) {
+  RedisServer server({.tcp = true});
+  const auto connection = connect(server.endpoint());
+  ASSERT_TRUE(ask(*connection, "PING").ok());
+  int found = 0;
+  for (int fd = 0; fd < 1024; ++fd) {  // the socket of the connection, by its peer
+    sockaddr_in peer{};
+    socklen_t size = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0 || peer.sin_family != AF_INET ||
+        ntohs(peer.sin_port) != server.endpoint().port)
+      continue;
+    const auto option = [&](int level, int name) {
+      int value = 0;
+      socklen_t bytes = sizeof value;
+      ::getsockopt(fd, level, name, &value, &bytes);
+      return value;
+    };
+    EXPECT_EQ(option(IPPROTO_TCP, TCP_USER_TIMEOUT), 10'000);
+    EXPECT_EQ(option(SOL_SOCKET, SO_KEEPALIVE), 1);
+    EXPECT_LE(option(IPPROTO_TCP, TCP_KEEPIDLE) + option(IPPROTO_TCP, TCP_KEEPINTVL), 10);
+    ++found;
+  }
+  EXPECT_EQ(found, 1);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Forwards connections to a Redis on a unix socket, except while it is paused: then no byte passes, as when a network
-// drops packets.
+// drops packets. deafen() does that to single connections, as a firewall that forgets idle ones.
 #pragma once
 
 #include <poll.h>
@@ -12,6 +12,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -39,6 +40,12 @@ class RedisProxy {
   const std::string& path() const { return path_; }
   void pause() { paused_ = true; }
   void resume() { paused_ = false; }
+  // Loses the connection at each request that contains the word; only the first such request arrives. Call it while
+  // nothing passes.
+  void lose_answers_to(std::string word) { word_ = std::move(word); }
+  // From now on no byte passes on the connections that have subscribed or have waited for an entry of a stream.
+  void deafen() { deafening_ = true; }
+  bool deaf() const { return !deafening_; }  // it has taken effect
 
  private:
   static sockaddr_un address_of(const std::string& path) {
@@ -51,12 +58,16 @@ class RedisProxy {
     UniqueFd server(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const sockaddr_un address = address_of(server_);
     if (::connect(server.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
-      pairs_.emplace_back(std::move(client), std::move(server));
+      pairs_.push_back({std::move(client), std::move(server)});
   }
-  static bool forward(const UniqueFd& from, const UniqueFd& to) {
+  bool forward(const UniqueFd& from, const UniqueFd& to, bool request, bool* waits) {
     std::array<char, 1 << 16> bytes;
     const auto size = ::recv(from.get(), bytes.data(), bytes.size(), 0);
-    return size > 0 && write_all(to.get(), {bytes.data(), static_cast<std::size_t>(size)});
+    if (size <= 0) return false;
+    const std::string_view text(bytes.data(), static_cast<std::size_t>(size));
+    if (request) *waits |= text.find("SUBSCRIBE") != text.npos || text.find("BLOCK") != text.npos;
+    const bool lost = request && !word_.empty() && text.find(word_) != text.npos;
+    return (!lost || !std::exchange(lost_, true)) && write_all(to.get(), text) && !lost;
   }
   void run() {
     while (!ending_) {
@@ -65,26 +76,34 @@ class RedisProxy {
         continue;
       }
       std::vector<pollfd> fds = {{listening_.get(), POLLIN, 0}};
-      for (const auto& [client, server] : pairs_) {
-        fds.push_back({client.get(), POLLIN, 0});
-        fds.push_back({server.get(), POLLIN, 0});
+      const bool deafening = deafening_.exchange(false);
+      for (auto& pair : pairs_) {
+        pair.deaf |= deafening && pair.waits;
+        fds.push_back({pair.deaf ? -1 : pair.client.get(), POLLIN, 0});
+        fds.push_back({pair.deaf ? -1 : pair.server.get(), POLLIN, 0});
       }
       ::poll(fds.data(), fds.size(), 10);
       for (std::size_t i = 0; i < pairs_.size() && !paused_; ++i) {
-        auto& [client, server] = pairs_[i];
-        const bool good = (fds[2 * i + 1].revents == 0 || forward(client, server)) &&
-                          (fds[2 * i + 2].revents == 0 || forward(server, client));
+        auto& [client, server, waits, deaf] = pairs_[i];
+        const bool good = (fds[2 * i + 1].revents == 0 || forward(client, server, true, &waits)) &&
+                          (fds[2 * i + 2].revents == 0 || forward(server, client, false, &waits));
         if (!good) client.reset(), server.reset();
       }
-      std::erase_if(pairs_, [](const auto& pair) { return !pair.first.valid(); });
+      std::erase_if(pairs_, [](const auto& pair) { return !pair.client.valid(); });
       if (fds[0].revents != 0) connect(UniqueFd(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
     }
   }
 
   const std::string server_, path_;
   UniqueFd listening_{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-  std::vector<std::pair<UniqueFd, UniqueFd>> pairs_;
-  std::atomic<bool> paused_{false}, ending_{false};
+  struct Pair {
+    UniqueFd client, server;
+    bool waits = false, deaf = false;
+  };
+  std::vector<Pair> pairs_;
+  std::string word_;
+  bool lost_ = false;
+  std::atomic<bool> paused_{false}, deafening_{false}, ending_{false};
   std::thread thread_;
 };
 

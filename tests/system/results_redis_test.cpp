@@ -1,4 +1,6 @@
 // The Redis backend of the result store.
+#include <set>
+
 #include "shared/core/bytes.h"
 #include "shared/results/redis_store.h"
 #include "shared/results/store.h"
@@ -66,6 +68,154 @@ TEST_F(ResultsRedis, KeepsInputsByTheirDigestAndExtendsTheirLife) {
     EXPECT_EQ(wait(store_->get_input(sha256, soon())).error().code, Code::kDataCorrupt);
     redis({"FLUSHALL"});
   }
+}
+
+TEST_F(ResultsRedis, RemovesInputsThatWerePartlyStored) {
+  const std::string bytes(3 * results::kChunkBytes, 'x'), sha256 = sha256_hex(bytes);
+  for (const bool whole : {true, false}) {
+    ASSERT_TRUE(wait(store_->put_input(sha256, bytes, soon())).ok());
+    if (!whole) redis({"DEL", "df:{0}:input:" + sha256});
+    ASSERT_TRUE(wait(store_->remove_input(sha256, soon())).ok());
+    EXPECT_EQ(redis({"KEYS", "df:{0}:input:*"}).elements.size(), 0u);
+    EXPECT_TRUE(wait(store_->remove_input(sha256, soon())).ok()) << "absent is not an error";
+  }
+}
+
+// Images as the queue counts them: whose they are, and until when.
+class Inputs : public QueueTest {
+ protected:
+  static constexpr queue::InputQuota kMuch{1000, 1 << 30};
+  static std::string sha256(int image = 0) { return sha256_hex("image " + std::to_string(image)); }
+
+  Result<bool> keep(const std::string& tenant, int image = 0, std::int64_t bytes = 100,
+                    queue::InputQuota quota = kMuch) {
+    return wait(client_->keep_input(tenant, sha256(image), bytes, 60'000, quota, soon()));
+  }
+  Result<bool> remove(const std::string& tenant, int image = 0) {
+    return wait(client_->remove_input(tenant, sha256(image), soon()));
+  }
+  // What is dropped once a minute has passed.
+  std::vector<std::string> expire() {
+    for (const auto& image : redis({"ZRANGE", keys_.inputs(), "0", "-1"}).elements)
+      redis({"ZADD", keys_.inputs(), "1", image.text});
+    return *wait(client_->expire_inputs(soon()));
+  }
+  std::pair<std::int64_t, std::int64_t> used(const std::string& tenant) {
+    const auto use = *wait(client_->use(soon()));
+    const auto found = use.find(tenant);
+    return found == use.end() ? std::pair<std::int64_t, std::int64_t>()
+                              : std::pair(found->second.inputs, found->second.input_bytes);
+  }
+  void expect_nothing_left() {
+    for (const char* key : {"inputs", "input_use", "input_refs", "input_of", "inputs:a", "inputs:b"})
+      EXPECT_EQ(redis({"EXISTS", std::string("df:{0}:") + key}).integer, 0) << key;
+  }
+  queue::Submission naming(int image, const std::string& tenant = "a") {
+    auto s = submission();
+    s.tenant = tenant;
+    s.spec = R"({"model":"demo","image":")" + sha256(image) + R"(","prompt":"x"})";
+    return s;
+  }
+};
+
+TEST_F(Inputs, BelongToOneTenant) {
+  EXPECT_TRUE(*keep("a"));
+  EXPECT_FALSE(*keep("a")) << "again";
+  EXPECT_EQ(used("a"), std::pair(std::int64_t{1}, std::int64_t{100}));
+  const auto another = keep("b", 0, 0), unknown = keep("b", 1, 0);
+  EXPECT_EQ(another.error().code, Code::kNotFound);
+  EXPECT_EQ(unknown.error().code, Code::kNotFound);
+  EXPECT_EQ(remove("b").error().code, Code::kNotFound);
+  EXPECT_EQ(wait(client_->inputs("b", soon()))->size(), 0u);
+  EXPECT_EQ(wait(client_->inputs("a", soon()))->at(sha256()), 100);
+  // Both have the bytes now.
+  EXPECT_TRUE(*keep("b"));
+  EXPECT_FALSE(*remove("a")) << "B needs the bytes";
+  EXPECT_EQ(used("b").first, 1);
+  EXPECT_TRUE(*remove("b"));
+  expect_nothing_left();
+}
+
+TEST_F(Inputs, SeveralGatewaysTogetherKeepTheQuota) {
+  const auto second = connect();
+  queue::Client other(second, options_);
+  int created = 0, refused = 0, running = 0;
+  const auto upload = [&](queue::Client& client, std::string image) -> asio::awaitable<void> {
+    const auto kept = co_await client.keep_input("a", image, 1000, 60'000, {30, 25'000}, soon());
+    --running;
+    created += kept && *kept;
+    refused += !kept && kept.error().code == Code::kResourceExhausted;
+  };
+  for (int i = 0; i < 40; ++i, ++running)
+    asio::co_spawn(io_, upload(i % 2 == 0 ? *client_ : other, sha256(i)), asio::detached);
+  io_.restart();
+  while (running > 0) io_.run_one();
+  EXPECT_EQ(created, 25);
+  EXPECT_EQ(refused, 15);
+  EXPECT_EQ(used("a"), std::pair(std::int64_t{25}, std::int64_t{25'000}));
+  second->stop();
+  const auto bytes = keep("a", 99, 1000, {30, 25'000}), images = keep("a", 99, 1000, {25, 1 << 30});
+  EXPECT_NE(bytes.error().message.find("tenant 'a' has stored 25 images of 25000 bytes and sends one of 1000; it may "
+                                       "have 25000 bytes (quotas.input_bytes"),
+            std::string::npos)
+      << bytes.error().message;
+  EXPECT_NE(images.error().message.find("quotas.inputs is 25; remove images with DELETE"), std::string::npos)
+      << images.error().message;
+  EXPECT_EQ(expire().size(), 25u);
+  EXPECT_TRUE(*keep("a", 99, 1000, {1, 1000})) << "what has expired does not count";
+}
+
+// However its job came and however it ends.
+TEST_F(Inputs, AreKeptWhileAnOpenJobNamesThem) {
+  lead();
+  ASSERT_TRUE(keep("a", 1).ok());
+  redis({"XADD", keys_.in(), "*", "tenant", "a", "spec", naming(1).spec});
+  admit_all();
+  for (int image = 2; image < 6; ++image) ASSERT_TRUE(keep("a", image).ok());
+  const std::string queued = submit(naming(2)), completed = submit(naming(3)), canceled = submit(naming(4)),
+                    twice = submit(naming(3));
+  submit(naming(5, "b"));  // not its image
+  EXPECT_EQ(expire(), std::vector{sha256(5)});
+  EXPECT_EQ(remove("a", 5).error().code, Code::kNotFound);
+  EXPECT_EQ(remove("a", 1).error().code, Code::kConflict);
+  EXPECT_NE(remove("a", 3).error().message.find("open jobs name the image " + sha256(3) + ": 2;"), std::string::npos);
+  ASSERT_EQ(*wait(client_->cancel(queued, "", soon())), queue::CancelOutcome::kCanceled);
+  EXPECT_TRUE(*remove("a", 2));
+  admit_all();
+  EXPECT_EQ(remove("a", 3).error().code, Code::kConflict);
+  for (const auto& job : {completed, twice}) {
+    const auto attempt = assign(job);
+    ASSERT_TRUE(start(attempt).ok());
+    EXPECT_TRUE(expire().empty());
+    ASSERT_TRUE(complete(attempt).ok());
+  }
+  ASSERT_EQ(*wait(client_->cancel(canceled, "", soon())), queue::CancelOutcome::kCanceled);
+  const auto gone = expire();
+  EXPECT_EQ(std::set(gone.begin(), gone.end()), (std::set{sha256(3), sha256(4)}));
+  EXPECT_EQ(used("a").first, 1) << "only the job from the intake is open";
+}
+
+TEST_F(Inputs, AreNotWhatAPromptSays) {
+  ASSERT_TRUE(keep("a").ok());
+  auto s = submission();
+  s.tenant = "a";
+  s.spec = R"({"prompt":"\"image\":\")" + sha256() + R"(\""})";
+  submit(s);
+  EXPECT_TRUE(*remove("a"));
+}
+
+TEST_F(Inputs, AtMaxmemoryAdmittedJobsRunAndImagesGo) {
+  ASSERT_TRUE(keep("a").ok());
+  const std::string id = submit();
+  admit_all();
+  redis({"CONFIG", "SET", "maxmemory", "1"});
+  EXPECT_EQ(keep("a", 1).error().code, Code::kResourceExhausted);
+  EXPECT_EQ(wait(client_->submit(submission(), soon())).error().code, Code::kResourceExhausted);
+  const auto attempt = assign(id);
+  EXPECT_TRUE(start(attempt).ok());
+  EXPECT_TRUE(complete(attempt).ok());
+  EXPECT_TRUE(*remove("a"));
+  EXPECT_TRUE(expire().empty());
 }
 
 TEST_F(ResultsRedis, RefusesWhatBelongsIntoFiles) {

@@ -8,114 +8,12 @@
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 
-#include "coordinator/scheduling/service/scheduler_service.h"
-#include "shared/loras/registry.h"
-#include "shared/loras/registry_mirror.h"
 #include "shared/telemetry/metrics.h"
-#include "tests/fixtures/image_model.h"
-#include "tests/system/null_worker.h"
-#include "tests/system/queue_fixture.h"
+#include "tests/system/redis_proxy.h"
+#include "tests/system/scheduler_service_fixture.h"
 
 namespace ditfleet::testing {
 namespace {
-
-using scheduling::SchedulerService;
-
-constexpr char kTiny[] = R"({"model":"tiny","prompt":"x","seed":1})";
-
-job::Catalogue catalogue() {
-  job::Catalogue out;
-  out.models["tiny"] = job::image_model("tiny", 256, 4);
-  out.default_model = "tiny";
-  return out;
-}
-
-queue::QueueOptions short_leases() {
-  queue::QueueOptions out;
-  out.lease_ms = 1500;
-  return out;
-}
-
-class SchedulerServiceTest : public QueueTest {
- protected:
-  struct Coordinator {
-    std::shared_ptr<redis::Connection> connection;
-    std::unique_ptr<SchedulerService> service;
-  };
-  explicit SchedulerServiceTest(RedisServer::Options server = {}) : QueueTest(server, short_leases()) {}
-  ~SchedulerServiceTest() override {
-    // Their coroutines end before what they refer to does.
-    for (auto& w : workers_) w->vanish();
-    for (auto& c : coordinators_) drop(*c);
-    io_.restart();
-    io_.run_for(20ms);
-    workers_.clear();
-    coordinators_.clear();
-  }
-
-  Coordinator& coordinate(const std::string& name = "c1", std::chrono::milliseconds leader_ttl = 1500ms) {
-    auto& c = *coordinators_.emplace_back(std::make_unique<Coordinator>());
-    c.connection = connect();
-    scheduling::SchedulerServiceOptions options;
-    options.coordinator = name;
-    options.leader_ttl_ms = leader_ttl.count();
-    options.scheduler.catalogue = catalogue();
-    options.scheduler.silent_after_ms = 800;
-    options.scheduler.new_nonce = new_nonce;
-    options.adapters = std::make_shared<loras::RegistryMirror>(std::make_shared<loras::Registry>(c.connection));
-    c.service = std::make_unique<SchedulerService>(io_.get_executor(), c.connection,
-                                                   std::make_shared<queue::Client>(c.connection, options_), options);
-    c.service->start();
-    return c;
-  }
-  // As a SIGKILL: nothing is said, nothing resigned.
-  static void drop(Coordinator& c) {
-    c.service.reset();
-    if (c.connection) c.connection->stop();
-    c.connection.reset();
-  }
-  NullWorker& worker(NullWorker::Options options = {}) {
-    return *workers_.emplace_back(std::make_unique<NullWorker>(io_, server_.endpoint(), std::move(options)));
-  }
-  // Limits only end a test that hangs: what is waited for takes a hundredth of them on an idle machine.
-  template <class F>
-  bool until(F condition, std::chrono::milliseconds limit = 60s) {
-    const auto deadline = Deadline::after(limit);
-    while (!condition()) {
-      if (deadline.passed()) return false;
-      wait(nap());
-    }
-    return true;
-  }
-  asio::awaitable<bool> nap(std::chrono::milliseconds time = 2ms) {
-    asio::steady_timer timer(io_, time);
-    co_await timer.async_wait(asio::use_awaitable);
-    co_return true;
-  }
-  std::string submit_tiny(const std::string& spec = kTiny, const std::string& tenant = "default") {
-    auto s = submission();
-    s.spec = spec;
-    s.tenant = tenant;
-    return submit(s);
-  }
-  bool registered(std::size_t count) {
-    auto workers = wait(client_->workers(soon()));
-    return workers && workers->size() == count;
-  }
-  job::State state_of(const std::string& id) { return job(id).state; }
-  bool ended(const std::string& id) { return job::is_terminal(state_of(id)); }
-  // Ends of the job as a whole in its own history.
-  int ends(const std::string& id) {
-    auto events = wait(client_->events(id, "0", 1000, soon()));
-    return static_cast<int>(std::count_if(events->begin(), events->end(), [](const queue::Event& e) {
-      const auto state = job::state_from_name(e.type);
-      return e.unit < 0 && state && job::is_terminal(*state);
-    }));
-  }
-
-  std::vector<std::unique_ptr<Coordinator>> coordinators_;
-  std::vector<std::unique_ptr<NullWorker>> workers_;
-};
 
 // The service's default durability; the others run with appendfsync always.
 class SchedulerLatencyTest : public SchedulerServiceTest {
@@ -181,12 +79,47 @@ TEST_F(SchedulerServiceTest, jobs_that_wait_are_counted) {
   ASSERT_TRUE(wait(client_->resign("coordinator-1", epoch_, soon())).ok());
   ASSERT_TRUE(until([&] { return metric("ditfleet_jobs_open") == 7 && metric("ditfleet_units_ready") == 7; }, 10s));
   ASSERT_TRUE(until([&] { return metric("ditfleet_jobs_queued") == 0; }, 10s)) << metric("ditfleet_jobs_queued");
+  const double oldest = metric("ditfleet_oldest_ready_timestamp_seconds"), now_s = static_cast<double>(::time(nullptr));
+  EXPECT_GT(oldest, now_s - 60);
+  EXPECT_LT(oldest, now_s + 2);
 
   // Who leads no more says nothing of the shard: the figures of all coordinators add up.
   redis({"SET", keys_.leader(), "99 somebody"});
   ASSERT_TRUE(until([&] { return metric("ditfleet_scheduler_leading") == 0; }, 10s));
   EXPECT_EQ(metric("ditfleet_jobs_open"), 0);
   EXPECT_EQ(metric("ditfleet_units_ready"), 0);
+  EXPECT_EQ(metric("ditfleet_oldest_ready_timestamp_seconds"), 0);
+}
+
+// One tenant's sizes, canceled before they cost anything, do not take the place of the sizes that run.
+TEST_F(SchedulerServiceTest, sizes_that_only_waited_are_not_labels) {
+  auto& c = coordinate();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  const auto of_size = [](int width) {
+    return R"({"model":"tiny","prompt":"x","seed":1,"height":512,"width":)" + std::to_string(width) + "}";
+  };
+  const auto ran = [](int width) {
+    return metric("ditfleet_job_seconds_count{class=\"tiny/" + std::to_string(width) +
+                  "x512x1/embedded/512/auto\",state=\"succeeded\"}");
+  };
+  constexpr int kSizes = 110;
+  std::vector<std::string> ids;
+  for (int i = 1; i <= kSizes; ++i) ids.push_back(submit_tiny(of_size(16 * i), "greedy"));
+  ASSERT_TRUE(until([&] { return metric("ditfleet_units_ready") == kSizes; }));
+  const double before = metric(R"(ditfleet_job_seconds_count{class="other",state="canceled"})");
+  for (const auto& id : ids) ASSERT_TRUE(wait(client_->cancel(id, "", soon())).ok());
+  ASSERT_TRUE(until([&] {
+    return metric(R"(ditfleet_job_seconds_count{class="other",state="canceled"})") == std::max(0.0, before) + kSizes;
+  }));
+  // Nor do sizes that run push out one that runs as well.
+  worker();
+  for (int i = 1; i <= kSizes; ++i) {
+    for (const auto& id : {submit_tiny(of_size(2000), "modest"), submit_tiny(of_size(16 * i), "greedy")})
+      ASSERT_TRUE(until([&] { return ended(id); }));
+  }
+  ASSERT_TRUE(until([&] { return ran(16 * kSizes) == 1; }));
+  EXPECT_EQ(ran(2000), kSizes);
+  EXPECT_EQ(ran(16), -1) << "made room";
 }
 
 TEST_F(SchedulerServiceTest, plain_entries_run_and_bad_ones_are_rejected_with_the_reason) {
@@ -350,6 +283,7 @@ TEST_F(SchedulerServiceTest, a_vanished_workers_units_end_elsewhere_once) {
   spdlog::default_logger()->sinks().push_back(sink);
   lost.vanish();
   worker({.name = "other"});
+  EXPECT_TRUE(until([&] { return metric(R"(ditfleet_worker_unwell{state="silent",worker="lost"})") == 1; }));
   ASSERT_TRUE(until([&] { return ended(id); }));
   spdlog::default_logger()->sinks().pop_back();
   EXPECT_EQ(state_of(id), job::State::kSucceeded);
@@ -361,6 +295,23 @@ TEST_F(SchedulerServiceTest, a_vanished_workers_units_end_elsewhere_once) {
   // The unit that had started counts a second attempt, the other was only moved.
   const auto types = event_types(id);
   EXPECT_NE(types.find("started:0"), types.rfind("started:0")) << types;
+}
+
+// Redis may have been away until now, or all coordinators.
+TEST_F(SchedulerServiceTest, a_new_leader_gives_workers_time_to_renew) {
+  lead();
+  const auto id = submit_tiny();
+  admit_all();
+  const auto attempt = assign(id);
+  ASSERT_TRUE(start(attempt).ok());
+  redis({"ZADD", keys_.lease(), "XX", "1", id + ":0"});
+  ASSERT_TRUE(wait(client_->resign("coordinator-1", epoch_, soon())).ok());
+  auto& c = coordinate();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  wait(nap(1000ms));
+  EXPECT_EQ(renew(attempt), queue::RenewOutcome::kOk);
+  redis({"ZADD", keys_.lease(), "XX", "1", id + ":0"});
+  EXPECT_TRUE(until([&] { return state_of(id) == job::State::kReady; })) << "but not for ever";
 }
 
 TEST_F(SchedulerServiceTest, a_worker_that_never_starts_what_it_has_loses_it_when_it_drains) {
@@ -407,6 +358,43 @@ TEST_F(SchedulerServiceTest, the_leader_publishes_the_backlog_and_when_units_end
   EXPECT_EQ(metric("ditfleet_backlog_gpu_seconds{model=\"tiny\"}"), 0);
   drop(c);
   EXPECT_TRUE(until([&] { return !forecast().has_value(); })) << "no coordinator leads";
+}
+
+TEST_F(SchedulerServiceTest, the_leader_publishes_positions_and_when_jobs_end) {
+  auto& c = coordinate();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  worker({.name = "steady", .run = 200ms});
+  for (int i = 0; i < 4; ++i) {
+    const auto id = submit_tiny();
+    ASSERT_TRUE(until([&] { return ended(id); }));
+  }
+  std::vector<std::string> ids;
+  for (int i = 0; i < 16; ++i) ids.push_back(submit_tiny());
+  const auto outlook = [&] { return wait(client_->outlook(soon())).value(); };
+  std::map<std::string, queue::JobOutlook> expected;
+  // It is published once a second: the first ones may have ended by then.
+  ASSERT_TRUE(until([&] {
+    expected = outlook();
+    return expected.contains(ids.back());
+  }));
+  const auto read_ms = wait(client_->depth(soon()))->time_us / 1000;
+  ASSERT_TRUE(until([&] { return std::all_of(ids.begin(), ids.end(), [&](const auto& id) { return ended(id); }); }));
+  std::map<std::int64_t, std::int64_t> ends;  // by position
+  for (const auto& id : ids) {
+    if (!expected.contains(id)) continue;
+    const auto& one = expected.at(id);
+    const auto ended_ms = job(id).ended_ms;
+    if (one.position >= 0) ends.emplace(one.position, ended_ms);
+    EXPECT_NEAR(static_cast<double>(ended_ms), static_cast<double>(one.eta_ms),
+                1000 + 0.5 * static_cast<double>(ended_ms - read_ms))
+        << id;
+  }
+  EXPECT_GE(ends.size(), 3u);
+  EXPECT_TRUE(std::is_sorted(ends.begin(), ends.end(), [](auto a, auto b) { return a.second < b.second; }));
+  EXPECT_TRUE(until([&] { return outlook().empty(); })) << "all have ended";
+  submit_tiny();
+  drop(c);
+  EXPECT_TRUE(until([&] { return outlook().empty(); })) << "no coordinator leads";
 }
 
 TEST_F(SchedulerServiceTest, another_coordinator_takes_over_when_the_leader_dies) {
@@ -552,15 +540,85 @@ TEST_F(SchedulerServiceTest, an_audit_that_fails_is_repeated_less_and_less_often
     const auto at = stats.find(wanted);
     return at == std::string::npos ? 0 : std::stoi(stats.substr(at + wanted.size()));
   };
-  ASSERT_TRUE(until([&] { return failures() >= 2; }));
+  ASSERT_TRUE(until([&] { return failures() >= 4; }));  // two for each audit
   const int before = failures();
   const auto began = std::chrono::steady_clock::now();
-  ASSERT_TRUE(until([&] { return failures() >= before + 2; }));
+  ASSERT_TRUE(until([&] { return failures() >= before + 4; }));
   EXPECT_GT(std::chrono::steady_clock::now() - began, 1500ms) << "0.8 s and 1.6 s, instead of 0.2 s each";
   redis({"DEL", keys_.units()});
   worker();
   const auto id = submit_tiny();
   ASSERT_TRUE(until([&] { return ended(id); }));
+}
+
+TEST_F(SchedulerServiceTest, a_connection_whose_bytes_vanish_delays_one_job_and_no_further_one) {
+  RedisProxy proxy(server_.endpoint().unix_path, server_.endpoint().unix_path + ".proxy");
+  auto endpoint = server_.endpoint();
+  endpoint.unix_path = proxy.path();
+  auto& c = coordinate("c1", 1500ms, endpoint);
+  worker();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  ASSERT_TRUE(until([&] { return c.service->hears(); }));
+  const auto delay = [&] {
+    const auto began = std::chrono::steady_clock::now();
+    const auto id = submit_tiny();
+    EXPECT_TRUE(until([&] { return ended(id); }));
+    return std::chrono::steady_clock::now() - began;
+  };
+  delay();
+  proxy.deafen();  // those that wait for events, or for entries of the intake
+  ASSERT_TRUE(until([&] { return proxy.deaf(); }));
+  EXPECT_LT(delay(), 12s);
+  ASSERT_TRUE(until([&] { return !c.service->hears(); }));
+  ASSERT_TRUE(until([&] { return c.service->hears(); }));
+  for (int i = 0; i < 5; ++i) EXPECT_LT(delay(), 2s);
+}
+
+class SchedulerEvictionTest : public SchedulerServiceTest {
+ protected:
+  SchedulerEvictionTest() : SchedulerServiceTest({.extra = {"maxmemory 1gb", "maxmemory-policy allkeys-lru"}}) {}
+  static std::string text_of(const std::vector<std::string>& warnings) {
+    std::string out;
+    for (const auto& warning : warnings) out += warning + "\n";
+    return out;
+  }
+};
+
+TEST_F(SchedulerEvictionTest, a_redis_that_deletes_jobs_is_refused_until_it_is_mended) {
+  auto& c = coordinate();
+  ASSERT_TRUE(until([&] { return c.service->redis_refused(); }));
+  EXPECT_NE(c.service->refusal().find("redis-cli CONFIG SET maxmemory-policy noeviction"), std::string::npos)
+      << c.service->refusal();
+  EXPECT_NE(c.service->refusal().find("redis.allow_eviction"), std::string::npos) << c.service->refusal();
+  wait(nap(200ms));
+  EXPECT_FALSE(c.service->leading());
+  EXPECT_EQ(redis({"EXISTS", keys_.leader()}).integer, 0);
+  redis({"CONFIG", "SET", "maxmemory-policy", "noeviction"});
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  EXPECT_EQ(c.service->refusal(), "");
+  EXPECT_EQ(text_of(c.service->warnings()), "");
+  const std::string metrics = telemetry::render_metrics();
+  for (const char* line :
+       {"ditfleet_redis_append_only 1\n", "ditfleet_redis_evicts 0\n", "ditfleet_redis_max_memory_bytes 1073741824\n"})
+    EXPECT_NE(metrics.find(line), std::string::npos) << line;
+  EXPECT_EQ(metrics.find("ditfleet_redis_used_memory_bytes 0\n"), std::string::npos);
+}
+
+TEST_F(SchedulerEvictionTest, what_an_operator_accepts_or_may_accept_is_a_warning) {
+  auto& accepted = coordinate("c1", 1500ms, server_.endpoint(), true);
+  ASSERT_TRUE(until([&] { return accepted.service->leading(); }));
+  EXPECT_NE(text_of(accepted.service->warnings()).find("deletes jobs"), std::string::npos);
+  EXPECT_NE(telemetry::render_metrics().find("ditfleet_redis_evicts 1\n"), std::string::npos);
+  drop(accepted);
+
+  redis({"CONFIG", "SET", "maxmemory-policy", "volatile-ttl"});
+  redis({"CONFIG", "SET", "appendonly", "no"});
+  auto& other = coordinate("c2");
+  ASSERT_TRUE(until([&] { return other.service->leading(); }));
+  const auto warnings = text_of(other.service->warnings());
+  EXPECT_NE(warnings.find("(maxmemory-policy is volatile-ttl)"), std::string::npos) << warnings;
+  EXPECT_NE(warnings.find("redis-cli CONFIG SET appendonly yes"), std::string::npos) << warnings;
+  EXPECT_NE(telemetry::render_metrics().find("ditfleet_redis_append_only 0\n"), std::string::npos);
 }
 
 }  // namespace

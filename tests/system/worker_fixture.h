@@ -28,6 +28,7 @@ struct Script {
   std::set<std::string> pinned;                     // as it was told last; the same
   pipeline::MemoryReport memory;  // of the model, which is resident after the last step; under the mutex
   bool store_throws = false;      // set before the worker starts
+  std::atomic<int> inputs_read = 0, readies = 0;
 
   std::optional<Error> note(const std::string& event) {
     {
@@ -97,6 +98,8 @@ class FakeModel final : public pipeline::Model {
 
   Result<std::unique_ptr<pipeline::Generation>> encode(const pipeline::GenerationRequest& request) override {
     if (auto error = script_->note("text " + std::to_string(request.seed))) return *error;
+    if (request.image)
+      script_->note("image " + std::to_string(request.image->width) + "x" + std::to_string(request.image->height));
     auto prepared = std::make_unique<FakeGeneration>();
     prepared->request = request;
     return std::unique_ptr<pipeline::Generation>(std::move(prepared));
@@ -173,13 +176,14 @@ class FakeModel final : public pipeline::Model {
                             .linears = {{"text_encoder", {{"fp32", 3}}}, {"transformer", {{"fp32", 1}, {"nf4", 2}}}}};
 };
 
-// Its first put() ends by an exception.
-class ThrowingStore final : public results::Store {
+// Counts the inputs that are read. If the script says so, its first put() ends by an exception.
+class ScriptedStore final : public results::Store {
  public:
-  explicit ThrowingStore(std::shared_ptr<results::Store> store) : store_(std::move(store)) {}
+  ScriptedStore(std::shared_ptr<results::Store> store, std::shared_ptr<Script> script)
+      : store_(std::move(store)), script_(std::move(script)) {}
   asio::awaitable<Result<results::Manifest>> put(const results::ResultKey& result, std::string bytes,
                                                  std::string media_type, Deadline deadline) override {
-    if (!std::exchange(thrown_, true)) throw std::runtime_error("on purpose");
+    if (std::exchange(script_->store_throws, false)) throw std::runtime_error("on purpose");
     co_return co_await store_->put(result, std::move(bytes), std::move(media_type), deadline);
   }
   asio::awaitable<Result<std::string>> get(const results::Manifest& manifest, Deadline deadline) override {
@@ -206,12 +210,16 @@ class ThrowingStore final : public results::Store {
     return store_->touch_input(sha256, deadline);
   }
   asio::awaitable<Result<std::string>> get_input(const std::string& sha256, Deadline deadline) override {
+    ++script_->inputs_read;
     return store_->get_input(sha256, deadline);
+  }
+  asio::awaitable<Result<void>> remove_input(const std::string& sha256, Deadline deadline) override {
+    return store_->remove_input(sha256, deadline);
   }
 
  private:
   std::shared_ptr<results::Store> store_;
-  bool thrown_ = false;
+  std::shared_ptr<Script> script_;
 };
 
 inline job::ModelEntry demo_entry() { return job::image_model("demo", 64, 4); }
@@ -227,8 +235,8 @@ class RunningWorker {
     worker::ServiceParts parts;
     parts.connection = redis::Connection::create(io_.get_executor(), connection_options);
     parts.queue = std::make_shared<queue::Client>(parts.connection, queue_options);
-    parts.store = *results::open_store({}, parts.connection);
-    if (script->store_throws) parts.store = std::make_shared<ThrowingStore>(parts.store);
+    parts.store = std::make_shared<ScriptedStore>(*results::open_store({}, parts.connection), script);
+    parts.on_ready = [script] { ++script->readies; };
     parts.adapters = std::move(adapters);
     parts.adapters.source = worker::registry_source(redis::Connection::create(io_.get_executor(), connection_options));
     parts.load = [script]() -> Result<worker::ModelSet> {
@@ -274,6 +282,7 @@ class RunningWorker {
     return exit_code_;
   }
   bool busy() const { return service_->busy(); }  // after join()
+  std::string why_not_ready() const { return service_->why_not_ready(); }
   const std::string& owner() const { return service_->owner(); }
 
  private:
@@ -297,8 +306,8 @@ class WorkerTest : public QueueTest {
   worker::ServiceOptions service_options(const std::string& name = "w1") const {
     worker::ServiceOptions options;
     options.name = name;
-    options.timing.lease = std::chrono::milliseconds(options_.lease_ms);
-    options.timing.renew = options.timing.lease / 5;
+    options.lease = std::chrono::milliseconds(options_.lease_ms);
+    options.timing.renew = options.lease / 5;
     options.timing.step = 20ms;
     options.timing.retry = 50ms;
     options.heartbeat = 50ms;

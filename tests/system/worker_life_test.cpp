@@ -94,6 +94,42 @@ TEST_F(WorkerLife, DrainFinishesWhatRunsAndHandsBackTheRest) {
   EXPECT_EQ(worker_state("w1"), "");
 }
 
+// What /readyz says, and when an init system learns that the worker is ready.
+TEST_F(WorkerLife, IsReadyOnlyWhileUnitsCanCome) {
+  script_->load_ms = 300;
+  auto worker = start_worker(service_options());
+  const auto becomes = [&](const std::string& why) { return until([&] { return worker->why_not_ready() == why; }); };
+  EXPECT_EQ(worker->why_not_ready(), "loading the models");
+  EXPECT_EQ(script_->readies, 0);
+  ASSERT_TRUE(becomes(""));
+  EXPECT_EQ(worker_state("w1"), "ready");
+  server_.kill();
+  EXPECT_TRUE(becomes("Redis does not answer"));
+  server_.restart();
+  EXPECT_TRUE(becomes(""));
+  ASSERT_TRUE(until([&] { return desire(queue::Desired::kDraining); }));
+  EXPECT_TRUE(becomes("drained by an administrator"));
+  ASSERT_TRUE(desire(queue::Desired::kReady));
+  EXPECT_TRUE(becomes(""));
+  EXPECT_EQ(script_->readies, 1);
+  auto slow = spec(1);
+  slow.fields.set("num_inference_steps", 50);
+  const std::string id = ready(slow);
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("step 1/1"); }));
+  worker->drain();
+  EXPECT_TRUE(becomes("draining"));
+}
+
+TEST_F(WorkerLife, ModelsThatDoNotLoadInTimeEndTheProcess) {
+  script_->load_ms = 1500;
+  auto options = service_options();
+  options.stuck = 5ms;
+  auto worker = start_worker(options);
+  EXPECT_EQ(worker->join(), 1);
+  EXPECT_TRUE(worker->busy()) << "the program then ends without waiting for the thread";
+}
+
 TEST_F(WorkerLife, AnAdministratorDrainsAndResumesIt) {
   script_->step_ms = 100;
   auto options = service_options();

@@ -1,4 +1,5 @@
 // The worker service on a real Redis: what becomes of units; the test plays the scheduler.
+#include "shared/core/sha256.h"
 #include "shared/telemetry/metrics.h"
 #include "tests/system/worker_fixture.h"
 
@@ -71,6 +72,29 @@ TEST_F(WorkerService, ThePictureOfAUnitIsEncodedWhileTheNextOneDenoises) {
   assign(second, 0, worker->owner());
   ASSERT_TRUE(reaches(second, State::kSucceeded));
   EXPECT_TRUE(reaches(first, State::kSucceeded));
+}
+
+TEST_F(WorkerService, TheImageOfAJobIsDecodedOnceForAllItsUnits) {
+  auto options = service_options();
+  options.capacity = 3;
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  const auto png = read_file(std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/images/rgb.png");
+  ASSERT_TRUE(png.ok());
+  auto store = *results::open_store({}, connection_);
+  for (const std::int64_t seed : {1, 11}) {
+    const std::string sha256 = sha256_hex(*png);
+    ASSERT_TRUE(wait(store->put_input(sha256, *png, soon())).ok());
+    auto with_image = spec(seed, 3);
+    with_image.fields.set("image", sha256);
+    const std::string id = ready(with_image);
+    script_->inputs_read = 0;
+    for (int unit = 0; unit < 3; ++unit) assign(id, unit, worker->owner());
+    ASSERT_TRUE(reaches(id, State::kSucceeded));
+    EXPECT_EQ(script_->inputs_read, 1) << "and another job reads its own";
+    const std::lock_guard lock(script_->mutex);
+    EXPECT_EQ(std::count(script_->log.begin(), script_->log.end(), "image 37x23"), seed == 1 ? 3 : 6);
+  }
 }
 
 TEST_F(WorkerService, NothingStartsBeforeTheDeviceIsFree) {
@@ -358,6 +382,21 @@ TEST_F(WorkerService, AnAttemptThatWasTakenAwayStopsAndLeavesNothing) {
   EXPECT_TRUE(until([&] { return logged("stopped 1"); }, 2s));
   EXPECT_EQ(job(id).state, State::kReady);
   EXPECT_EQ(keys_like("df:{0}:blob:*"), 0u);
+}
+
+// A worker fails a unit whose result cannot be stored for ten seconds. While Redis is full, no worker could store it.
+TEST_F(WorkerService, KeepsAResultWhileRedisIsFull) {
+  const auto worker = start_ready_worker();
+  const std::string id = ready(spec(5));
+  redis({"CONFIG", "SET", "maxmemory", "1"});
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return logged("pixels 5"); }));
+  EXPECT_FALSE(
+      until([&] { return job(id).state != job::State::kRunning || job(id).unit_records[0].attempt != 1; }, 11s));
+  redis({"CONFIG", "SET", "maxmemory", "0"});
+  ASSERT_TRUE(reaches(id, job::State::kSucceeded));
+  EXPECT_EQ(picture_bytes(id), expected_bytes(5));
+  EXPECT_EQ(job(id).unit_records[0].attempt, 1);
 }
 
 TEST_F(WorkerService, BytesOfARefusedCompletionAreRemoved) {

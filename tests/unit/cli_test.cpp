@@ -12,6 +12,7 @@
 #include "coordinator/cli/job_watch.h"
 #include "coordinator/cli/sse_parser.h"
 #include "coordinator/cli/terminal.h"
+#include "shared/core/wall_clock.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -122,9 +123,40 @@ TEST(Terminal, TablesAlignAndTextStaysOnItsLine) {
             "a 31m \xc2\xa9");
   EXPECT_EQ(one_line("äöü", 2), "äö…");
   EXPECT_EQ(short_duration(999), "999 µs");
-  EXPECT_EQ(short_duration(12'345), "12.3 ms");
-  EXPECT_EQ(short_duration(4'210'000), "4.21 s");
+  EXPECT_EQ(short_duration(0), "0 ms");
+  EXPECT_EQ(short_duration(3'163), "3.2 ms");
+  EXPECT_EQ(short_duration(6'000), "6 ms");
+  EXPECT_EQ(short_duration(9'960), "10 ms");
+  EXPECT_EQ(short_duration(12'345), "12 ms");
+  EXPECT_EQ(short_duration(999'700), "1 s");
+  EXPECT_EQ(short_duration(3'163'000), "3.2 s");
+  EXPECT_EQ(short_duration(23'200'000), "23.2 s");
+  EXPECT_EQ(short_duration(119'960'000), "2 min 0 s");
   EXPECT_EQ(short_duration(185'000'000), "3 min 5 s");
+  EXPECT_EQ(short_duration(7'380'000'000), "2 h 3 min");
+  EXPECT_EQ(short_duration(-1), "-");
+  const auto now = unix_ms();
+  EXPECT_EQ(ago(0), "");
+  EXPECT_EQ(ago(now), "now");
+  EXPECT_EQ(ago(now + 5'000), "now") << "the clocks differ";
+  EXPECT_EQ(ago(now - 971), "1 s ago");
+  EXPECT_THAT(ago(now - 23'200), ::testing::AnyOf("23 s ago", "24 s ago"));
+  EXPECT_EQ(whole_seconds(0), "now");
+  EXPECT_EQ(whole_seconds(3'200), "3 s");
+}
+
+TEST(JobWatch, OutlooksAreTexts) {
+  const auto text_of = [](std::int64_t position, std::int64_t left_ms) {
+    return outlook_text(
+        json::object{{"position", position < 0 ? json::value(nullptr) : json::value(position)},
+                     {"eta_ms", left_ms == 0 ? json::value(nullptr) : json::value(unix_ms() + left_ms)}});
+  };
+  EXPECT_EQ(text_of(-1, 0), "");
+  EXPECT_EQ(text_of(0, 0), "next");
+  EXPECT_EQ(text_of(1, 0), "1 job ahead");
+  EXPECT_EQ(text_of(12, 185'200), "12 jobs ahead, 3 min 5 s left");
+  EXPECT_EQ(text_of(-1, 1), "");
+  EXPECT_EQ(outlook_text(json::object{}), "") << "an older service";
 }
 
 TEST(HttpClient, RefusesToSendAPipeAtOnce) {

@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <regex>
+#include <set>
 
 #include "shared/config/options.h"
 #include "shared/core/bytes.h"
@@ -142,7 +145,93 @@ TEST(Settings, RelativePathsOfAFileStartBesideIt) {
   const auto loaded = load({.file = file, .sets = {"results.dir=results"}, .environment = false});
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
   EXPECT_EQ(loaded->models.at("demo").path, std::filesystem::path(file).parent_path() / "models/demo");
-  EXPECT_EQ(loaded->results.dir, "results");
+  EXPECT_EQ(loaded->results.dir, std::filesystem::current_path() / "results");
+}
+
+// A path that stayed relative would name another file in a process with another working directory.
+TEST(Settings, EveryPathIsAbsoluteWhereverItComesFrom) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  const std::filesystem::path folder = std::filesystem::path(write_config("")).parent_path();
+  int paths = 0;
+  for (const Option& option : options()) {
+    const bool several = option.form == Form::kPaths;
+    if (option.form != Form::kPath && option.key != "compile.cxx" && !several) continue;
+    ++paths;
+    const std::string key(option.key), text = several ? "sub/a:/b:../c" : "sub/a";
+    const auto whole = [&](const std::filesystem::path& base) {
+      return (base / "sub/a").string() + (several ? ":/b:" + (base / "../c").lexically_normal().string() : "");
+    };
+    const auto value = [&](const Result<Settings>& loaded) {
+      EXPECT_TRUE(loaded.ok()) << loaded.error().message;
+      return loaded ? value_text(option, *loaded) : std::string();
+    };
+    // Nested sections as maps: {cache: {dir: sub/a}}
+    std::string yaml = "\"" + text + "\"";
+    for (std::string rest = key; !rest.empty();) {
+      const auto dot = rest.rfind('.');
+      yaml = "{" + rest.substr(dot == rest.npos ? 0 : dot + 1) + ": " + yaml + "}";
+      rest.resize(dot == rest.npos ? 0 : dot);
+    }
+    write_config(yaml);
+    std::filesystem::current_path(folder);
+    EXPECT_EQ(value(load({.file = "fleet.yaml", .environment = false})), whole(folder))
+        << key << " of a file beside us";
+    std::filesystem::current_path(before);
+    EXPECT_EQ(value(load({.file = (folder / "fleet.yaml").string(), .environment = false})), whole(folder)) << key;
+    EXPECT_EQ(value(load({.sets = {key + "=" + text}, .environment = false})), whole(before)) << key;
+    const Variable variable(environment_name(key).c_str(), text.c_str());
+    EXPECT_EQ(value(load({})), whole(before)) << key;
+  }
+  EXPECT_GE(paths, 10);
+  std::filesystem::current_path(folder);
+  write_config("models: {a: {path: m, transformer: t.safetensors}, b: n}");
+  const auto models = load({.file = "fleet.yaml", .sets = {"compile.cxx=clang++"}, .environment = false});
+  std::filesystem::current_path(before);
+  ASSERT_TRUE(models.ok()) << models.error().message;
+  EXPECT_EQ(models->models.at("a").path, folder / "m");
+  EXPECT_EQ(models->models.at("a").transformer, folder / "t.safetensors");
+  EXPECT_EQ(models->models.at("b").path, folder / "n");
+  EXPECT_EQ(models->compile.cxx, "clang++") << "a name is searched in PATH";
+}
+
+TEST(Settings, AllWrongKeysAreReportedAtOnce) {
+  const std::string file = write_config(
+      "worker:\n  cuont: 2\n  dtype: fp23\ngatway:\n  listen: 127.0.0.1:1\nkyes:\n  - {tenant: a}\n"
+      "models:\n  a: {pth: /m}\nlog:\n  level: info\n  level: debug\n");
+  const Variable variable("DITFLEET_WORKER__DEVISE", "cpu");
+  const auto loaded = load({.file = file, .sets = {"cache.dri=/c"}});
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_EQ(loaded.error().code, Code::kInvalidArgument);
+  const std::string& told = loaded.error().message;
+  EXPECT_EQ(std::count(told.begin(), told.end(), '\n'), 7) << told;
+  for (const char* part :
+       {":2: unknown key 'worker.cuont'; did you mean 'worker.count'?", ":3: worker.dtype is 'fp23'",
+        ":5: unknown key 'gatway.listen'; did you mean 'gateway.listen'?", ":7: 'kyes' is a list",
+        "did you mean 'keys'?", ":9: unknown key 'models.a.pth'; did you mean 'path'?", ":12: 'level' is given twice",
+        "DITFLEET_WORKER__DEVISE: unknown key 'worker.devise'; did you mean 'DITFLEET_WORKER__DEVICE'?",
+        "--set cache.dri: unknown key 'cache.dri'; did you mean 'cache.dir'?"})
+    EXPECT_THAT(told, HasSubstr(part));
+}
+
+TEST(Settings, EverySectionMayBeEmpty) {
+  std::set<std::string> sections = {"models", "tenants", "keys"};
+  for (const Option& option : options())
+    if (const auto dot = option.key.find('.'); dot != option.key.npos) sections.emplace(option.key.substr(0, dot));
+  for (const std::string& section : sections) {
+    for (const char* empty : {":\n", ": {}\n", ":\n#  flux: /m\n"}) {
+      const auto loaded = load_text(section + empty, "f");
+      EXPECT_TRUE(loaded.ok()) << section << empty << loaded.error().message;
+    }
+  }
+}
+
+TEST(Settings, TheConfigurationOfThePackageIsValidWithoutItsCommentSigns) {
+  const auto text = read_file(std::string(DITFLEET_SOURCE_DIR) + "/deploy/packages/ditfleet.yaml");
+  ASSERT_TRUE(text.ok());
+  EXPECT_TRUE(load_text(*text, "f").ok());
+  const auto loaded = load_text(std::regex_replace(*text, std::regex("\n#( *[a-z_]+:)"), "\n$1"), "f");
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_EQ(loaded->models.size(), 1u) << "the example";
 }
 
 TEST(Settings, ModelsMayBeQuantizedAndHaveATransformerOfTheirOwn) {
@@ -394,6 +483,7 @@ TEST(Config, AGatewayThatOthersReachNeedsKeysOrMustBeDeclaredOpen) {
         << listen;
     EXPECT_EQ(problem(yaml + key), "") << listen;
     EXPECT_EQ(problem("gateway: {open: true, listen: " + std::string(listen) + "}"), "") << listen;
+    EXPECT_EQ(problem("gateway: {require_keys: true, listen: " + std::string(listen) + "}"), "") << listen;
   }
   for (const char* listen : {"127.0.0.1:1", "localhost:1", "\"[::1]:1\"", "127.1.2.3:1"})
     EXPECT_EQ(problem("gateway: {listen: " + std::string(listen) + "}"), "") << listen;

@@ -110,6 +110,58 @@ TEST_F(GatewayApi, SaysWhatAUnitWaitsFor) {
   EXPECT_TRUE(units()[0].at("waits_for").is_null()) << "it runs";
 }
 
+TEST_F(GatewayApi, JobsHaveAPositionAndAnExpectedEnd) {
+  send("POST", "/v1/jobs", R"({"prompt":"x"})");
+  const auto now = unix_ms();
+  const auto of = [](json::value job) { return std::pair(job.at("position"), job.at("eta_ms")); };
+  const auto read = [&] {
+    start({});  // forgets what was read
+    const auto listed = body_of(send("GET", "/v1/jobs")).at("jobs").at(0);
+    const auto job = body_of(send("GET", "/v1/jobs/job-1"));
+    EXPECT_EQ(of(listed), of(job));
+    EXPECT_EQ(of(body_of(send("GET", "/v1/jobs/job-1/timeline"))), of(job));
+    return of(job);
+  };
+  const json::value null;
+  EXPECT_EQ(read(), std::pair(null, null)) << "no coordinator leads";
+  service.outlooks["job-1"] = {3, now + 60'000};
+  EXPECT_EQ(read(), std::pair(json::value(3), json::value(now + 60'000)));
+  service.outlooks["job-1"] = {3, 0};
+  EXPECT_EQ(read(), std::pair(json::value(3), null)) << "no run was observed";
+  service.outlooks["job-1"] = {0, now + 60'000};
+  service.admit("job-1");
+  service.step("job-1", 0, 1, 8);
+  EXPECT_EQ(read(), std::pair(null, json::value(now + 60'000))) << "it runs, although it was next a second ago";
+  service.outlooks["job-1"].eta_ms = now - 60'000;
+  EXPECT_GE(read().second.as_int64(), now) << "it runs for longer than predicted";
+  service.jobs["job-1"].state = service.jobs["job-1"].unit_records[0].state = job::State::kCanceling;
+  EXPECT_EQ(read(), std::pair(null, null));
+  service.outlooks["job-1"] = {0, now + 60'000};
+  service.succeed("job-1", 0, "x");
+  EXPECT_EQ(read(), std::pair(null, null)) << "it has ended";
+}
+
+TEST_F(GatewayApi, TheOutlookIsReadOnceASecond) {
+  send("POST", "/v1/jobs", R"({"prompt":"x"})");
+  for (int i = 0; i < 20; ++i) send("GET", "/v1/jobs");
+  EXPECT_LE(service.outlook_reads, 3);
+}
+
+TEST_F(GatewayApi, ACancelingJobIsShown) {
+  send("POST", "/v1/jobs", R"({"prompt":"x"})");
+  service.admit("job-1");
+  service.step("job-1", 0, 8, 8);
+  auto& record = service.jobs["job-1"];
+  record.state = record.unit_records[0].state = job::State::kCanceling;
+  const auto job = body_of(send("GET", "/v1/jobs/job-1"));
+  EXPECT_EQ(job.at("state").as_string(), "canceling");
+  EXPECT_EQ(job.at("unit_records").at(0).at("state").as_string(), "canceling");
+  EXPECT_EQ(job.at("unit_records").at(0).at("phase").as_string(), "decoding");
+  EXPECT_EQ(body_of(send("GET", "/v1/jobs?state=canceling")).at("jobs").as_array().size(), 1u);
+  EXPECT_EQ(body_of(send("GET", "/v1/jobs?state=running")).at("jobs").as_array().size(), 0u);
+  EXPECT_THAT(send("GET", "/v1/jobs?state=cancelling").body, HasSubstr("running, canceling, succeeded"));
+}
+
 TEST_F(GatewayApi, RefusesBadJobs) {
   const std::vector<std::pair<std::string, int>> cases = {
       {"", 400},
@@ -699,7 +751,31 @@ TEST_F(GatewayApi, MetricsNeedAnAdministratorOrThisHost) {
   const std::vector<config::ApiKey> keys = {{"acme", sha256_hex("a"), false}, {"ops", sha256_hex("o"), true}};
   start(keys);
   EXPECT_EQ(scrape(true), 200);
-  EXPECT_EQ(scrape(true, {{"X-Forwarded-For", "10.0.0.1"}}), 401) << "a proxy on this host";
+  for (const char* name : {"X-Forwarded-For",
+                           "X-Forwarded-Host",
+                           "X-Forwarded-Proto",
+                           "Forwarded",
+                           "Via",
+                           "X-Real-IP",
+                           "x-real-ip",
+                           "CF-Connecting-IP",
+                           "CF-Ray",
+                           "True-Client-IP",
+                           "X-Client-IP",
+                           "X-Cluster-Client-IP",
+                           "Fastly-Client-IP",
+                           "Fly-Client-IP",
+                           "X-Azure-ClientIP",
+                           "X-Remote-Addr",
+                           "X-Envoy-External-Address",
+                           "X-Original-Forwarded-For",
+                           "X-ProxyUser-Ip",
+                           "CDN-Loop"})
+    EXPECT_EQ(scrape(true, {{name, "10.0.0.1"}}), 401) << "a proxy on this host: " << name;
+  for (const char* host : {"images.example.org", "images.example.org:443", "10.0.0.1", ""})
+    EXPECT_EQ(scrape(true, {{"Host", host}}), 401) << "a proxy that keeps the Host: " << host;
+  for (const char* host : {"localhost:8780", "127.0.0.1:8780", "[::1]:8780"})
+    EXPECT_EQ(scrape(true, {{"Host", host}, {"X-Prometheus-Scrape-Timeout-Seconds", "10"}, {"Accept", "*/*"}}), 200);
   EXPECT_EQ(scrape(false), 401);
   EXPECT_EQ(scrape(false, {{"Authorization", "Bearer a"}}), 403);
   EXPECT_EQ(scrape(false, {{"Authorization", "Bearer o"}}), 200);

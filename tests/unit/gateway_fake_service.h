@@ -117,16 +117,30 @@ class FakeService final : public JobService {
     if (down) co_return *down;
     co_return std::string(32, static_cast<char>(id));
   }
-  asio::awaitable<Result<void>> put_input(const std::string& sha256, std::string bytes) override {
+  asio::awaitable<Result<void>> put_input(const std::string& tenant, const std::string& sha256,
+                                          std::string bytes) override {
     if (down) co_return *down;
+    owned_inputs[tenant][sha256] = static_cast<std::int64_t>(bytes.size());
     blobs[sha256] = std::move(bytes);
     co_return Result<void>();
   }
-  asio::awaitable<Result<void>> touch_input(const std::string& sha256) override {
+  asio::awaitable<Result<void>> touch_input(const std::string& tenant, const std::string& sha256) override {
     if (down) co_return *down;
-    if (!blobs.contains(sha256)) co_return not_found("the image '" + sha256 + "' is not stored");
+    if (!owned_inputs[tenant].contains(sha256)) co_return not_found("the image '" + sha256 + "' is not stored");
     co_return Result<void>();
   }
+  asio::awaitable<Result<void>> remove_input(const std::string& tenant, const std::string& sha256) override {
+    if (down) co_return *down;
+    if (owned_inputs[tenant].erase(sha256) == 0) co_return not_found("the image '" + sha256 + "' is not stored");
+    co_return Result<void>();
+  }
+  asio::awaitable<Result<std::map<std::string, std::int64_t>>> inputs(const std::string& tenant) override {
+    if (down) co_return *down;
+    co_return owned_inputs[tenant];
+  }
+  std::map<std::string, std::map<std::string, std::int64_t>> owned_inputs;  // by tenant
+  asio::awaitable<Result<void>> check_room() override { co_return Result<void>(); }
+  asio::awaitable<void> maintain() override { co_return; }
   asio::awaitable<Result<queue::SubmitOutcome>> submit(const queue::Submission& s) override {
     if (down) co_return *down;
     submissions.push_back(s);
@@ -166,13 +180,15 @@ class FakeService final : public JobService {
     co_return **found;
   }
   asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state, int limit,
-                                               const std::string& cursor, bool) override {
+                                               const std::string& cursor, bool,
+                                               std::function<bool(const queue::JobRecord&)> keep) override {
     if (down) co_return *down;
     queue::JobPage page;
     for (auto it = jobs.rbegin(); it != jobs.rend(); ++it) {
       const auto& record = it->second;
       if (!cursor.empty() && record.id >= cursor) continue;
       if ((!view.empty() && record.tenant != view) || (state && record.state != *state)) continue;
+      if (keep && !keep(record)) continue;
       if (static_cast<int>(page.jobs.size()) == limit) {
         page.next_cursor = page.jobs.back().id;
         break;
@@ -227,6 +243,13 @@ class FakeService final : public JobService {
   asio::awaitable<Result<std::optional<queue::FleetForecast>>> forecast() override {
     if (down) co_return *down;
     co_return fleet_forecast;
+  }
+  std::map<std::string, queue::JobOutlook> outlooks;
+  int outlook_reads = 0;
+  asio::awaitable<Result<std::map<std::string, queue::JobOutlook>>> outlook() override {
+    ++outlook_reads;
+    if (down) co_return *down;
+    co_return outlooks;
   }
   std::map<std::string, queue::TenantUse> uses;
   asio::awaitable<Result<std::map<std::string, queue::TenantUse>>> use() override { co_return uses; }

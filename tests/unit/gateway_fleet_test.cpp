@@ -17,6 +17,8 @@ using Ends = std::array<std::uint32_t, FleetHistory::kEnds.size()>;
 struct Feeder {
   FleetHistory& history;
   std::string class_key = "demo/64x64x1/none/16/fp32";
+  int steps = 4;
+  std::int64_t cost_ms = 100;
 
   void event(const std::string& job, std::int64_t ms, const std::string& type, int unit,
              std::map<std::string, std::string> fields = {}) {
@@ -30,7 +32,11 @@ struct Feeder {
   void submit(const std::string& job, std::int64_t ms, const std::string& tenant = "acme") {
     event(job, ms, "queued", -1, {{"tenant", tenant}});
     event(job, ms, "ready", 0,
-          {{"tenant", tenant}, {"class", class_key}, {"units", "1"}, {"steps", "4"}, {"cost_us", "9"}});
+          {{"tenant", tenant},
+           {"class", class_key},
+           {"units", "1"},
+           {"steps", std::to_string(steps)},
+           {"cost_us", std::to_string(cost_ms * 1000)}});
   }
   void start(const std::string& job, std::int64_t ms, const std::string& worker) {
     event(job, ms, "assigned", 0, {{"worker", worker}});
@@ -72,51 +78,172 @@ TEST(FleetHistory, CountsEndedJobsOfTheLastHour) {
   EXPECT_EQ(history.ended(kNow + 3'600'000).back(), (Ends{1, 0, 0, 0, 0}));
 }
 
-TEST(FleetHistory, BlamesThePhaseThatExceedsItsMedianMost) {
+TEST(FleetHistory, KeepsThePaceOfAClassAndTheProgressOfOpenJobs) {
   FleetHistory history;
   Feeder feed{history};
-  for (int i = 0; i < 4; ++i) feed.run("j" + std::to_string(i), kNow + i, 100, 1000);
-  const auto blames_of = [&](const std::string& id) -> std::vector<FleetHistory::Blame> {
-    for (const auto& slow : history.slow("", "", 100, kNow + 10'000)) {
-      if (slow.id == id) return history.blame(slow.class_key, queue::spans_of(slow, kNow), kNow + 10'000);
+  EXPECT_EQ(history.pace(feed.class_key), nullptr);
+  std::int64_t at = kNow;
+  const auto run = [&](const std::string& id, std::int64_t run_ms, const std::string& phases) {
+    feed.submit(id, at);
+    feed.start(id, at + 10, "w1");
+    at += 10 + run_ms;
+    feed.event(id, at, "succeeded", 0, {{"phases_us", phases}});
+    feed.event(id, at, "succeeded", -1);
+  };
+  run("old", 100, "{\"text\":5}");
+  EXPECT_EQ(history.pace(feed.class_key), nullptr) << "no steps";
+  run("a", 104, R"({"text":9,"wait":9,"denoise":4000,"vae":70000,"encode":20000})");
+  ASSERT_NE(history.pace(feed.class_key), nullptr);
+  EXPECT_DOUBLE_EQ(history.pace(feed.class_key)->step_us, 1000) << "of four steps";
+  EXPECT_DOUBLE_EQ(history.pace(feed.class_key)->rest_us, 100'000) << "until the end of the unit";
+  for (int i = 0; i < 20; ++i) run("b" + std::to_string(i), 58, R"({"denoise":8000,"vae":40000})");
+  EXPECT_NEAR(history.pace(feed.class_key)->step_us, 2000, 20);
+  EXPECT_NEAR(history.pace(feed.class_key)->rest_us, 50'000, 500);
+  feed.submit("open", kNow);
+  EXPECT_EQ(history.rising("open", 0.3), 0.3);
+  EXPECT_EQ(history.rising("open", 0.1), 0.3) << "it was tried again";
+  EXPECT_EQ(history.rising("open", 0.4), 0.4);
+  feed.end("open", kNow + 10, "failed");
+  EXPECT_EQ(history.rising("open", 0.1), 0.1) << "it was forgotten";
+}
+
+// "phase excess than" of each blame, in milliseconds; then the speed of the worker if it is slow.
+std::string text_of(const FleetHistory::Verdict& verdict) {
+  std::string out;
+  for (const auto& blame : verdict.over)
+    out += blame.phase + " +" + std::to_string((blame.us - blame.expected_us) / 1000) + " " + blame.than + "; ";
+  return verdict.speed ? out + "worker slow" : out;
+}
+
+class Verdicts : public ::testing::Test {
+ protected:
+  std::string of(const std::string& id, std::int64_t now_ms = kNow + 60'000) {
+    for (const auto& slow : history.slow("", "", 200, now_ms)) {
+      if (slow.id == id) return text_of(history.verdict(slow, now_ms));
     }
     ADD_FAILURE() << id << " is not among the slow jobs";
     return {};
-  };
-  const auto blame_of = [&](const std::string& id) -> std::optional<FleetHistory::Blame> {
-    const auto blames = blames_of(id);
-    return blames.empty() ? std::nullopt : std::optional(blames.front());
-  };
-  EXPECT_FALSE(blame_of("j0"));  // too few units
+  }
+
+  FleetHistory history;
+  Feeder feed{history};
+};
+
+TEST_F(Verdicts, BlameThePhaseThatExceedsItsMedianMost) {
+  feed.cost_ms = 1000;
+  for (int i = 0; i < 5; ++i) feed.run("j" + std::to_string(i), kNow + i, 100, 1000);
+  EXPECT_EQ(of("j0"), "");
   feed.run("waited", kNow, 1500, 1010);
   feed.run("ran", kNow, 110, 3000);
-  const auto waited = blame_of("waited"), ran = blame_of("ran");
-  ASSERT_TRUE(waited && ran);
-  EXPECT_EQ(waited->phase, "queue");
-  EXPECT_EQ(waited->us, 1'500'000);
-  EXPECT_EQ(waited->median_us, 100'000);
-  EXPECT_EQ(ran->phase, "denoise");
-  EXPECT_EQ(ran->us - ran->median_us, 2'000'000);
-  EXPECT_FALSE(blame_of("j0"));               // nothing exceeds its median
-  EXPECT_EQ(blames_of("waited").size(), 1u);  // 10 ms more of denoising are not worth a word
-  feed.run("both", kNow, 9000, 2000);
-  const auto both = blames_of("both");
-  ASSERT_EQ(both.size(), 2u);
-  EXPECT_EQ(both[0].phase, "queue");
-  EXPECT_EQ(both[1].phase, "denoise");
+  EXPECT_EQ(of("waited"), "queue +1400 the median of its class; ");
+  EXPECT_EQ(of("ran"), "denoise +2000 the median of its class for 4 steps; ");
+  feed.run("both", kNow, 5000, 4000);
+  EXPECT_EQ(of("both"), "queue +4900 the median of its class; denoise +3000 the median of its class for 4 steps; ");
   feed.submit("lost", kNow);
   feed.start("lost", kNow + 100, "w1");
-  feed.event("lost", kNow + 5000, "ready", 0, {{"reason", "lease lapsed"}});
-  feed.start("lost", kNow + 5000, "w2");
-  feed.end("lost", kNow + 6000, "succeeded", 1'000'000);
-  const auto lost = blame_of("lost");
-  ASSERT_TRUE(lost);
-  EXPECT_EQ(lost->phase, "tried before");
+  feed.event("lost", kNow + 4000, "ready", 0, {{"reason", "lease lapsed"}});
+  feed.start("lost", kNow + 7000, "w2");
+  feed.end("lost", kNow + 8000, "succeeded", 1'000'000);
+  EXPECT_EQ(of("lost"), "earlier attempts +3900 the median of its class; queued again +3000 the median of its class; ");
   const auto classes = history.classes(kNow + 10'000);
   ASSERT_EQ(classes.size(), 1u);
-  EXPECT_EQ(classes[0].units, 8u);
+  EXPECT_EQ(classes[0].units, 9u);
   EXPECT_EQ(classes[0].phases[FleetHistory::kTotal]->at(0), 1'100'000);
   EXPECT_TRUE(history.classes(kNow + 2 * FleetHistory::kHourMs).empty());
+}
+
+TEST_F(Verdicts, IgnoreNoise) {
+  for (int i = 0; i < 5; ++i) feed.run("j" + std::to_string(i), kNow + i, 10, 100);
+  feed.run("little", kNow, 10, 149);
+  feed.run("enough", kNow, 10, 151);
+  feed.run("part", kNow, 2000, 151);
+  EXPECT_EQ(of("little"), "");
+  EXPECT_EQ(of("enough"), "denoise +51 the median of its class for 4 steps; ");
+  EXPECT_EQ(of("part"), "queue +1990 the median of its class; ");
+}
+
+TEST_F(Verdicts, ManyStepsAreNoFault) {
+  for (int i = 0; i < 8; ++i) feed.run("j" + std::to_string(i), kNow + i, 10, 400);
+  feed.steps = 40;
+  feed.run("forty", kNow, 10, 4000);
+  feed.run("slow", kNow, 10, 8000);
+  feed.steps = 4;
+  feed.run("four", kNow, 10, 4000);
+  EXPECT_EQ(of("forty"), "");
+  EXPECT_EQ(of("slow"), "denoise +4000 the median of its class for 40 steps; ");
+  EXPECT_EQ(of("four"), "denoise +3600 the median of its class for 4 steps; ");
+  EXPECT_EQ(history.classes(kNow + 10'000).at(0).phases[7]->at(1), 200'000) << "denoising is shown per step";
+}
+
+TEST_F(Verdicts, WithoutEnoughUnitsCompareWithThePrediction) {
+  feed.cost_ms = 142;
+  feed.run("first", kNow, 0, 3600);
+  EXPECT_EQ(of("first"), "run +3458 predicted; ");
+  feed.cost_ms = 3500;
+  feed.run("second", kNow, 0, 3600);
+  EXPECT_EQ(of("second"), "");
+  feed.run("waited", kNow, 9000, 3600);
+  EXPECT_EQ(of("waited"), "queue +9000 in an idle fleet; ");
+  feed.submit("broken", kNow);
+  feed.start("broken", kNow + 10, "w2");
+  feed.end("broken", kNow + 20'000, "failed");
+  EXPECT_EQ(of("broken"), "run +16490 predicted; ");
+}
+
+TEST_F(Verdicts, DoNotChangeAfterTheEnd) {
+  for (int i = 0; i < 6; ++i) feed.run("j" + std::to_string(i), kNow + i, 10, 1000);
+  feed.run("slow", kNow + 10, 10, 3000);
+  const std::string before = of("slow");
+  EXPECT_EQ(before, "denoise +2000 the median of its class for 4 steps; ");
+  // A unit whose end this history did not see.
+  const queue::JobSummary other{.id = "other",
+                                .unit = 0,
+                                .class_key = feed.class_key,
+                                .worker = "w1",
+                                .state = job::State::kSucceeded,
+                                .steps = 4,
+                                .created_ms = kNow,
+                                .ready_ms = kNow,
+                                .first_assigned_ms = kNow,
+                                .assigned_ms = kNow,
+                                .started_ms = kNow,
+                                .ended_ms = kNow + 5000,
+                                .phases_us = {{"denoise", 5'000'000}}};
+  EXPECT_EQ(text_of(history.verdict(other, kNow + 5000)), "denoise +4000 the median of its class for 4 steps; ");
+  for (int i = 0; i < 30; ++i) feed.run("k" + std::to_string(i), kNow + 10'000 + i, 10, 3000);
+  EXPECT_EQ(of("slow"), before);
+  EXPECT_EQ(text_of(history.verdict(other, kNow + 60'000)), "denoise +4000 the median of its class for 4 steps; ");
+  EXPECT_EQ(history.classes(kNow + 60'000).at(0).phases[7]->at(0), 750'000) << "the median has moved";
+}
+
+TEST_F(Verdicts, NameASlowWorker) {
+  const auto speed = [&](const std::string& worker, std::int64_t now_ms) {
+    return history.speed_of(worker, now_ms).value_or(-1);
+  };
+  std::int64_t now = kNow;
+  for (int i = 0; i < 6; ++i) feed.run("a" + std::to_string(i), now += 2000, 10, 100, "w1");
+  EXPECT_EQ(speed("w1", now + 2000), -1) << "there is no other worker";
+  for (int i = 0; i < 3; ++i) feed.run("b" + std::to_string(i), now += 2000, 10, 800, "w2");
+  EXPECT_EQ(speed("w2", now + 2000), -1) << "three runs are too few";
+  const std::string denoise = "denoise +700 the median of its class for 4 steps; ";
+  EXPECT_EQ(of("b0", now + 4000), denoise);
+  feed.run("b3", now += 2000, 10, 800, "w2");
+  EXPECT_NEAR(speed("w1", now + 2000), 1, 1e-9);
+  EXPECT_NEAR(speed("w2", now + 2000), 0.125, 1e-9);
+  EXPECT_EQ(of("b0", now + 2000), denoise + "worker slow") << "one of the runs that show it";
+  EXPECT_EQ(of("a0", now + 4000), "");
+}
+
+TEST_F(Verdicts, DoNotAccuseWorkersThatAreAllSlow) {
+  std::int64_t now = kNow;
+  for (int run = 0; run < 60; ++run) {
+    for (const char* worker : {"w1", "w2", "w3"})
+      feed.run(worker + std::to_string(run), now += 2000, 10, run < 8 ? 100 : 800, worker);
+    for (const auto& [worker, speed] : history.speeds(now + 1900)) EXPECT_GT(speed.ratio, 0.5) << worker << " " << run;
+  }
+  EXPECT_EQ(history.speeds(now + 3000).size(), 3u);
+  feed.run("cold", now += 10'000, 10, 20'000, "w1");  // it compiles
+  EXPECT_GT(history.speed_of("w1", now + 30'000).value(), 0.5);
 }
 
 TEST(FleetHistory, ListsTheSlowestJobsOfTheHour) {
@@ -240,16 +367,67 @@ TEST_F(FleetRoutes, TheTimelineOfAJobThatWasTriedBefore) {
             R"({"worker":"w2","reason":"warm","assigned_ms":9000,"started_ms":9010,"ended_ms":9500,"back":null}])");
   EXPECT_EQ(json::serialize(shown.at("spans")),
             R"([{"name":"admission","begin_us":0,"us":10000},{"name":"queue","begin_us":10000,"us":990000},)"
-            R"({"name":"tried before","begin_us":1000000,"us":7000000},)"
+            R"({"name":"earlier attempts","begin_us":1000000,"us":5500000},)"
+            R"({"name":"queued again","begin_us":6500000,"us":1500000},)"
             R"({"name":"denoise","begin_us":8000000,"us":490000},{"name":"hand-over","begin_us":8490000,"us":10000}])");
   EXPECT_EQ(shown.at("predicted_us").as_int64(), 450'000);
   EXPECT_EQ(shown.at("actual_us").as_int64(), 490'000);
-  EXPECT_TRUE(shown.at("blame").is_null());
+  EXPECT_EQ(json::serialize(shown.at("blame")),
+            R"({"phase":"earlier attempts","us":5500000,"expected_us":0,"over_us":5500000,)"
+            R"("than":"in an idle fleet","worker":null})");
+  EXPECT_TRUE(shown.at("holder").is_null());
   service.streams.clear();  // the events have expired
   const json::value left = body_of(send("GET", "/v1/jobs/" + id + "/timeline")).at("unit_records").at(0);
   EXPECT_EQ(left.at("attempts").as_array().size(), 1u);
   EXPECT_EQ(left.at("attempts").at(0).at("worker").as_string(), "w2");
   EXPECT_EQ(send("GET", "/v1/jobs/none/timeline").status, 404);
+}
+
+TEST_F(FleetRoutes, TheTimelineShowsTheWorkerOfAnOpenUnit) {
+  const std::string id(body_of(send("POST", "/v1/jobs", R"({"prompt":"a"})")).at("id").as_string());
+  service.admit(id);
+  service.step(id, 0, 12, 60);
+  queue::UnitRecord& unit = service.jobs[id].unit_records[0];
+  unit.owner = "w1:run";
+  unit.assigned_ms = unit.started_ms = 1'700'000'000'000 - 500;
+  const auto holder = [&] {
+    const json::value timeline = body_of(send("GET", "/v1/jobs/" + id + "/timeline"));
+    return json::serialize(timeline.at("unit_records").at(0).at("holder"));
+  };
+  EXPECT_EQ(holder(), R"({"worker":"w1","state":"gone","others":false})");
+  queue::WorkerInfo info{.name = "w1", .boot = "run", .state = "draining"};
+  info.heartbeat_ms = 1'700'000'000'700;
+  info.unheard_ms = 300;
+  service.worker_infos = {info};
+  EXPECT_EQ(holder(), R"({"worker":"w1","state":"draining","others":false,"unheard_ms":300,"event_ago_ms":1000})");
+  service.worker_infos[0].unheard_ms = 4000;
+  info.name = "w2";
+  info.state = "ready";
+  service.worker_infos.push_back(info);
+  EXPECT_EQ(holder(),
+            R"({"worker":"w1","state":"silent","others":true,"unheard_ms":4000,"event_ago_ms":4700,"lease_ms":1000})");
+  service.fleet_forecast = queue::FleetForecast();
+  const json::value workers = body_of(send("GET", "/v1/workers")).at("workers");
+  EXPECT_TRUE(workers.at(0).at("empty_in_ms").is_null()) << "a silent worker may never be empty";
+  EXPECT_EQ(workers.at(1).at("empty_in_ms").as_int64(), 0);
+}
+
+TEST_F(FleetRoutes, ASlowWorkerIsNamed) {
+  const std::int64_t now = unix_ms() - 100'000;
+  service.worker_infos = {{.name = "w1", .boot = "r"}, {.name = "w2", .boot = "r"}, {.name = "w3", .boot = "r"}};
+  for (int i = 0; i < 6; ++i) {
+    feed.run("a" + std::to_string(i), now + 2000 * i, 10, 100, "w1");
+    feed.run("b" + std::to_string(i), now + 2000 * i, 10, 800, "w2");
+  }
+  const json::value workers = body_of(send("GET", "/v1/workers")).at("workers");
+  EXPECT_NEAR(workers.at(0).at("speed").to_number<double>(), 1, 1e-9);
+  EXPECT_NEAR(workers.at(1).at("speed").to_number<double>(), 0.125, 1e-9);
+  EXPECT_TRUE(workers.at(2).at("speed").is_null()) << "unknown";
+  EXPECT_THAT(send("GET", "/metrics").body, ::testing::ContainsRegex("speed_ratio\\{worker=\"(w2|other)\"\\} 0.125"));
+  EXPECT_NEAR(body_of(send("GET", "/v1/fleet")).at("workers").at(1).at("speed").to_number<double>(), 0.125, 1e-9);
+  const json::value slowest = body_of(send("GET", "/v1/jobs/slow?limit=1")).at("jobs").at(0);
+  EXPECT_NEAR(slowest.at("worker_speed").to_number<double>(), 0.125, 1e-9);
+  EXPECT_EQ(slowest.at("blame").at("worker").as_string(), "w2");
 }
 
 TEST_F(FleetRoutes, TenantsSeeTheirOwnJobsOnly) {
@@ -283,7 +461,7 @@ TEST_F(FleetRoutes, TenantsSeeTheirOwnJobsOnly) {
 
 TEST_F(FleetRoutes, PagesNeedNoKeyAndHaveAPolicy) {
   start({{"acme", sha256_hex("a"), false}});
-  for (const char* path : {"/", "/jobs/x", "/fleet", "/slow"}) {
+  for (const char* path : {"/", "/jobs/x", "/fleet", "/slow", "/alerts"}) {
     const Response page = send("GET", path);
     EXPECT_EQ(page.status, 200) << path;
     EXPECT_THAT(page.body, HasSubstr("/assets/page.js")) << path;
@@ -291,6 +469,7 @@ TEST_F(FleetRoutes, PagesNeedNoKeyAndHaveAPolicy) {
   }
   EXPECT_EQ(send("GET", "/assets/page.css").content_type, "text/css");
   EXPECT_EQ(send("GET", "/assets/page.js").content_type, "text/javascript");
+  EXPECT_THAT(send("GET", "/assets/alerts.md").body, HasSubstr("## No leader"));
   EXPECT_EQ(send("GET", "/assets/other").status, 404);
   EXPECT_EQ(header(send("OPTIONS", "/v1/jobs/slow"), "Allow"), "GET, HEAD, OPTIONS");
   EXPECT_EQ(header(send("OPTIONS", "/v1/jobs/other"), "Allow"), "GET, HEAD, DELETE, OPTIONS");

@@ -17,6 +17,7 @@
 #include "coordinator/gateway/routes/router.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
+#include "shared/core/short_numbers.h"
 #include "tests/fixtures/image_model.h"
 
 namespace ditfleet::gateway {
@@ -208,6 +209,19 @@ TEST(GatewayErrors, HaveOpenAisForm) {
   EXPECT_THAT(away.body, HasSubstr(R"("type":"server_error","param":null)"));
   EXPECT_EQ(error_response(Error{Code::kIdempotencyMismatch, "", {}}).status, 422);
   EXPECT_EQ(error_response(Error{Code::kResourceExhausted, "", {}}).status, 429);
+  EXPECT_THAT(error_response(Error{Code::kConflict, "[queue] the job id x is taken", {}}).body,
+              HasSubstr(R"("message":"the job id x is taken")"));
+}
+
+TEST(GatewayErrors, ARedisThatIsAwayIsOneSentence) {
+  const Error lost{.code = Code::kUnavailable,
+                   .message = "[redis] lost the connection to unix:///r.sock: Operation canceled",
+                   .source = Source::kRedisConnection};
+  EXPECT_EQ(redis_error(lost, "the queue's Redis (unix:///r.sock)", "nothing was lost, try again shortly", "").message,
+            "the queue's Redis (unix:///r.sock) does not answer; nothing was lost, try again shortly");
+  const Error refused{.code = Code::kUnavailable, .message = "[redis] NOREPLICAS Not enough", .source = Source::kRedis};
+  EXPECT_EQ(redis_error(refused, "Redis", "", "").message,
+            "Redis rejects commands at the moment; nothing was changed, try again shortly (NOREPLICAS Not enough)");
 }
 
 TEST(GatewayEvents, AreFormattedAsTheStandardSays) {
@@ -244,7 +258,9 @@ TEST(GatewayEvents, IdsAreCheckedAndOrdered) {
   EXPECT_EQ(*parse_event_id("1700000000000-12"), "1700000000000-12");
   EXPECT_EQ(*parse_event_id("0"), "0-0");
   EXPECT_EQ(*parse_event_id("5"), "5-0");
-  for (const char* bad : {"", "-", "1-", "-1", "1-2-3", "x", "1 ", "$", "99999999999999999999999-1"}) {
+  EXPECT_TRUE(parse_event_id("18446744073709551615-18446744073709551615").ok());
+  for (const char* bad : {"", "-", "1-", "-1", "1-2-3", "x", "1 ", "$", "99999999999999999999999-1",
+                          "18446744073709551616", "18446744073709551616-0", "0-18446744073709551616"}) {
     EXPECT_FALSE(parse_event_id(bad).ok()) << bad;
   }
 }
@@ -290,6 +306,42 @@ TEST(GatewayKeys, AddedOnesReplaceEachOtherBesideTheConfigured) {
   EXPECT_EQ(none.authenticate("").error().code, Code::kUnavailable);
   none.set_added({added});
   EXPECT_FALSE(none.authenticate("").ok());
+}
+
+TEST(GatewayKeys, ARingThatRequiresKeysIsNeverOpen) {
+  KeyRing keys({});
+  keys.require_keys("delete 'FILE'");
+  EXPECT_FALSE(keys.open());
+  for (const char* header : {"", "Bearer k"}) {
+    const auto refused = keys.authenticate(header);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, Code::kUnauthenticated);
+    EXPECT_THAT(refused.error().message, testing::HasSubstr("FILE"));
+  }
+  keys.set_added({{.id = "1", .tenant = "a", .sha256 = sha256_hex("k"), .created_ms = 1}});
+  EXPECT_TRUE(keys.authenticate("Bearer k").ok());
+  keys.set_added({});
+  EXPECT_FALSE(keys.authenticate("").ok());
+}
+
+TEST(GatewayKeys, ACallerIsAcceptedAsLongAsItsKey) {
+  KeyRing keys({{"ops", sha256_hex("o"), true}});
+  Key key{.id = "1", .tenant = "a", .sha256 = sha256_hex("k"), .created_ms = 1};
+  keys.set_added({key});
+  const Caller caller = keys.authenticate("Bearer k").value(), configured = keys.authenticate("Bearer o").value();
+  EXPECT_TRUE(keys.still_accepts(caller));
+  key.sha256 = sha256_hex("new");  // rotated
+  keys.set_added({key});
+  EXPECT_FALSE(keys.still_accepts(caller));
+  keys.set_added({});  // revoked
+  EXPECT_FALSE(keys.still_accepts(caller));
+  EXPECT_TRUE(keys.still_accepts(configured));
+  KeyRing none({});
+  const Caller anyone = none.authenticate("").value();
+  EXPECT_TRUE(none.still_accepts(anyone));
+  none.set_added({key});
+  EXPECT_FALSE(none.still_accepts(anyone));
+  EXPECT_TRUE(none.still_accepts({.tenant = "", .sees_all = true})) << "a signed link";
 }
 
 TEST(GatewayKeys, WithoutKeysEveryoneIsTheDefaultTenant) {
@@ -455,17 +507,58 @@ TEST(GatewayImages, AnswersInTheFormThatWasAskedFor) {
   EXPECT_EQ(partial.at("size").as_string(), "auto");
 }
 
-TEST(GatewayJobJson, ProgressIsTheShareOfAllSteps) {
+TEST(GatewayJobJson, ProgressIsTheShareOfAllUnits) {
   queue::JobRecord record;
   record.units = 4;
-  EXPECT_EQ(progress_of(record), 0);
+  EXPECT_EQ(progress_of(record, nullptr, 0), 0);
   record.unit_records.resize(4);
   record.unit_records[0].state = job::State::kSucceeded;
   record.unit_records[1].step = 5;
-  record.unit_records[1].total_steps = 10;
-  EXPECT_DOUBLE_EQ(progress_of(record), 0.375);
+  record.unit_records[1].total_steps = 9;
+  EXPECT_DOUBLE_EQ(progress_of(record, nullptr, 0), 0.375) << "what follows the last step counts as one step";
+  record.unit_records[1].step = 9;
+  EXPECT_DOUBLE_EQ(progress_of(record, nullptr, 0), (1 + 0.9) / 4);
   record.state = job::State::kFailed;
-  EXPECT_EQ(progress_of(record), 1);
+  EXPECT_EQ(progress_of(record, nullptr, 0), 1);
+}
+
+// Steps of 10 ms, and 920 ms for what follows the eighth one.
+TEST(GatewayJobJson, ProgressIsWeightedByHowLongPhasesTake) {
+  const FleetHistory::Pace pace{.step_us = 10'000, .rest_us = 920'000};
+  queue::JobRecord record;
+  record.state = job::State::kRunning;
+  record.unit_records.resize(1);
+  auto& unit = record.unit_records[0];
+  unit.state = job::State::kRunning;
+  unit.started_ms = 1'000'000;
+  unit.total_steps = 8;
+  const auto at = [&](int step, std::int64_t ms) {
+    unit.step = step;
+    return progress_of(record, &pace, 1'000'000 + ms);
+  };
+  EXPECT_DOUBLE_EQ(at(4, 40), 0.04);
+  EXPECT_DOUBLE_EQ(at(4, 45), 0.045) << "between two steps";
+  EXPECT_DOUBLE_EQ(at(4, 700), 0.05) << "steps are slow: the next one is not counted before it is reported";
+  EXPECT_DOUBLE_EQ(at(8, 80), 0.08);
+  EXPECT_DOUBLE_EQ(at(8, 500), 0.5) << "while it is decoded";
+  EXPECT_DOUBLE_EQ(at(8, 5'000), 0.99);
+  EXPECT_DOUBLE_EQ(at(8, 20), 0.08) << "steps were fast, or the clocks differ";
+  EXPECT_EQ(phase_of(unit), "decoding");
+  unit.state = job::State::kCanceling;
+  EXPECT_EQ(phase_of(unit), "decoding");
+  unit.step = 7;
+  EXPECT_EQ(phase_of(unit), "denoising");
+  unit.state = job::State::kAssigned;
+  EXPECT_EQ(phase_of(unit), "");
+}
+
+TEST(Json, NumbersAreTheShortestDecimals) {
+  const auto again = [](std::string_view text) { return json_text(parse_json(text).value()); };
+  EXPECT_EQ(again(R"({"scale":0.7,"n":[1.5,-0.25,1e300,0.1,3.0],"i":12})"),
+            R"({"scale":0.7,"n":[1.5,-0.25,1e+300,0.1,3],"i":12})");
+  EXPECT_EQ(again("0.7"), "0.7");
+  EXPECT_EQ(again(R"({"E":"7E-1","a\"E1\\":"\"1E0","E2":2.5})"), R"({"E":"7E-1","a\"E1\\":"\"1E0","E2":2.5})");
+  EXPECT_EQ(again("[0.0,1e-7,123456789.125]"), "[0,1e-07,123456789.125]");
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 // The gateway's event streams against a queue in memory.
+#include "shared/core/wall_clock.h"
 #include "tests/unit/gateway_api_fixture.h"
 
 namespace ditfleet::gateway {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST_F(GatewayApi, StreamedGenerationSendsPartialsAndTheEnd) {
   Response response = send("POST", "/v1/images/generations", R"({"prompt":"a","stream":true,"partial_images":1})");
@@ -49,7 +51,32 @@ TEST_F(GatewayApi, EventsEndWithTheJob) {
   EXPECT_EQ(sink.ids().size(), service.streams["job-1"].size());
   EXPECT_TRUE(sink.text.ends_with("\n\n"));
   EXPECT_THAT(sink.text, HasSubstr("event: step\n"));
+  EXPECT_THAT(sink.text, Not(HasSubstr("event: progress")));
   EXPECT_EQ(hub->subscriptions(), 0u);
+}
+
+// They have no id, so that a client continues after the last stored event.
+TEST_F(GatewayApi, ProgressEventsAreSentOnRequest) {
+  service.outlooks["job-1"] = {2, unix_ms() + 60'000};
+  send("POST", "/v1/jobs", R"({"prompt":"a","n":2})");
+  Response response = send("GET", "/v1/jobs/job-1/events?progress=true");
+  sink.after_write = [&] {
+    if (sink.writes == 2) {
+      service.admit("job-1");
+      service.step("job-1", 0, 4, 8);
+    } else if (sink.text.find("\"state\":\"running\"") != std::string::npos && service.jobs["job-1"].ended_ms == 0) {
+      service.succeed("job-1", 0, "x");
+      service.succeed("job-1", 1, "y");
+    }
+  };
+  drain(response);
+  EXPECT_EQ(sink.ids().size(), service.streams["job-1"].size());
+  EXPECT_THAT(sink.text, HasSubstr("event: queued"));
+  EXPECT_THAT(sink.text,
+              HasSubstr("\n\nevent: progress\ndata: {\"job\":\"job-1\",\"type\":\"progress\",\"unit\":null,"));
+  EXPECT_THAT(sink.text, HasSubstr("\"state\":\"queued\",\"progress\":0,\"position\":2,\"eta_ms\":"));
+  EXPECT_THAT(sink.text,
+              HasSubstr("\"state\":\"running\",\"progress\":0.2222222222222222,\"position\":null,\"eta_ms\":"));
 }
 
 // A client that loses its connection after every few events and comes back with the last id sees each once.

@@ -1,6 +1,10 @@
 // Images that clients send, compared with what PIL reads from the same files: tests/fixtures/images/make.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <zlib.h>
+
+#include <ctime>
+#include <map>
 
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
@@ -67,6 +71,122 @@ TEST(Images, TooManyPixelsAreRefusedByTheHeader) {
   png.replace(29, 4, std::string("\xb3\x88\xcc\x0e", 4));
   for (const Error& error : {inspect(png).error(), decode(png).error()})
     EXPECT_EQ(error.message, "the image is 8000x5000; it must have 1 to 33554432 pixels");
+}
+
+// The CPU time of the calling thread, because other programs delay the clock.
+double cpu_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+std::string number(std::uint32_t value, std::size_t bytes, bool little = false) {
+  std::string out;
+  for (std::size_t i = 0; i < bytes; ++i) out += static_cast<char>(value >> 8 * (little ? i : bytes - 1 - i) & 0xff);
+  return out;
+}
+
+std::string png_chunk(const std::string& type, const std::string& data) {
+  const std::string both = type + data;
+  const auto sum = ::crc32(0, reinterpret_cast<const Bytef*>(both.data()), static_cast<uInt>(both.size()));
+  return number(static_cast<std::uint32_t>(data.size()), 4) + both + number(static_cast<std::uint32_t>(sum), 4);
+}
+
+std::string deflated(const std::string& data) {
+  uLongf size = ::compressBound(static_cast<uLong>(data.size()));
+  std::string out(size, '\0');
+  ::compress2(reinterpret_cast<Bytef*>(out.data()), &size, reinterpret_cast<const Bytef*>(data.data()),
+              static_cast<uLong>(data.size()), 9);
+  out.resize(size);
+  return out;
+}
+
+std::string times(int count, const std::string& text) {
+  std::string out;
+  for (int i = 0; i < count; ++i) out += text;
+  return out;
+}
+
+// The end of the IHDR chunk, after which a PNG may have any chunks.
+constexpr std::size_t kBehindHeader = 33;
+
+TEST(Images, WhatIsBesideThePixelsCostsNothing) {
+  const std::string zeros = deflated(std::string(7'990'000, '\0'));
+  const std::string png = file("rgb.png"), jpeg = file("rgb.jpg"), webp = file("turned.webp");
+  std::map<std::string, std::string> files;
+  for (const auto& [type, before] : std::map<std::string, std::string>{
+           {"zTXt", {"k\0\0", 3}}, {"iTXt", {"k\0\1\0\0\0", 6}}, {"iCCP", {"k\0\0", 3}}, {"tEXt", {"k\0", 2}}})
+    files[type] = std::string(png).insert(kBehindHeader, times(300, png_chunk(type, before + zeros)));
+  files["sPLT"] = std::string(png).insert(
+      kBehindHeader, times(900, png_chunk("sPLT", std::string("k\0\x08", 3) + std::string(6000, '\0'))));
+  files["many chunks"] = std::string(png).insert(kBehindHeader, times(60'000, png_chunk("tEXt", "k")));
+  files["APP2"] = std::string(jpeg).insert(2, times(60'000, std::string("\xff\xe2\0\x04zz", 6)));
+  files["APP1"] = std::string(jpeg).insert(2, times(300, std::string("\xff\xe1\xff\xff", 4) + std::string(65533, 'x')));
+  files["WebP"] = webp + times(60'000, std::string("junk\0\0\0\0", 8));
+  for (const auto& [name, bytes] : files) {
+    const double began = cpu_seconds();
+    const auto info = inspect(bytes);
+    const double inspected = cpu_seconds();
+    const auto image = decode(bytes);
+    EXPECT_TRUE(info) << name << ": " << info.error().message;
+    EXPECT_TRUE(image) << name << ": " << image.error().message;
+    EXPECT_LT(inspected - began, 0.05) << name;
+    EXPECT_LT(cpu_seconds() - inspected, 0.5) << name;
+  }
+}
+
+TEST(Images, TooManyChunksAreRefused) {
+  const auto refused = [](const std::string& bytes, const std::string& message) {
+    EXPECT_THAT(inspect(bytes).error().message, HasSubstr(message));
+    EXPECT_THAT(decode(bytes).error().message, HasSubstr(message));
+  };
+  refused(file("rgb.png").insert(kBehindHeader, times(70'000, png_chunk("tEXt", ""))), "more than 65536 chunks");
+  refused(file("rgb.jpg").insert(2, times(70'000, std::string("\xff\xfe\0\x02", 4))), "more than 65536 segments");
+  // Behind VP8X, so that the picture comes last.
+  refused(file("turned.webp").insert(30, times(70'000, std::string("junk\0\0\0\0", 8))), "more than 65536 chunks");
+}
+
+TEST(Images, HeadersThatDecodingWouldRefuseAreRefused) {
+  const auto refused = [](std::string bytes, const std::string& message) {
+    EXPECT_THAT(inspect(bytes).error().message, HasSubstr(message));
+    EXPECT_THAT(decode(bytes).error().message, HasSubstr(message));
+  };
+  const auto png = [](const std::string& header, const std::string& rest) {
+    return std::string("\x89PNG\r\n\x1a\n") + png_chunk("IHDR", header) + rest + png_chunk("IEND", "");
+  };
+  const std::string size = number(4, 4) + number(4, 4), pixels = png_chunk("IDAT", "");
+  refused(png(size + std::string("\x08\x07\0\0\0", 5), pixels), "color type");
+  refused(png(size + std::string("\x10\x03\0\0\0", 5), pixels), "color type");
+  refused(png(size + std::string("\x08\x02\0\0\2", 5), pixels), "color type");
+  refused(png(size + std::string("\x08\x03\0\0\0", 5), pixels), "no palette");
+  refused(png(size + std::string("\x08\x02\0\0\0", 5), ""), "no pixels");
+  refused(png(size + "\x08", pixels), "IHDR");
+  refused(file("rgb.png").replace(16, 1, "\x01"), "checksum");
+  refused(file("rgb.png").insert(kBehindHeader, file("rgb.png").substr(8, 25)), "one IHDR");
+
+  const std::string jpeg = file("rgb.jpg");
+  const std::size_t frame = jpeg.find("\xff\xc0");
+  ASSERT_NE(frame, jpeg.npos);
+  refused(std::string(jpeg).replace(frame + 1, 1, "\xc3"), "not baseline or progressive");
+  refused(std::string(jpeg).replace(frame + 4, 1, "\x0c"), "8 bits");
+  refused(std::string(jpeg).replace(frame + 9, 1, "\x04"), "CMYK");
+  refused(std::string(jpeg).replace(frame + 9, 1, "\x02"), "gray or color");
+  refused(std::string(jpeg).insert(frame, jpeg.substr(frame, 19)), "size is damaged");
+  refused(jpeg.substr(0, frame) + "\xff\xd9 pad", "no pixels");
+
+  const std::string webp = file("turned.webp");
+  refused(std::string(webp).replace(24, 1, "\x7f"), "header is damaged");  // another canvas
+  refused(std::string(webp).replace(20, 1, "\x02"), "animated");
+  refused(webp.substr(0, 30), "header is damaged");
+}
+
+// Each scan of a few bytes costs as much as the whole image.
+TEST(Images, ManyScansAreRefused) {
+  std::string jpeg = file("progressive.jpg");
+  const std::size_t scan = jpeg.find("\xff\xda"), next = jpeg.find("\xff\xc4", scan), end = jpeg.rfind("\xff\xd9");
+  jpeg.insert(end, times(120, jpeg.substr(scan, next - scan)));
+  EXPECT_TRUE(inspect(jpeg));
+  EXPECT_THAT(decode(jpeg).error().message, HasSubstr("more than 100 scans"));
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
      {"coordinator/gateway/events", "coordinator/gateway/http", "coordinator/gateway/routes", "shared/config",
       "shared/job", "shared/queue", "shared/redis", "shared/results", "shared/telemetry"}},
     {"coordinator/gateway/http", {"shared/telemetry"}},
-    {"coordinator/gateway/events", {"coordinator/gateway/job_service.h", "shared/queue"}},
+    {"coordinator/gateway/events", {"coordinator/gateway/job_service.h", "shared/queue", "shared/telemetry"}},
     {"coordinator/gateway/routes",
      {"coordinator/gateway/events", "coordinator/gateway/gateway.h", "coordinator/gateway/http",
       "coordinator/gateway/job_service.h", "shared/config", "shared/images", "shared/job", "shared/loras",

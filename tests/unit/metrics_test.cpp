@@ -2,10 +2,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <array>
+#include <ctime>
 #include <set>
 #include <stdexcept>
+#include <thread>
+#include <vector>
 
 #include "shared/telemetry/metrics.h"
+#include "shared/telemetry/process.h"
 #include "tests/unit/process_metrics.h"
 #include "worker/gpu_meter.h"
 
@@ -20,7 +27,7 @@ TEST(MetricTable, NamesFollowThePrometheusConventions) {
   for (const telemetry::MetricRow& row : telemetry::metric_table()) {
     SCOPED_TRACE(row.name);
     EXPECT_TRUE(names.insert(row.name).second);
-    EXPECT_TRUE(row.name.starts_with("ditfleet_"));
+    EXPECT_TRUE(row.name.starts_with("ditfleet_") || row.name.starts_with("process_"));
     EXPECT_EQ(row.name.ends_with("_total"), row.type == MetricType::kCounter);
     EXPECT_EQ(row.buckets.empty(), row.type != MetricType::kHistogram);
     EXPECT_TRUE(std::is_sorted(row.buckets.begin(), row.buckets.end()));
@@ -49,15 +56,55 @@ TEST(Series, AddsUp) {
   EXPECT_EQ(same.total(), before + 5);
 }
 
-TEST(Series, BoundsTheValuesOfALabel) {
-  const telemetry::Counters refusals("ditfleet_quota_refusals_total");
-  for (int i = 0; i < 1000; ++i) refusals({"tenant" + std::to_string(i), "queued_units"}).Increment();
+TEST(Series, KeepsTheRecentlyUsedValuesOfALabel) {
+  const telemetry::Counters refusals("ditfleet_quota_refusals_total"), same("ditfleet_quota_refusals_total");
   const std::string name = "ditfleet_quota_refusals_total";
-  EXPECT_EQ(series(name, {"tenant=\"tenant99\""}), 1);
-  EXPECT_EQ(series(name, {"tenant=\"tenant100\""}), std::nullopt);
-  EXPECT_EQ(series(name, {"tenant=\"other\""}), 900);
-  refusals({"tenant99", "queued_units"}).Increment();
-  EXPECT_EQ(series(name, {"tenant=\"tenant99\""}), 2);
+  for (int i = 0; i < 1000; ++i) {
+    same({"in use", "rate"}).Increment();
+    refusals({"tenant" + std::to_string(i), i % 2 == 0 ? "queued_units" : "queued_jobs"}).Increment();
+  }
+  EXPECT_EQ(series(name, {"tenant=\"in use\""}), 1000);
+  EXPECT_EQ(series(name, {"tenant=\"tenant900\""}), std::nullopt);
+  EXPECT_EQ(series(name, {"tenant=\"tenant901\""}), 1);
+  EXPECT_EQ(series(name, {"tenant=\"tenant999\""}), 1);
+  EXPECT_EQ(refusals.total(), 2000) << "with what is no longer exported";
+  EXPECT_FALSE(refusals.has({"tenant900", "queued_units"}));
+  refusals({"tenant900", "queued_units"}).Increment();
+  EXPECT_EQ(series(name, {"tenant=\"tenant900\""}), 1) << "starts again";
+  EXPECT_EQ(series(name, {"tenant=\"tenant901\""}), std::nullopt) << "made room";
+  // Under load from several threads: no series is used after its removal.
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 3000; ++i) refusals({std::to_string(i * 4 + t), "rate"}).Increment();
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(refusals.total(), 2001 + 12'000);
+}
+
+TEST(Process, ExportsItsState) {
+  telemetry::show_build("1.2", "abc");
+  EXPECT_EQ(series("ditfleet_build_info", {"revision=\"abc\"", "version=\"1.2\""}), 1);
+  const double page = 4096, now = static_cast<double>(::time(nullptr));
+  EXPECT_GT(series("process_resident_memory_bytes"), 100 * page);
+  EXPECT_GT(series("process_virtual_memory_bytes"), series("process_resident_memory_bytes"));
+  EXPECT_GT(series("process_start_time_seconds"), now - 3600);
+  EXPECT_LT(series("process_start_time_seconds"), now + 2);
+  EXPECT_EQ(series("process_threads"), 1);
+  const auto fds = series("process_open_fds");
+  ASSERT_GE(fds, 3);
+  EXPECT_GT(series("process_max_fds"), *fds);
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  EXPECT_EQ(series("process_open_fds"), *fds + 2);
+  for (const int fd : ends) ::close(fd);
+  EXPECT_EQ(series("process_open_fds"), fds);
+  const auto cpu = series("process_cpu_seconds_total");
+  const auto busy_until = std::clock() + CLOCKS_PER_SEC / 10;
+  while (std::clock() < busy_until) {
+  }
+  EXPECT_GT(series("process_cpu_seconds_total"), *cpu + 0.05);
+  EXPECT_LT(series("process_cpu_seconds_total"), *cpu + 10);
 }
 
 TEST(GpuMeter, RecordsWhatNvmlMeasures) {

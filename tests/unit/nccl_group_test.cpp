@@ -45,6 +45,7 @@ class NcclGroup : public ::testing::Test {
   void need(int count) {
     const int found = gpus();
     if (found < count) GTEST_SKIP() << "needs " << count << " GPUs, but the driver reports " << found;
+    set_nccl_environment();
     ASSERT_EQ(::pipe(ids_), 0);
   }
   void TearDown() override {

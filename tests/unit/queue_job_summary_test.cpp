@@ -68,12 +68,35 @@ TEST(JobSummary, AJobThatWasTriedTwice) {
     EXPECT_EQ(one.started_ms, 9010);
     EXPECT_EQ(one.ended_ms, 9500);
     EXPECT_EQ(text_of(spans_of(one, 99'999)),
-              "admission 0+10; queue 10+990; tried before 1000+7000; denoise 8000+400; vae 8400+90; new 8490+1; "
+              "admission 0+10; queue 10+990; earlier attempts 1000+5000; queued again 6000+2000; denoise 8000+400; vae "
+              "8400+90; new 8490+1; "
               "hand-over 8491+9; ");
   }
   EXPECT_EQ(ended[0].unit, 0);
   EXPECT_EQ(ended[1].unit, -1);
   EXPECT_TRUE(jobs.open().empty());
+}
+
+TEST(JobSummary, AUnitThatIsHandedBackOrRevokedHasNotFailed) {
+  JobSummaries jobs;
+  const auto ended = apply(jobs, {{1000, std::string("j ") + kReady},
+                                  {2000, R"(j assigned 0 {"attempt":1,"worker":"w1"})"},
+                                  {2200, R"(j ready 0 {"reason":"revoked"})"},
+                                  {2500, R"(j assigned 0 {"attempt":1,"worker":"w2"})"},
+                                  {2510, R"(j started 0 {"attempt":1,"worker":"w2"})"},
+                                  {2900, R"(j ready 0 {"reason":"handed back"})"},
+                                  {6500, R"(j assigned 0 {"attempt":1,"worker":"w1"})"},
+                                  {6600, R"(j ready 0 {"reason":"retry","not_before_ms":6700,"errors":1})"},
+                                  {6700, R"(j ready 0 {"reason":"retry is due"})"},
+                                  {6800, R"(j assigned 0 {"attempt":2,"worker":"w1"})"},
+                                  {6810, R"(j started 0 {"attempt":2,"worker":"w1"})"},
+                                  {7000, R"(j succeeded 0 {"job":"succeeded","phases_us":{"denoise":190000}})"}});
+  ASSERT_EQ(ended.size(), 2u);
+  EXPECT_EQ(ended[1].attempts, 2);
+  EXPECT_EQ(ended[1].last_unit, 0);
+  EXPECT_EQ(text_of(spans_of(ended[1], 0)),
+            "admission 0+0; queue 0+1000; earlier attempts 1000+700; queued again 1700+4100; denoise 5800+190; "
+            "hand-over 5990+10; ");
 }
 
 TEST(JobSummary, ARunBeginsWhenTheWorkerHasEndedTheUnitBefore) {
@@ -156,7 +179,9 @@ TEST(JobSummary, SpansOfAnOpenUnitEndNow) {
   unit.started_ms = 2100;
   EXPECT_EQ(text_of(spans_of(unit, 3000)), "admission 0+10; queue 10+990; until started 1000+100; run 1100+900; ");
   unit.assigned_ms = unit.started_ms = 0;  // it waits for its second attempt
-  EXPECT_EQ(text_of(spans_of(unit, 3000)), "admission 0+10; queue 10+990; tried before 1000+1000; ");
+  unit.earlier_ms = 300;
+  EXPECT_EQ(text_of(spans_of(unit, 3000)),
+            "admission 0+10; queue 10+990; earlier attempts 1000+300; queued again 1300+700; ");
 }
 
 TEST(JobSummary, OpenJobsAreBoundedAndRestored) {

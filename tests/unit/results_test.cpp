@@ -198,6 +198,14 @@ TEST_F(FileStoreTest, KeepsInputsByTheirDigest) {
   EXPECT_EQ(run(store_->get_input(sha256, soon())).error().code, Code::kDataCorrupt);
 }
 
+TEST_F(FileStoreTest, RemovesInputs) {
+  const std::string bytes = "an image", sha256 = sha256_hex(bytes);
+  ASSERT_TRUE(run(store_->put_input(sha256, bytes, soon())).ok());
+  ASSERT_TRUE(run(store_->remove_input(sha256, soon())).ok());
+  EXPECT_EQ(run(store_->get_input(sha256, soon())).error().code, Code::kNotFound);
+  EXPECT_TRUE(run(store_->remove_input(sha256, soon())).ok()) << "absent is not an error";
+}
+
 TEST_F(FileStoreTest, SweepsWhatIsOlderThanItsAgeAndNothingElse) {
   const Manifest old = stored(result_key(), "old"), fresh = stored(result_key(), "fresh");
   fs::last_write_time(dir_ / old.key, fs::file_time_type::clock::now() - 2h);

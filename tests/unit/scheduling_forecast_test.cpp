@@ -139,5 +139,158 @@ TEST_F(ForecastTest, only_ready_workers_are_counted) {
   EXPECT_FALSE(forecast.models.contains("unconfigured")) << "labels are bounded";
 }
 
+class OutlookTest : public ForecastTest {
+ protected:
+  void warm(const std::vector<std::string>& names) {
+    if (class_key.empty()) {
+      submit("any");
+      class_key = store.open.at({"any", 0}).class_key;
+    }
+    std::vector<queue::WorkerInfo> infos;
+    for (const auto& name : names) {
+      infos.push_back(worker(name));
+      infos.back().warm_classes = {class_key};
+    }
+    scheduler->on_workers(infos, now);
+    settle();
+  }
+  // A warm worker, on which runs of 2 s were observed.
+  void observe() {
+    warm({"a"});
+    run("any", 2'000'000);
+    for (int i = 0; i < 20; ++i) {
+      submit("seen" + std::to_string(i));
+      run("seen" + std::to_string(i), 2'000'000);
+    }
+    warm({"a"});
+  }
+  std::map<std::string, queue::JobOutlook> outlook(std::size_t most = 1000) const {
+    return scheduler->outlook(most, now);
+  }
+  // The jobs that wait, in the order of their positions, which are 0, 1, 2 …
+  std::vector<std::string> by_position() const {
+    std::map<std::int64_t, std::string> jobs;
+    for (const auto& [id, one] : outlook()) {
+      if (one.position < 0) continue;
+      EXPECT_TRUE(jobs.emplace(one.position, id).second) << id << ": " << one.position;
+    }
+    std::vector<std::string> out;
+    for (const auto& [position, id] : jobs) {
+      EXPECT_EQ(position, static_cast<std::int64_t>(out.size()));
+      out.push_back(id);
+    }
+    return out;
+  }
+  // Runs all units, each for `us`, on the only worker; returns the jobs in the order of their first starts.
+  std::vector<std::string> run_all(std::int64_t us) {
+    std::vector<std::string> out;
+    for (std::size_t next = store.assignments.size() - held(); next < store.assignments.size(); ++next) {
+      const auto ref = store.assignments[next].first;
+      if (std::find(out.begin(), out.end(), ref.job) == out.end()) out.push_back(ref.job);
+      store.start(ref, now);
+      settle();
+      now += us;
+      warm({"a"});  // a heartbeat
+      store.finish(ref, now);
+      settle();
+    }
+    return out;
+  }
+  std::size_t held() const {
+    return static_cast<std::size_t>(std::count_if(store.open.begin(), store.open.end(),
+                                                  [](const auto& unit) { return !unit.second.owner.empty(); }));
+  }
+  std::string class_key;
+};
+
+TEST_F(OutlookTest, jobs_start_in_the_order_of_their_positions_and_end_when_predicted) {
+  observe();
+  for (int i = 0; i < 12; ++i) {
+    submit("j" + std::to_string(i), spec(R"("priority":)" + std::to_string(i % 3 - 1)));
+    now += 10 * kMs;
+  }
+  submit("two", spec(R"("n":2)"));
+  const auto expected = by_position();
+  const auto before = outlook();
+  ASSERT_EQ(expected.size(), 13u);
+  EXPECT_NE(expected.back(), "two") << "those of a lower priority are behind it";
+  for (std::size_t i = 0; i < 13; ++i) {
+    const auto units = static_cast<std::int64_t>(i) + (expected[i] == "two" ? 2 : 1) +
+                       (std::find(expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(i), "two") !=
+                        expected.begin() + static_cast<std::ptrdiff_t>(i));
+    EXPECT_NEAR(static_cast<double>(before.at(expected[i]).eta_ms - now / 1000), 2000.0 * static_cast<double>(units),
+                100.0 * static_cast<double>(units))
+        << i << " " << expected[i];
+  }
+  EXPECT_EQ(run_all(2'000'000), expected);
+}
+
+TEST_F(OutlookTest, jobs_that_have_waited_for_long_come_first) {
+  observe();
+  for (int i = 0; i < 6; ++i) submit("old" + std::to_string(i), spec(R"("priority":-1)"));
+  now += 61'000'000;
+  warm({"a"});
+  for (int i = 0; i < 4; ++i) submit("new" + std::to_string(i), spec(R"("priority":2)"));
+  const auto expected = by_position();
+  EXPECT_EQ(expected.at(5), "old5");
+  EXPECT_EQ(expected.at(9), "new3");
+  EXPECT_EQ(run_all(1'000'000), expected);
+}
+
+TEST_F(OutlookTest, tenants_take_turns) {
+  observe();
+  for (int i = 0; i < 6; ++i) submit("a" + std::to_string(i), spec(R"("n":1)"), "a");
+  for (int i = 0; i < 6; ++i) submit("b" + std::to_string(i), spec(R"("n":1)"), "b");
+  const auto expected = by_position();
+  ASSERT_EQ(expected.size(), 12u);
+  const auto of_a = std::count_if(expected.begin(), expected.begin() + 6, [](const auto& id) { return id[0] == 'a'; });
+  EXPECT_GE(of_a, 2);
+  EXPECT_LE(of_a, 4);
+  EXPECT_EQ(run_all(2'000'000), expected);
+}
+
+TEST_F(OutlookTest, a_running_job_has_no_position_and_ends_with_its_last_unit) {
+  observe();
+  submit("j", spec(R"("n":3)"));
+  submit("k");
+  store.start({"j", 0}, now);
+  settle();
+  now += 500'000;
+  EXPECT_EQ(outlook().at("j").position, -1);
+  EXPECT_NEAR(static_cast<double>(outlook().at("j").eta_ms - now / 1000), 5500, 300);
+  EXPECT_EQ(outlook().at("k").position, 0);
+  EXPECT_NEAR(static_cast<double>(outlook().at("k").eta_ms - now / 1000), 7500, 400);
+  now += 60'000'000;  // it runs for longer than predicted
+  EXPECT_GT(outlook().at("j").eta_ms, now / 1000);
+}
+
+TEST_F(OutlookTest, what_is_unknown_is_absent) {
+  submit("j");
+  submit("k");
+  EXPECT_EQ(by_position(), (std::vector<std::string>{"j", "k"})) << "no worker is needed for an order";
+  workers({"a"});
+  settle();
+  EXPECT_EQ(outlook().at("j").eta_ms, 0) << "no run was observed";
+  for (const char* id : {"j", "k"}) run(id, 2'000'000);
+  observe();
+  EXPECT_TRUE(outlook().empty()) << "all have ended";
+  submit("other", R"({"model":"other","prompt":"x","seed":1})");
+  submit("j");
+  EXPECT_EQ(outlook().at("other").position, 0) << "jobs of other models are not ahead of it";
+  EXPECT_EQ(outlook().at("other").eta_ms, 0) << "no worker has the model";
+  EXPECT_GT(outlook().at("j").eta_ms, 0);
+  scheduler->on_workers({worker("a", "draining")}, now);
+  EXPECT_EQ(outlook().at("j").eta_ms, 0) << "its worker returns it, and no other is ready";
+}
+
+TEST_F(OutlookTest, only_the_first_units_of_a_long_queue_are_looked_at) {
+  observe();
+  for (int i = 0; i < 3000; ++i) submit("j" + std::to_string(i), spec(R"("n":2)"), "t" + std::to_string(i % 7));
+  const auto some = outlook(100);
+  EXPECT_LE(some.size(), 102u);
+  for (const auto& [id, one] : some) EXPECT_LT(one.position, 102) << id;
+  EXPECT_GE(outlook(10'000).size(), 3000u);
+}
+
 }  // namespace
 }  // namespace ditfleet::scheduling

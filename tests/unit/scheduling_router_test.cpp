@@ -74,7 +74,7 @@ TEST_F(RouterTest, a_warm_worker_is_preferred_until_its_queue_exceeds_the_cold_c
   auto r = route();
   EXPECT_EQ(name_of(r), "warm");
   EXPECT_FALSE(r.cold);
-  EXPECT_NE(r.reason.find("warm; free in 400 ms + run 1000 ms"), std::string::npos) << r.reason;
+  EXPECT_NE(r.reason.find("warm; free in 400 ms + run 1 s"), std::string::npos) << r.reason;
   fleet.release(fleet.intern_owner("warm:b1"), {"j", 0}, 0);
   hold("warm", 1, 600'000);
   r = route();

@@ -52,7 +52,7 @@ TEST_F(WaitingTest, its_adapters_are_being_loaded) {
   scheduler->on_workers({w}, now);
   submit("1", two);
   ASSERT_EQ(owner_of("1"), "w:1");
-  EXPECT_EQ(why("1"), "w to load 1 of 2 adapters, about 1007 ms more");
+  EXPECT_EQ(why("1"), "w to load 1 of 2 adapters, about 1 s more");
   now += 300 * kMs;
   EXPECT_EQ(why("1"), "w to load 1 of 2 adapters, about 707 ms more");
   now += 900 * kMs;

@@ -47,7 +47,7 @@ class UnitTableTest : public testing::Test {
   }
 
   Clock::time_point now_ = Clock::time_point(1h);
-  UnitTable table_{2, {.lease = 5000ms, .renew = 1000ms, .step = 100ms, .retry = 250ms}};
+  UnitTable table_{2, {.orphan = 60s, .renew = 1000ms, .step = 100ms, .retry = 250ms}};
 };
 
 TEST_F(UnitTableTest, LaterUnitsOvertakeAUnitThatWaitsForItsAdapters) {
@@ -101,19 +101,42 @@ TEST_F(UnitTableTest, RefusesUnitsOverItsCapacityAndDuplicates) {
   EXPECT_EQ(table_.assign(attempt(3), now_), UnitTable::Admission::kAccepted) << "finishing units do not count";
 }
 
-TEST_F(UnitTableTest, ALeaseCountsFromBeforeTheRenewalWasSent) {
+// Nobody else can take the unit while the queue is away.
+TEST_F(UnitTableTest, AUnitGoesOnWithoutAnAnswerAndIsCompletedAfterwards) {
+  bring_to_denoising(1);
+  for (const auto begun = now_; now_ < begun + 59s; now_ += 1s) {
+    const auto renewals = table_.due_renewals(now_);
+    if (!renewals.empty()) table_.renewal_failed(renewals, now_);
+    ASSERT_EQ(decide(), "");
+  }
+  table_.denoised("n1");
+  EXPECT_TRUE(table_.may_complete("n1", now_));
+  EXPECT_EQ(renew(), 1u);
+  now_ += 59s;
+  EXPECT_EQ(decide(), "");
+  EXPECT_TRUE(table_.may_complete("n1", now_)) << "counted from the last answer";
+}
+
+TEST_F(UnitTableTest, ARefusedRenewalStopsTheUnitAtOnce) {
+  bring_to_denoising(1);
+  now_ += 30s;
+  ASSERT_EQ(renew(queue::RenewOutcome::kLost), 1u);
+  EXPECT_EQ(decide(), "stop n1");
+  EXPECT_FALSE(table_.may_complete("n1", now_));
+}
+
+TEST_F(UnitTableTest, AUnitIsOrphanedFromBeforeItsLastAnsweredRenewalWasSent) {
   bring_to_denoising(1);
   const auto begun = now_;
-  now_ += 1000ms;
+  now_ += 1s;
   const auto sent = now_;
   const auto renewals = table_.due_renewals(now_);
   ASSERT_EQ(renewals.size(), 1u);
-  now_ += 3000ms;  // a slow answer
+  now_ += 3s;  // a slow answer
   table_.renewed(renewals, {queue::RenewOutcome::kOk}, sent);
-  EXPECT_EQ(table_.lease_until("n1"), begun + 6000ms);
-  now_ = begun + 5999ms;
+  now_ = begun + 60'999ms;
   EXPECT_EQ(decide(), "");
-  now_ = begun + 6000ms;
+  now_ = begun + 61s;
   EXPECT_EQ(decide(), "stop n1");
   EXPECT_EQ(decide(), "") << "returned once";
   EXPECT_FALSE(table_.may_complete("n1", now_));
@@ -122,12 +145,12 @@ TEST_F(UnitTableTest, ALeaseCountsFromBeforeTheRenewalWasSent) {
   EXPECT_TRUE(table_.empty());
 }
 
-TEST_F(UnitTableTest, ALateAnswerDoesNotReviveALapsedLease) {
+TEST_F(UnitTableTest, ALateAnswerDoesNotReviveAnOrphan) {
   bring_to_denoising(1);
-  now_ += 1000ms;
+  now_ += 1s;
   const auto sent = now_;
   const auto renewals = table_.due_renewals(now_);
-  now_ += 60s;  // stopped and continued
+  now_ += 1h;  // stopped and continued
   EXPECT_EQ(decide(), "stop n1");
   table_.renewed(renewals, {queue::RenewOutcome::kOk}, sent);
   EXPECT_FALSE(table_.may_complete("n1", now_));
@@ -135,10 +158,12 @@ TEST_F(UnitTableTest, ALateAnswerDoesNotReviveALapsedLease) {
   EXPECT_FALSE(table_.may_complete("n1", now_));
 }
 
-TEST_F(UnitTableTest, AUnitWhoseLeaseLapsesBeforeItStartsIsHandedBackAtOnce) {
+TEST_F(UnitTableTest, AUnitThatHasNotStartedWaitsForTheQueueToo) {
   assign(1);
   ASSERT_EQ(decide(), "encode n1");
-  now_ += 5000ms;
+  now_ += 59s;
+  EXPECT_EQ(decide(), "");
+  now_ += 1s;
   EXPECT_EQ(decide(), "hand-back n1");
   assign(2);
   EXPECT_EQ(decide(), "") << "the text thread is still busy with n1";
@@ -274,7 +299,7 @@ TEST_F(UnitTableTest, AUnitWhoseStartIsGivenUpIsHandedBack) {
   decide();
   table_.encoded("n1");
   ASSERT_EQ(decide(), "start n1");
-  now_ += 5s;
+  now_ += 60s;
   EXPECT_EQ(decide(), "");
   table_.stopped("n1");
   EXPECT_EQ(decide(), "hand-back n1");
@@ -321,11 +346,11 @@ TEST_F(UnitTableTest, TheNextWakeupIsNotInThePast) {
   bring_to_denoising(1);
   for (int i = 0; i < 5; ++i) {
     table_.revoke("n1");
-    now_ = std::max(now_, std::min(table_.next_wakeup(), now_ + 10s));
+    now_ = std::max(now_, std::min(table_.next_wakeup(), now_ + 100s));
     decide();
     renew();
     EXPECT_GT(table_.next_wakeup(), now_);
-    now_ += 6s;
+    now_ += 61s;
   }
 }
 

@@ -23,8 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-constexpr auto kCallTimeout = 5s;  // per call; the largest answer is a chunk of 1 MiB
-constexpr auto kRetryLimit = 10s;  // how long calls are repeated while Redis is unavailable
+constexpr auto kCallTimeout = 5s;    // per call; the largest answer is a chunk of 1 MiB
+constexpr auto kRetryLimit = 10min;  // how long calls are repeated while Redis is unavailable
 constexpr auto kPause = 200ms;
 constexpr std::size_t kPiece = 1u << 20;
 

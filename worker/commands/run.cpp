@@ -14,14 +14,17 @@
 #include <thread>
 
 #include "shared/core/host_name.h"
+#include "shared/core/revision.h"
 #include "shared/core/stop_signals.h"
 #include "shared/families/served.h"
 #include "shared/loras/content.h"
 #include "shared/telemetry/metrics_server.h"
 #include "shared/telemetry/otlp.h"
+#include "shared/telemetry/process.h"
 #include "worker/commands/command_line.h"
 #include "worker/commands/engine_options.h"
 #include "worker/families.h"
+#include "worker/init_system.h"
 #include "worker/model_timings.h"
 #include "worker/service.h"
 
@@ -142,7 +145,9 @@ ServiceOptions service_options(const config::Settings& settings) {
   options.name = settings.worker.name.empty() ? default_name() : settings.worker.name;
   options.version = DITFLEET_VERSION;
   options.capacity = settings.scheduler.lookahead;
-  options.timing.lease = std::chrono::milliseconds(settings.queue.lease_ms);
+  options.lease = std::chrono::milliseconds(settings.queue.lease_ms);
+  // Before the lease has expired, a silent Redis may only be slow.
+  options.timing.orphan = std::max(options.lease, std::chrono::milliseconds(settings.worker.orphan_ms));
   options.timing.renew = std::chrono::milliseconds(settings.queue.renew_ms);
   options.timing.retry = std::min(options.timing.retry, options.timing.renew);
   options.heartbeat = std::chrono::milliseconds(settings.worker.heartbeat_ms);
@@ -171,13 +176,7 @@ Result<int> serve(const RunFlags& flags) {
   const EngineFactory create = [&](const pipeline::RankOptions& ranks) { return engine_of_rank(*settings, ranks); };
   auto ranks = start_ranks(*settings, create);  // before there are threads
   if (!ranks) return ranks.error();
-  std::unique_ptr<telemetry::MetricsServer> metrics;
-  if (!settings->worker.metrics_listen.empty()) {
-    auto server = telemetry::MetricsServer::start(settings->worker.metrics_listen);
-    if (!server) return server.error();
-    metrics = std::move(*server);
-    spdlog::info("metrics: {}", metrics->url());
-  }
+  telemetry::show_build(DITFLEET_VERSION, kRevision);
   const auto& wanted = settings->telemetry;
   auto tracing = telemetry::start_tracing({wanted.otlp_endpoint, wanted.sample_rate, wanted.slow_s}, "ditfleet-worker",
                                           DITFLEET_VERSION);
@@ -186,7 +185,16 @@ Result<int> serve(const RunFlags& flags) {
   auto parts = make_parts(*settings, io);
   if (!parts) return parts.error();
   parts->load = [&] { return load_models(*settings, create_engine(*ranks, create)); };
+  parts->on_ready = [] { notify_init_system("READY=1"); };
   Service service(io, service_options(*settings), std::move(*parts));
+  std::unique_ptr<telemetry::MetricsServer> metrics;
+  if (!settings->worker.metrics_listen.empty()) {
+    auto server = telemetry::MetricsServer::start(settings->worker.metrics_listen,
+                                                  [&service] { return service.why_not_ready(); });
+    if (!server) return server.error();
+    metrics = std::move(*server);
+    spdlog::info("metrics: {}", metrics->url());
+  }
   if (*ranks)
     (*ranks)->on_broken([&](const Error& error) { asio::post(io, [&service, error] { service.fail(error); }); });
   const bool hangup = hangup_ends();

@@ -21,16 +21,10 @@ class Follower {
   // Stages of different requests overlap, as in rank 0.
   void handle(Message message) {
     const std::string call(message.head.at("call").as_string());
-    if (call == "release") {
-      const std::lock_guard lock(mutex_);
-      generations_.erase(message.head.at("generation").as_int64());
-      return;
-    }
     if (call == "ping") return reply(message, {});
-    NamedThread& thread = call == "denoise"                    ? device_
-                          : call == "encode"                   ? text_
-                          : call == "create" || call == "load" ? device_
-                                                               : adapters_;
+    NamedThread& thread = call == "encode"                                                               ? text_
+                          : call == "denoise" || call == "release" || call == "create" || call == "load" ? device_
+                                                                                                         : adapters_;
     asio::post(thread.executor(), [this, call, message = std::move(message)] { reply(message, run(call, message)); });
   }
 
@@ -55,6 +49,12 @@ class Follower {
       if (!model) return model.error();
       const std::lock_guard lock(mutex_);
       models_.push_back(std::move(*model));
+      return {};
+    }
+    if (call == "release") {  // after a step that may use it
+      decltype(generations_)::node_type released;
+      const std::lock_guard lock(mutex_);
+      released = generations_.extract(m.head.at("generation").as_int64());
       return {};
     }
     pipeline::Model& model = model_of(m);

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "shared/core/missing_peer.h"
 #include "worker/ranks/degrees.h"
 #include "worker/ranks/follower.h"
 #include "worker/ranks/messages.h"
@@ -17,6 +18,8 @@
 
 namespace ditfleet::worker {
 namespace {
+
+constexpr int kSlowest = 3;  // times as long as rank 0 another may take to load
 
 using pipeline::Generation;
 using pipeline::Model;
@@ -42,6 +45,10 @@ class Processes final : public RankProcesses {
     return replies;
   }
   void tell(const Message& message) { ask(message); }  // nobody waits for the replies
+  // When the others must have done what this rank began then and has done now. A file system or driver may hang.
+  Deadline limit(Deadline::Clock::time_point began) const {
+    return Deadline::after(kSlowest * (Deadline::Clock::now() - began + options_.wait));
+  }
   // Ends what this rank waits for in a step.
   void abort() {
     const std::lock_guard lock(mutex_);
@@ -122,7 +129,7 @@ class SharedModel final : public Model {
       if (!there) return there.error();
       return std::unique_ptr<Generation>(std::move(shared));
     }
-    if (there) ranks_.tell({{{"call", "release"}, {"generation", id}}, {}});
+    ranks_.tell({{{"call", "release"}, {"generation", id}}, {}});  // some of them may have it
     return own.error();
   }
 
@@ -146,7 +153,7 @@ class SharedModel final : public Model {
     });
     const Result<void> there = replies.wait();
     if (own && !there) return rank_fault(there.error().message);
-    if (!own && !there && Replies::misses_others(own.error())) return rank_fault(there.error().message);
+    if (!own && !there && is_missing_peer(own.error())) return rank_fault(there.error().message);
     return own;
   }
 
@@ -201,8 +208,9 @@ class SharedEngine final : public pipeline::Engine {
     Message message = message_of(source);
     message.head["call"] = "load";
     Replies replies = ranks_.ask(message);
+    const auto began = Deadline::Clock::now();
     auto own = own_->load_model(source);
-    const Result<void> there = replies.wait();
+    const Result<void> there = replies.wait(ranks_.limit(began));
     if (!own) return own.error();
     if (!there) return there.error();
     return std::unique_ptr<Model>(std::make_unique<SharedModel>(ranks_, models_++, std::move(*own)));
@@ -228,12 +236,13 @@ Result<std::unique_ptr<pipeline::Engine>> Processes::create_engine() {
                   if (const auto broken = std::exchange(broken_, {})) broken(error);
                 });
   Replies replies = ask({{{"call", "create"}}, {}});
+  const auto began = Deadline::Clock::now();
   auto own = create_(options_);
   if (own) set_engine(own->get());
-  const Result<void> there = replies.wait();
+  const Result<void> there = replies.wait(limit(began));
   if (!own || !there) {
     set_engine(nullptr);
-    return !own && (there || !Replies::misses_others(own.error())) ? own.error() : there.error();
+    return !own && (there || !is_missing_peer(own.error())) ? own.error() : there.error();
   }
   return std::unique_ptr<pipeline::Engine>(std::make_unique<SharedEngine>(*this, std::move(*own)));
 }

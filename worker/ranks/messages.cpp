@@ -190,13 +190,15 @@ void put_result(json::object& head, const Result<void>& result) {
   head["code"] = static_cast<int>(result.error().code);
   head["message"] = result.error().message;
   head["param"] = result.error().param;
+  head["kind"] = result.error().kind;
 }
 
 Result<void> result_of(const json::object& head) {
   if (!head.contains("code")) return {};
   int code = 0;
   read_field(head, "code", code);
-  return Error{static_cast<Code>(code), text_of(head, "message"), text_of(head, "param")};
+  return Error{static_cast<Code>(code), text_of(head, "message"), text_of(head, "param"), Source::kHere,
+               text_of(head, "kind")};
 }
 
 }  // namespace ditfleet::worker

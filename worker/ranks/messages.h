@@ -28,7 +28,7 @@ Message message_of(const std::vector<pipeline::LoraRequest>& loras, const pipeli
 std::vector<pipeline::LoraRequest> loras_of(const Message& message);
 pipeline::AdapterDrops drops_of(const Message& message);
 
-// The members "code", "message" and "param"; none of them for a success.
+// The members "code", "message", "param" and "kind"; none of them for a success.
 void put_result(json::object& head, const Result<void>& result);
 Result<void> result_of(const json::object& head);
 

@@ -6,9 +6,10 @@
 #include <sys/wait.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 
-#include "shared/core/deadline.h"
+#include "shared/core/missing_peer.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -27,9 +28,16 @@ Rank::~Rank() {
   ending_ = true;
   ::shutdown(socket_.get(), SHUT_RDWR);  // ends the reader here, and the other process
   if (reader_.joinable()) reader_.join();
-  const Deadline limit = Deadline::after(kEnds);
+  const auto ends = std::min<std::chrono::milliseconds>(kEnds, wait_);
+  const Deadline limit = Deadline::after(ends), hopeless = Deadline::after(2 * ends);
   while (!reaped_ && ::waitpid(process_, nullptr, WNOHANG) == 0) {
     if (limit.passed()) ::kill(process_, SIGKILL);
+    if (hopeless.passed()) {
+      spdlog::error("[ranks] rank {} (process {}) does not end although it was killed: its driver hangs", number_,
+                    process_);
+      spdlog::shutdown();
+      std::_Exit(EXIT_FAILURE);
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }
@@ -96,11 +104,12 @@ std::string Rank::how_it_ended() {
   return text + "has ended with exit status " + std::to_string(WEXITSTATUS(status));
 }
 
-Result<void> Replies::wait() {
+Result<void> Replies::wait(Deadline limit) {
   Result<void> first;
   for (auto& [rank, reply] : replies_) {
-    Result<void> one = reply.get();
-    if (one || (!first && !misses_others(first.error()))) continue;
+    Result<void> one = rank_fault("it does not do what rank 0 has done: its file system or driver hangs");
+    if (reply.wait_until(limit.time_point()) == std::future_status::ready) one = reply.get();
+    if (one || (!first && !is_missing_peer(first.error()))) continue;
     Error error = one.error();
     if (!error.message.starts_with("[ranks]")) error.message = "rank " + std::to_string(rank) + ": " + error.message;
     first = std::move(error);

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "shared/core/deadline.h"
 #include "shared/core/unique_fd.h"
 #include "worker/ranks/messages.h"
 
@@ -26,7 +27,7 @@ class Rank {
  public:
   // `wait`: how long the rank may not answer at all before it is killed.
   Rank(int number, pid_t process, UniqueFd socket, std::chrono::milliseconds wait);
-  // Ends the process, and waits for it.
+  // Ends the process and waits for it, or ends this process if that one does not end: its driver hangs.
   ~Rank();
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -59,8 +60,8 @@ class Replies {
  public:
   void add(int rank, std::future<Result<void>> reply) { replies_.emplace_back(rank, std::move(reply)); }
   // Waits for all. The first error, with the rank's number; one of a rank that only missed others comes last.
-  Result<void> wait();
-  static bool misses_others(const Error& error) { return error.message.find("[parallel]") != std::string::npos; }
+  // kDeviceFault: a rank has not replied at the deadline.
+  Result<void> wait(Deadline limit = Deadline::never());
 
  private:
   std::vector<std::pair<int, std::future<Result<void>>>> replies_;

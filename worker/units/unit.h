@@ -1,4 +1,4 @@
-// A unit in this process: its assignment, the results of its stages, and two atomics with which the io thread stops the
+// A unit in this process: its assignment, the results of its stages, and a flag with which the io thread stops the
 // device thread.
 #pragma once
 
@@ -35,20 +35,16 @@ struct Unit {
   // Passed from stage to stage; only the current stage accesses it.
   std::unique_ptr<pipeline::Generation> prepared;
   std::map<std::string, std::int64_t> phases_us;
-  std::optional<pipeline::BackgroundMp4Writer> mp4;  // if the model returned frames before the last one
+  std::shared_ptr<pipeline::BackgroundMp4Writer> mp4;  // if the model returned frames before the last one
 
   // Used on the io thread. The span's context does not change and may be read on any thread.
   telemetry::SpanTimer span;
   Clock::time_point denoising_since{};
   int previews_pending = 0;
 
-  // Written by the io thread, read by the device thread at each step. The device thread reads the clock itself, because
-  // it may be the first to run after SIGSTOP and SIGCONT.
-  std::atomic<bool> stop{false};
-  std::atomic<Clock::rep> lease_until{Deadline::never().time_point().time_since_epoch().count()};
+  std::atomic<bool> stop{false};  // set by the io thread, read by the device thread at each step
 
   queue::Attempt attempt() const { return {entry.ref, entry.nonce}; }
-  bool must_stop() const { return stop || Clock::now().time_since_epoch().count() >= lease_until; }
   std::string label() const;  // for the log: "JOB/0"
   // The unit's span, else what the job's traceparent names.
   telemetry::SpanContext context() const;

@@ -51,6 +51,12 @@ bool is_transient(const Error& error) {
          error.code == Code::kResourceExhausted || error.code == Code::kPermissionDenied;
 }
 
+// Redis is away or full, for other workers too, so the unit waits for it here.
+bool is_outage(const Error& error) {
+  return error.source != Source::kHere && (error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded ||
+                                           error.code == Code::kResourceExhausted);
+}
+
 }  // namespace
 
 UnitRunner::UnitRunner(Parts parts) : parts_(std::move(parts)) {}
@@ -160,11 +166,13 @@ void UnitRunner::perform(const Action& action) {
       break;
   }
   unit->stop = true;
-  units_.erase(action.attempt.nonce);
+  forget(action.attempt.nonce);
 }
 
-void UnitRunner::publish_leases() {
-  for (auto& [nonce, unit] : units_) unit->lease_until = parts_.table.lease_until(nonce).time_since_epoch().count();
+void UnitRunner::forget(const std::string& nonce) {
+  units_.erase(nonce);
+  const auto shares = [this](const auto& held) { return held.second->entry.ref.job == image_job_; };
+  if (std::none_of(units_.begin(), units_.end(), shares)) image_.reset();
 }
 
 asio::awaitable<void> UnitRunner::load_adapters(UnitPtr unit) {
@@ -199,10 +207,11 @@ asio::awaitable<void> UnitRunner::load_adapters(UnitPtr unit) {
 }
 
 asio::awaitable<Result<std::string>> UnitRunner::read_input(UnitPtr unit, std::string sha256) {
-  const auto give_up = Clock::now() + kStoreLimit;
+  auto give_up = Deadline::after(kStoreLimit);
   for (;;) {
     auto file = co_await parts_.store.get_input(sha256, Deadline::after(kStoreTimeout));
-    if (!file && is_transient(file.error()) && Clock::now() < give_up && units_.contains(unit->entry.nonce)) {
+    if (!file && is_outage(file.error())) give_up = Deadline::after(kStoreLimit);
+    if (!file && is_transient(file.error()) && !give_up.passed() && units_.contains(unit->entry.nonce)) {
       co_await pause(kPause);
       continue;
     }
@@ -214,7 +223,10 @@ asio::awaitable<Result<std::string>> UnitRunner::read_input(UnitPtr unit, std::s
 
 asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
   const auto input = std::make_shared<std::string>();
-  if (const std::string* sha256 = unit->spec.fields.text("image")) {
+  const std::string* sha256 = unit->spec.fields.text("image");
+  if (sha256 && image_ && image_job_ == unit->entry.ref.job) {
+    unit->request.image = image_;
+  } else if (sha256) {
     auto file = co_await read_input(unit, *sha256);
     if (!file) {
       parts_.table.encoded(unit->entry.nonce);
@@ -237,7 +249,6 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
       unit->request.image = std::move(*image);
     }
     auto prepared = unit->model->encode(unit->request);
-    unit->request.image.reset();
     if (!prepared) {
       span.failed(prepared.error().message);
       return prepared.error();
@@ -246,6 +257,11 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
     return {};
   };
   auto done = co_await run_on(parts_.text, Watchdog::Work::kText, unit, work);
+  if (unit->request.image && units_.contains(unit->entry.nonce)) {
+    image_job_ = unit->entry.ref.job;
+    image_ = unit->request.image;
+  }
+  unit->request.image.reset();
   parts_.table.encoded(unit->entry.nonce);
   parts_.residents_changed();
   if (!done && units_.contains(unit->entry.nonce))
@@ -255,14 +271,11 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
 
 asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
   const std::string& nonce = unit->entry.nonce;
-  // A repeated call does not extend the lease: an earlier one may have begun it although its answer was lost.
-  const auto first_sent = Clock::now();
-  while (parts_.table.stop_reason(nonce) == StopReason::kNone && Clock::now() < parts_.table.lease_until(nonce)) {
+  while (parts_.table.stop_reason(nonce) == StopReason::kNone) {
     auto begun = co_await parts_.queue.start(unit->attempt(), Deadline::after(kCallTimeout));
     if (begun) {
       start_log_.reset();
-      parts_.table.started(nonce, first_sent);
-      publish_leases();
+      parts_.table.started(nonce, Clock::now());
       parts_.table_changed();
       co_return;
     }
@@ -295,7 +308,7 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
       }
     }
     const auto due = std::find(unit->preview_steps.begin(), unit->preview_steps.end(), progress.step);
-    if (due != unit->preview_steps.end() && progress.preview && !unit->must_stop()) {
+    if (due != unit->preview_steps.end() && progress.preview && !unit->stop) {
       if (auto image = progress.preview()) {
         asio::post(parts_.executor,
                    [this, unit, index = static_cast<int>(due - unit->preview_steps.begin()), step = progress.step,
@@ -314,19 +327,19 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
       parts_.table_changed();
     });
     timer.begin();
-    return !unit->must_stop();
+    return !unit->stop;
   };
   if (auto denoised = unit->model->denoise(*unit->prepared, on_step); !denoised) {
     if (span && denoised.error().code != Code::kCanceled) span->failed(denoised.error().message);
     return denoised.error();
   }
   span.reset();
-  if (unit->must_stop()) return Error{Code::kCanceled, "the unit was stopped before decoding", {}};
+  if (unit->stop) return Error{Code::kCanceled, "the unit was stopped before decoding", {}};
   span.emplace("vae_decode");
   pipeline::FrameCallback on_frames;
   if (unit->spec.output_format == job::OutputFormat::kMp4) {
     on_frames = [&unit](const pipeline::Media& so_far) {
-      if (!unit->mp4) unit->mp4.emplace(*unit->spec.output_compression);
+      if (!unit->mp4) unit->mp4 = std::make_shared<pipeline::BackgroundMp4Writer>(*unit->spec.output_compression);
       unit->mp4->add(so_far);
     };
   }
@@ -352,11 +365,13 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   };
   auto image = co_await run_on(parts_.device, Watchdog::Work::kStep, unit, work);
   parts_.residents_changed();
+  // Its destructor waits for the frames that are being encoded.
+  if (!image) asio::post(parts_.encode.executor(), [mp4 = std::exchange(unit->mp4, nullptr)] {});
   if (image) {
     parts_.table.denoised(nonce);
     note_warm(unit->entry.class_key);
     spawn("finish", unit, stage("finish", unit, finish(unit, std::make_shared<pipeline::Media>(std::move(*image)))));
-  } else if (image.error().code == Code::kCanceled) {
+  } else if (image.error().code == Code::kCanceled && unit->stop) {
     parts_.table.stopped(nonce);
   } else {
     co_await fail(unit, image.error());
@@ -414,9 +429,9 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   if (!manifest) store_span.failed(manifest.error().message);
   store_span.end();
   if (!manifest) {
-    // The store was unavailable until the lease ran out. The unit has not failed, and another worker may have it now.
+    // The store was unavailable until the unit was lost. It has not failed, and another worker may have it now.
     if (is_transient(manifest.error()) && !parts_.table.may_complete(unit->entry.nonce, Clock::now())) {
-      unit->log(spdlog::level::warn, "not stored before its lease expired: {}", manifest.error().message);
+      unit->log(spdlog::level::warn, "not stored before the unit was lost: {}", manifest.error().message);
       co_await drop(unit);
     } else {
       co_await fail(unit, manifest.error());
@@ -433,13 +448,14 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
 }
 
 asio::awaitable<Result<results::Manifest>> UnitRunner::store(UnitPtr unit, std::shared_ptr<std::string> bytes) {
-  const auto give_up = Clock::now() + kStoreLimit;
+  auto give_up = Deadline::after(kStoreLimit);
   while (true) {
     auto manifest = co_await parts_.store.put(
         result_key_of(*unit), *bytes, job::media_type_of(*unit->spec.output_format), Deadline::after(kStoreTimeout));
     if (manifest) store_log_.reset();
-    // Without the lease another worker stores the result. With it, the unit fails here and may be retried elsewhere.
-    if (manifest || !is_transient(manifest.error()) || Clock::now() >= give_up ||
+    if (!manifest && is_outage(manifest.error())) give_up = Deadline::after(kStoreLimit);
+    // If the unit is lost, another worker stores a result. Else it fails here and may be retried elsewhere.
+    if (manifest || !is_transient(manifest.error()) || give_up.passed() ||
         !parts_.table.may_complete(unit->entry.nonce, Clock::now())) {
       co_return manifest;
     }
@@ -463,27 +479,27 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
   completion.phases_us = unit->phases_us;
   completion.warnings = unit->prepared->warnings();
   if (!parts_.table.may_complete(nonce, Clock::now())) {
-    unit->log(spdlog::level::warn, "the lease expired before the unit was complete; discarding the result");
+    unit->log(spdlog::level::warn, "the unit was lost before it was complete; discarding the result");
     co_await discard(unit, std::move(manifest));
     co_return;
   }
   const auto call = [&] { return parts_.queue.complete(completion, Deadline::after(kCallTimeout)); };
-  const auto completed = co_await report(call);
+  const auto completed = co_await report(call, Deadline::after(parts_.orphan));
   if (completed) {
     end_span(*unit, "succeeded");
     record_unit(unit->spec.model, unit->phases_us, unit->prepared->device_phases_us(), unit->model->memory().plan);
     if (!std::exchange(first_image_, true)) record_boot("first_image");
     unit->log(spdlog::level::info, "succeeded in {} ms, {} bytes", us_since(unit->received) / 1000, manifest.bytes);
-  } else if (is_transient(completed.error())) {
-    // The first call was sent within the lease and may have completed the unit. Only a refusal proves that it did not,
-    // so the result stays.
+  } else if (completed.error().code != Code::kConflict) {
+    // A call may have completed the unit although its answer was lost. Only a refusal proves that none did, so the
+    // result stays.
     unit->log(spdlog::level::err, "could not report the completion: {}", completed.error().message);
   } else {
     unit->log(spdlog::level::warn, "the queue rejected the completion: {}", completed.error().message);
     co_await discard(unit, std::move(manifest));
     co_return;
   }
-  units_.erase(nonce);
+  forget(nonce);
   parts_.table.ended(nonce);
 }
 
@@ -498,9 +514,9 @@ asio::awaitable<void> UnitRunner::discard(UnitPtr unit, results::Manifest manife
 
 asio::awaitable<void> UnitRunner::drop(UnitPtr unit) {
   end_span(*unit, "stale");
-  units_.erase(unit->entry.nonce);
+  forget(unit->entry.nonce);
   parts_.table.ended(unit->entry.nonce);
-  co_await hand_back(unit, StopReason::kLapsed);
+  co_await hand_back(unit, StopReason::kLost);
 }
 
 template <class Call>
@@ -515,11 +531,11 @@ asio::awaitable<Result<void>> UnitRunner::report(Call call, Deadline give_up, st
 }
 
 asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
-  const char* text = reason == StopReason::kDrained  ? "this worker is draining"
-                     : reason == StopReason::kLapsed ? "its lease could not be renewed in time"
-                     : reason == StopReason::kLost   ? "the attempt is stale"
-                                                     : "this worker is full";
-  const bool lapsed = reason == StopReason::kLapsed || reason == StopReason::kLost;
+  const char* text = reason == StopReason::kDrained    ? "this worker is draining"
+                     : reason == StopReason::kOrphaned ? "Redis did not answer for worker.orphan_ms"
+                     : reason == StopReason::kLost     ? "the attempt is stale"
+                                                       : "this worker is full";
+  const bool lapsed = reason == StopReason::kOrphaned || reason == StopReason::kLost;
   if (!lapsed) unit->span.rename();  // the next assignment has the number of this attempt
   end_span(*unit, lapsed ? "stale" : "handed_back");
   unit->log(spdlog::level::info, "handed back: {}", text);
@@ -530,7 +546,7 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
     int& count;
     ~Count() { --count; }
   } counted{++handing_back_};
-  const auto give_up = lapsed && handing_back_ <= kMostHandedBack ? Deadline::never() : Deadline::after(kReportLimit);
+  const auto give_up = lapsed && handing_back_ <= kMostHandedBack ? Deadline::never() : Deadline::after(parts_.orphan);
   (void)co_await report(call, give_up, kMaxPause);
 }
 
@@ -539,7 +555,7 @@ asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
   unit->log(spdlog::level::info, "canceled");
   const auto attempt = unit->attempt();
   const auto call = [&] { return parts_.queue.canceled(attempt, Deadline::after(kCallTimeout)); };
-  (void)co_await report(call);
+  (void)co_await report(call, Deadline::after(parts_.orphan));
 }
 
 asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
@@ -555,12 +571,12 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   failure.error = error;
   failure.retryable = other_worker || is_retryable(error.code);
   failure.crash = fault;
-  units_.erase(unit->entry.nonce);
+  forget(unit->entry.nonce);
   parts_.table.ended(unit->entry.nonce);
   if (fault) parts_.fault(error);
   parts_.table_changed();
   const auto call = [&] { return parts_.queue.fail(failure, Deadline::after(kCallTimeout)); };
-  (void)co_await report(call, Deadline::after(fault ? std::chrono::seconds(kCallTimeout) : kReportLimit));
+  (void)co_await report(call, Deadline::after(fault ? kCallTimeout : parts_.orphan));
 }
 
 void UnitRunner::note_warm(const std::string& class_key) {

@@ -34,6 +34,7 @@ class UnitRunner {
     NamedThread &text, &device, &encode;
     AdapterLoader& adapters;
     ImageEncoder encode_image;
+    std::chrono::milliseconds orphan;                 // see Timing
     std::function<std::optional<double>()> energy_j;  // that the device has used; empty: unknown; thread-safe
     std::function<void()>
         residents_changed;                // other adapters may be loaded, or other models on the device, than before
@@ -47,8 +48,6 @@ class UnitRunner {
   void perform(const Action& action);
   // Fails the unit that is stuck, if this worker still has it, and reports the fault.
   void fail_stuck(const Watchdog::Stuck& stuck);
-  // Passes the leases in the table to the device thread. Call it after each renewal.
-  void publish_leases();
   // Whether no work and no report is in progress for any unit.
   bool idle() const { return tasks_running_ == 0; }
   // The shape classes that ran here, most recent last, at most 64.
@@ -57,9 +56,7 @@ class UnitRunner {
 
  private:
   using UnitPtr = std::shared_ptr<Unit>;
-  // How long the report of an outcome is retried while Redis is unavailable.
-  static constexpr std::chrono::seconds kReportLimit{60};
-  // How many units may be handed back at a time without this limit.
+  // How many units may be handed back at a time without a limit.
   static constexpr int kMostHandedBack = 64;
 
   // idle() is false until the coroutine ends.
@@ -75,6 +72,7 @@ class UnitRunner {
   asio::awaitable<void> load_adapters(UnitPtr unit);
   // Reads the unit's image from the store.
   asio::awaitable<Result<std::string>> read_input(UnitPtr unit, std::string sha256);
+  void forget(const std::string& nonce);  // drops the unit, and the decoded image after its job's last unit
   asio::awaitable<void> encode_text(UnitPtr unit);
   asio::awaitable<void> start(UnitPtr unit);
   asio::awaitable<void> denoise(UnitPtr unit);
@@ -95,14 +93,17 @@ class UnitRunner {
   // Repeats a queue call until it succeeds, fails permanently or `give_up` has passed. Returns the last result. The
   // pause between calls doubles up to `max_pause`.
   template <class Call>
-  asio::awaitable<Result<void>> report(Call call, Deadline give_up = Deadline::after(kReportLimit),
+  asio::awaitable<Result<void>> report(Call call, Deadline give_up,
                                        std::chrono::milliseconds max_pause = std::chrono::milliseconds(0));
   asio::awaitable<void> pause(std::chrono::milliseconds time);
   void note_warm(const std::string& class_key);
 
   Parts parts_;
   std::map<std::string, UnitPtr> units_;  // by nonce
-  bool first_image_ = false;              // has been completed
+  // The image that was decoded last, for the other units of its job. Only one, because an image may have 100 MB.
+  std::string image_job_;
+  std::shared_ptr<const pipeline::Media> image_;
+  bool first_image_ = false;  // has been completed
   std::vector<std::string> warm_classes_;
   int tasks_running_ = 0, handing_back_ = 0;
   LogThrottle start_log_, store_log_;  // shared by all units, since they share Redis and the disk

@@ -23,9 +23,9 @@ void UnitTable::request_stop(Unit& unit, StopReason reason) {
 Action UnitTable::final_action(const Unit& unit) {
   switch (unit.stop) {
     case StopReason::kCanceled: return {Action::Kind::kReportCanceled, unit.attempt, unit.stop};
-    // Redis may not have reaped a lapsed lease yet: handing the unit back spares the next worker the wait. If another
+    // The queue may not have reaped the lease yet: handing the unit back spares the next worker the wait. If another
     // worker has the unit by now, the call reports that this worker has not crashed, and the queue forgives the lapse.
-    case StopReason::kLapsed:
+    case StopReason::kOrphaned:
     case StopReason::kLost:
     case StopReason::kDrained:
     case StopReason::kNone: return {Action::Kind::kHandBack, unit.attempt, unit.stop};
@@ -43,9 +43,7 @@ UnitTable::Admission UnitTable::assign(const queue::Attempt& attempt, Clock::tim
   Unit unit;
   unit.attempt = attempt;
   unit.needs_adapters = needs_adapters;
-  // Too late by the time that the message was under way. That is harmless: until the start only text is encoded, and
-  // the start begins a lease that is counted from the call.
-  unit.lease_until = now + timing_.lease;
+  unit.orphan_at = now + timing_.orphan;
   units_.push_back(std::move(unit));
   return Admission::kAccepted;
 }
@@ -67,11 +65,11 @@ void UnitTable::encoded(const std::string& nonce) {
   if (Unit* unit = find(nonce); unit && unit->stage == Stage::kEncoding) unit->stage = Stage::kPrepared;
 }
 
-void UnitTable::started(const std::string& nonce, Clock::time_point sent) {
+void UnitTable::started(const std::string& nonce, Clock::time_point now) {
   Unit* unit = find(nonce);
   if (!unit || unit->stage != Stage::kStarting) return;
   unit->confirmed = true;
-  unit->lease_until = std::max(unit->lease_until, sent + timing_.lease);
+  unit->orphan_at = std::max(unit->orphan_at, now + timing_.orphan);
 }
 
 void UnitTable::start_refused(const std::string& nonce) {
@@ -94,11 +92,7 @@ void UnitTable::denoised(const std::string& nonce) {
 }
 
 void UnitTable::stopped(const std::string& nonce) {
-  if (Unit* unit = find(nonce)) {
-    unit->has_stopped = true;
-    // Nobody here asked for it: the device thread saw that the lease had run out.
-    if (unit->stop == StopReason::kNone) unit->stop = StopReason::kLapsed;
-  }
+  if (Unit* unit = find(nonce)) unit->has_stopped = true;
 }
 
 void UnitTable::ended(const std::string& nonce) {
@@ -139,7 +133,7 @@ std::vector<queue::Renewal> UnitTable::due_renewals(Clock::time_point now) {
                         std::any_of(units_.begin(), units_.end(), [](const Unit& u) { return u.step_pending; });
   if (now < retry_at_ || (!step_due && now < last_renewal_ + timing_.renew)) return renewals;
   for (Unit& unit : units_) {
-    if (unit.stop >= StopReason::kLapsed) continue;
+    if (unit.stop >= StopReason::kOrphaned) continue;
     renewals.push_back(renewal_of(unit));
   }
   last_renewal_ = now;
@@ -157,7 +151,7 @@ void UnitTable::renewed(const std::vector<queue::Renewal>& renewals, const std::
       request_stop(*unit, StopReason::kLost);
       continue;
     }
-    unit->lease_until = std::max(unit->lease_until, sent + timing_.lease);
+    unit->orphan_at = std::max(unit->orphan_at, sent + timing_.orphan);
     if (outcomes[i] == queue::RenewOutcome::kCancelRequested) request_stop(*unit, StopReason::kCanceled);
   }
 }
@@ -172,12 +166,7 @@ void UnitTable::renewal_failed(const std::vector<queue::Renewal>& renewals, Cloc
 
 bool UnitTable::may_complete(const std::string& nonce, Clock::time_point now) const {
   const Unit* unit = find(nonce);
-  return unit && unit->stop != StopReason::kLost && unit->stop != StopReason::kLapsed && now < unit->lease_until;
-}
-
-Clock::time_point UnitTable::lease_until(const std::string& nonce) const {
-  const Unit* unit = find(nonce);
-  return unit ? unit->lease_until : Clock::time_point::min();
+  return unit && unit->stop != StopReason::kLost && unit->stop != StopReason::kOrphaned && now < unit->orphan_at;
 }
 
 StopReason UnitTable::stop_reason(const std::string& nonce) const {
@@ -190,7 +179,7 @@ Clock::time_point UnitTable::next_wakeup() const {
   bool step_pending = false;
   for (const Unit& unit : units_) {
     step_pending |= unit.step_pending;
-    if (unit.stop < StopReason::kLapsed) at = std::min(at, unit.lease_until);
+    if (unit.stop < StopReason::kOrphaned) at = std::min(at, unit.orphan_at);
   }
   if (!units_.empty() && !renewing_) {
     at = std::min(at, std::max(retry_at_, last_renewal_ + (step_pending ? timing_.step : timing_.renew)));
@@ -201,7 +190,7 @@ Clock::time_point UnitTable::next_wakeup() const {
 std::vector<Action> UnitTable::decide(Clock::time_point now) {
   std::vector<Action> actions;
   for (Unit& unit : units_) {
-    if (unit.lease_until <= now) request_stop(unit, StopReason::kLapsed);
+    if (unit.orphan_at <= now) request_stop(unit, StopReason::kOrphaned);
   }
   std::erase_if(units_, [&](Unit& unit) {
     if (unit.stop == StopReason::kNone) return false;

@@ -6,8 +6,9 @@
 //            ─denoised()─▶ finishing (image encoding, storing, completing) ─ended()─▶ removed
 // At most one unit encodes its text, and at most one is starting or denoising. Any number can be finishing.
 //
-// A lease is measured on the monotonic clock from the time at which its renewal was sent. When the lease has expired
-// here, another worker may already have the unit. The unit then stops at its next step and is never completed.
+// A unit goes on while the queue does not answer: no other worker can start it meanwhile, and if one does later, the
+// nonce fences this attempt. A unit stops when the queue refuses its renewal, or after Timing::orphan without an
+// answer.
 #pragma once
 
 #include <chrono>
@@ -29,7 +30,7 @@ enum class StopReason {
   kNone,
   kDrained,   // this worker is draining; the unit is handed back
   kCanceled,  // by the client; reported to the queue
-  kLapsed,    // the lease expired here
+  kOrphaned,  // the queue has not answered for Timing::orphan; handed back once it does
   kRevoked,   // by the scheduler, before the unit started
   kLost,      // the queue reports that the attempt is stale; handed back, because its lease may have lapsed
 };
@@ -50,10 +51,10 @@ struct Action {
 };
 
 struct Timing {
-  std::chrono::milliseconds lease{5000};
-  std::chrono::milliseconds renew{1000};  // between renewals
-  std::chrono::milliseconds step{100};    // minimum between renewals that report a step
-  std::chrono::milliseconds retry{250};   // after a failed renewal
+  std::chrono::milliseconds orphan{600'000};  // how long a unit goes on without an answer
+  std::chrono::milliseconds renew{1000};      // between renewals
+  std::chrono::milliseconds step{100};        // minimum between renewals that report a step
+  std::chrono::milliseconds retry{250};       // after a failed renewal
 };
 
 // Not thread-safe.
@@ -73,7 +74,7 @@ class UnitTable {
   // --- results of the actions. A nonce that is no longer in the table is ignored.
   void adapters_ready(const std::string& nonce);
   void encoded(const std::string& nonce);
-  void started(const std::string& nonce, Clock::time_point sent);
+  void started(const std::string& nonce, Clock::time_point now);
   void start_refused(const std::string& nonce);
   void stepped(const std::string& nonce, int step, int total);
   void denoised(const std::string& nonce);  // the device is free again
@@ -98,8 +99,7 @@ class UnitTable {
   std::optional<queue::Renewal> take_pending_step(const std::string& nonce);
   // Whether a finishing unit may still be completed.
   bool may_complete(const std::string& nonce, Clock::time_point now) const;
-  Clock::time_point lease_until(const std::string& nonce) const;  // min() for an unknown nonce
-  StopReason stop_reason(const std::string& nonce) const;         // kLost for an unknown nonce
+  StopReason stop_reason(const std::string& nonce) const;  // kLost for an unknown nonce
   // When to call due_renewals() and decide() again if nothing else happens; max(): never.
   Clock::time_point next_wakeup() const;
 
@@ -120,7 +120,7 @@ class UnitTable {
     bool has_stopped = false;
     bool step_pending = false;
     int step = 0, total = 0;
-    Clock::time_point lease_until;
+    Clock::time_point orphan_at;  // Timing::orphan after the queue's last answer
   };
 
   Unit* find(const std::string& nonce);

@@ -66,16 +66,12 @@ void add_demo_model(config::Settings& settings) {
   if (fs::exists(demo / "model_index.json", ec)) settings.models["demo"].path = demo.string();
 }
 
-Result<void> check_models(config::Settings& settings) {
+Result<void> check_models(const config::Settings& settings) {
   if (settings.models.empty()) {
     return invalid_argument(
         "no model is configured; give one with --model NAME=DIR, a folder in the layout of diffusers");
   }
-  for (auto& [name, model] : settings.models) {
-    std::error_code ec;
-    for (std::string* path : {&model.path, &model.transformer})
-      if (const fs::path whole = fs::absolute(*path, ec); !path->empty() && !ec)
-        *path = whole.lexically_normal().string();
+  for (const auto& [name, model] : settings.models) {
     const auto entry = families::read_model_entry(name, model.path, families::served());
     if (!entry) return entry.error();
   }

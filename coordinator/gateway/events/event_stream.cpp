@@ -3,15 +3,14 @@
 #include <cstdint>
 
 #include "shared/core/excerpt.h"
-#include "shared/core/json.h"
+#include "shared/core/short_numbers.h"
 #include "shared/core/text.h"
 
 namespace ditfleet::gateway {
 namespace {
 
-bool is_digits(std::string_view text) {
-  return !text.empty() && text.size() <= 20 && text.find_first_not_of("0123456789") == std::string_view::npos;
-}
+// A part of a Redis stream's id.
+bool is_id_part(std::string_view text) { return number_of<std::uint64_t>(text).has_value(); }
 
 // Fields that become numbers in JSON. Others stay text, even if they happen to be all digits.
 bool is_numeric_field(std::string_view name) {
@@ -56,13 +55,13 @@ std::string event_json(const queue::Event& event, std::string_view preview_url) 
     }
   }
   if (!preview_url.empty()) object["url"] = preview_url;
-  return json::serialize(object);
+  return json_text(object);
 }
 
 Result<std::string> parse_event_id(std::string_view text) {
   const auto dash = text.find('-');
   const bool ok =
-      is_digits(text.substr(0, dash)) && (dash == std::string_view::npos || is_digits(text.substr(dash + 1)));
+      is_id_part(text.substr(0, dash)) && (dash == std::string_view::npos || is_id_part(text.substr(dash + 1)));
   if (!ok) {
     return invalid_argument("'" + excerpt(text, 64) +
                                 "' is not an event id; send the id of the last event received, such as 1700000000000-0",

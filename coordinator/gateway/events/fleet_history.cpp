@@ -1,17 +1,32 @@
 #include "coordinator/gateway/events/fleet_history.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <unordered_map>
 #include <utility>
+
+#include "shared/telemetry/metrics.h"
 
 namespace ditfleet::gateway {
 namespace {
 
-constexpr std::size_t kLeastSamples = 5;  // for a median that blames a phase
+constexpr std::size_t kLeastSamples = 5;         // for a median that blames a phase
+constexpr std::int64_t kLeastExcessUs = 50'000;  // less is noise
+constexpr std::int64_t kExcessPart = 5;          // of the unit's time
+constexpr std::size_t kLeastRuns = 4;            // for a worker's speed
+constexpr std::size_t kLeastOtherRuns = 3;       // to compare a run with
+constexpr double kLeastRunMs = 20;               // shorter runs are too coarse in milliseconds
+constexpr double kSpeedWeight = 0.3;             // of the latest run
+constexpr std::int64_t kSpeedsEveryMs = 1000;
 
 std::size_t phase_index(std::string_view name) {
   const auto& all = FleetHistory::kPhases;
   return static_cast<std::size_t>(std::find(all.begin(), all.end(), name) - all.begin());
 }
+
+constexpr std::size_t kDenoise = 7, kFirstOnWorker = 4;
+static_assert(FleetHistory::kPhases[kDenoise] == "denoise" && FleetHistory::kPhases[kFirstOnWorker] == "adapter");
 
 bool slower(const queue::JobSummary& a, const queue::JobSummary& b) {
   return a.ended_ms - a.created_ms > b.ended_ms - b.created_ms;
@@ -50,8 +65,10 @@ void FleetHistory::apply(const queue::Event& event) {
     if (job::is_terminal(*state)) close_run(unit->worker, event, job::state_name(*state));
   }
   const auto ended = jobs_.apply(event);
+  if (ended.unit) (void)verdict(*ended.unit, event.at_ms);  // keeps it
   if (ended.unit && ended.unit->state == job::State::kSucceeded) add_sample(*ended.unit);
   if (event.unit >= 0 || started || !job::is_terminal(*state)) return;
+  progress_.erase(event.job);
   const auto index = event.at_ms / kBucketMs;
   Bucket& bucket = buckets_[static_cast<std::size_t>(index) % kBuckets];
   if (bucket.index < index) bucket = {index, {}};
@@ -81,14 +98,28 @@ FleetHistory::Class& FleetHistory::class_of(const std::string& key, std::int64_t
 void FleetHistory::add_sample(const queue::JobSummary& unit) {
   if (unit.class_key.empty() || unit.first_assigned_ms == 0) return;  // after restore() times are missing
   Class& into = class_of(unit.class_key, unit.ended_ms);
-  Sample sample{.at_ms = unit.ended_ms, .us = {}};
+  Sample sample{.at_ms = unit.ended_ms, .steps = std::max(1, unit.steps), .us = {}};
   for (const auto& span : queue::spans_of(unit, unit.ended_ms)) {
-    if (const auto at = phase_index(span.name); at < kTotal) sample.us[at] = span.us;
+    if (const auto at = phase_index(span.name); at < kTotal)
+      sample.us[at] = at == kDenoise ? span.us / sample.steps : span.us;
   }
   sample.us[kTotal] = (unit.ended_ms - unit.created_ms) * 1000;
+  const auto took = [&](std::string_view phase) { return static_cast<double>(sample.us[phase_index(phase)]); };
+  if (const double step_us = took("denoise"); step_us > 0 && unit.steps > 0 && unit.run_ms > 0) {
+    const double weight = into.pace.step_us > 0 ? 0.3 : 1;
+    const double rest_us = std::max(0.0, 1e3 * static_cast<double>(unit.run_ms) - unit.steps * step_us);
+    into.pace.step_us += weight * (step_us - into.pace.step_us);
+    into.pace.rest_us += weight * (rest_us - into.pace.rest_us);
+  }
   into.samples.push_back(sample);
   if (into.samples.size() > kMostSamples) into.samples.pop_front();
   into.times.reset();
+  if (unit.run_ms <= 0) return;
+  if (!timed_.contains(unit.worker))
+    evict_oldest(timed_, kMostWorkers, [](const auto& runs) { return runs.back().at_ms; });
+  auto& runs = timed_[unit.worker];
+  runs.push_back({unit.class_key + "|" + std::to_string(unit.steps), unit.ended_ms, unit.run_ms});
+  if (runs.size() > kMostTimed) runs.pop_front();
 }
 
 void FleetHistory::add_slow(const queue::JobSummary& job) {
@@ -100,6 +131,7 @@ void FleetHistory::add_slow(const queue::JobSummary& job) {
 
 void FleetHistory::restore(const std::vector<queue::UnitView>& units, std::int64_t now_ms) {
   jobs_.restore(units);
+  std::erase_if(progress_, [this](const auto& entry) { return !jobs_.open().contains(entry.first); });
   for (auto& [worker, runs] : runs_) {
     for (Run& run : runs) {
       const auto* unit = jobs_.find(run.job, run.unit);
@@ -196,28 +228,134 @@ std::vector<queue::JobSummary> FleetHistory::slow(std::string_view tenant, std::
   return out;
 }
 
-std::vector<FleetHistory::Blame> FleetHistory::blame(std::string_view class_key, const std::vector<queue::Span>& spans,
-                                                     std::int64_t now_ms) {
-  const auto found = classes_.find(class_key);
-  if (found == classes_.end()) return {};
-  const ClassTimes& times = times_of(found->first, found->second, now_ms);
-  if (times.units < kLeastSamples) return {};
-  std::vector<Blame> out;
-  std::int64_t whole = 0;
-  for (const auto& span : spans) {
-    whole += span.us;
-    const auto at = phase_index(span.name);
-    if (at >= kTotal) continue;
-    const std::int64_t median = times.phases[at] ? (*times.phases[at])[0] : 0;
-    if (span.us > median) out.push_back({span.name, span.us, median});
+FleetHistory::Verdict FleetHistory::verdict(const queue::JobSummary& unit, std::int64_t now_ms) {
+  if (unit.ended_ms == 0) return judge(unit, now_ms);
+  if (unit.first_assigned_ms == 0 && !unit.worker.empty()) return {};  // after restore() times are missing
+  const auto [kept, added] = verdicts_.try_emplace({unit.id, unit.unit < 0 ? unit.last_unit : unit.unit});
+  if (added) {
+    kept->second = judge(unit, now_ms);
+    verdict_order_.push_back(kept->first);
+    if (verdict_order_.size() > kMostVerdicts) {
+      verdicts_.erase(verdict_order_.front());
+      verdict_order_.pop_front();
+    }
+  } else if (!kept->second.speed) {
+    kept->second.speed = slowness(unit, now_ms);
   }
-  const auto over = [](const Blame& b) { return b.us - b.median_us; };
-  std::sort(out.begin(), out.end(), [&](const Blame& a, const Blame& b) { return over(a) > over(b); });
-  if (out.empty()) return out;
-  out.erase(std::remove_if(out.begin() + 1, out.end(),
-                           [&](const Blame& b) { return over(b) < b.median_us / 2 || over(b) < whole / 100; }),
-            out.end());
+  return kept->second;
+}
+
+// Runs that ended before those that count say nothing about the worker of today.
+std::optional<double> FleetHistory::slowness(const queue::JobSummary& unit, std::int64_t now_ms) {
+  const auto& all = speeds(now_ms);
+  const auto found = all.find(unit.worker);
+  if (found == all.end() || found->second.ratio >= kSlow) return std::nullopt;
+  return unit.ended_ms == 0 || unit.ended_ms >= found->second.since_ms ? std::optional(found->second.ratio)
+                                                                       : std::nullopt;
+}
+
+FleetHistory::Verdict FleetHistory::judge(const queue::JobSummary& unit, std::int64_t now_ms) {
+  const auto found = classes_.find(unit.class_key);
+  const ClassTimes* times = found == classes_.end() ? nullptr : &times_of(found->first, found->second, now_ms);
+  if (times != nullptr && times->units < kLeastSamples) times = nullptr;
+  const std::int64_t whole_us = ((unit.ended_ms > 0 ? unit.ended_ms : now_ms) - unit.created_ms) * 1000;
+  const std::int64_t least_us = std::max(kLeastExcessUs, whole_us / kExcessPart);
+  Verdict out;
+  const auto compare = [&](std::string phase, std::int64_t us, std::int64_t expected_us, std::string than,
+                           bool on_worker) {
+    if (us - expected_us >= least_us)
+      out.over.push_back({std::move(phase), us, expected_us, std::move(than), on_worker});
+  };
+  std::int64_t run_us = 0;
+  for (const auto& span : queue::spans_of(unit, now_ms)) {
+    const auto at = phase_index(span.name);
+    const bool on_worker = at >= kFirstOnWorker, waits = !on_worker || span.name == "wait";
+    if (times != nullptr && at < kTotal) {
+      const std::int64_t typical = times->phases[at] ? (*times->phases[at])[0] : 0;
+      const int steps = at == kDenoise ? std::max(1, unit.steps) : 0;
+      compare(span.name, span.us, typical * std::max(1, steps),
+              "the median of its class" + (steps > 0 ? " for " + std::to_string(steps) + " steps" : ""), on_worker);
+    } else if (waits) {
+      compare(span.name, span.us, 0, "in an idle fleet", on_worker);
+    } else if (span.name != "not started" && span.name != "until started" && span.name != "hand-over") {
+      // Without phases a run begins while the worker still runs the unit before.
+      run_us += span.name == "run" && unit.run_ms > 0 ? unit.run_ms * 1000 : span.us;
+    }
+  }
+  if (unit.ended_ms > 0 && run_us > 0 && unit.cost_us > 0) compare("run", run_us, unit.cost_us, "predicted", true);
+  std::stable_sort(out.over.begin(), out.over.end(),
+                   [](const Blame& a, const Blame& b) { return a.us - a.expected_us > b.us - b.expected_us; });
+  if (unit.ended_ms == 0 || !out.over.empty()) out.speed = slowness(unit, now_ms);  // too costly for each unit
   return out;
+}
+
+const std::map<std::string, FleetHistory::Speed, std::less<>>& FleetHistory::speeds(std::int64_t now_ms) {
+  if (std::abs(now_ms - speeds_ms_) < kSpeedsEveryMs) return speeds_;
+  static const telemetry::Gauges gauge("ditfleet_worker_speed_ratio");
+  for (const auto& [worker, unused] : speeds_) gauge({worker}).Set(std::nan(""));  // until it is known again
+  speeds_ms_ = now_ms;
+  speeds_.clear();
+  struct Rate {
+    double per_ms = 0;
+    std::size_t runs = 0;
+  };
+  struct Kind {
+    std::map<std::string_view, Rate> rates;  // by worker
+    std::size_t runs = 0;
+    double typical = 0;
+  };
+  // A mean of speeds, so that one slow run does not weigh more than several fast ones.
+  std::unordered_map<std::string_view, Kind> kinds;
+  for (auto& [worker, runs] : timed_) {
+    while (!runs.empty() && runs.front().at_ms < now_ms - kHourMs) runs.pop_front();
+    for (const Timed& run : runs) {
+      Kind& kind = kinds[run.kind];
+      Rate& rate = kind.rates[worker];
+      const double weight = rate.runs++ == 0 ? 1 : kSpeedWeight;
+      rate.per_ms += weight * (1 / static_cast<double>(run.run_ms) - rate.per_ms);
+      ++kind.runs;
+    }
+  }
+  for (auto& [name, kind] : kinds) {
+    std::vector<double> rates;
+    for (const auto& [worker, rate] : kind.rates) rates.push_back(rate.per_ms);
+    const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);  // of two the faster one
+    std::nth_element(rates.begin(), middle, rates.end());
+    kind.typical = *middle;
+  }
+  for (const auto& [worker, runs] : timed_) {
+    Speed speed;
+    std::size_t counted = 0;
+    for (const Timed& run : runs) {
+      const Kind& kind = kinds[run.kind];
+      if (kind.runs - kind.rates.at(worker).runs < kLeastOtherRuns || kind.typical * kLeastRunMs > 1) continue;
+      const double ratio = 1 / (static_cast<double>(run.run_ms) * kind.typical);
+      if (counted++ == 0) speed = {ratio, run.at_ms};
+      speed.ratio += kSpeedWeight * (ratio - speed.ratio);
+    }
+    if (counted < kLeastRuns) continue;
+    speeds_[worker] = speed;
+    gauge({worker}).Set(speed.ratio);
+  }
+  std::erase_if(timed_, [](const auto& runs) { return runs.second.empty(); });
+  return speeds_;
+}
+
+std::optional<double> FleetHistory::speed_of(std::string_view worker, std::int64_t now_ms) {
+  const auto& all = speeds(now_ms);
+  const auto found = all.find(worker);
+  return found == all.end() ? std::nullopt : std::optional(found->second.ratio);
+}
+
+const FleetHistory::Pace* FleetHistory::pace(std::string_view class_key) const {
+  const auto found = classes_.find(class_key);
+  return found == classes_.end() || found->second.pace.step_us == 0 ? nullptr : &found->second.pace;
+}
+
+double FleetHistory::rising(const std::string& job, double progress) {
+  if (!jobs_.open().contains(job)) return progress;
+  double& shown = progress_[job];
+  return shown = std::max(shown, progress);
 }
 
 }  // namespace ditfleet::gateway

@@ -78,6 +78,7 @@ class Connection final : public Sink {
   // Since when the server waits for the client: for a request, for the rest of one, or for the end of a refused one.
   // Empty while a request is served.
   std::optional<std::chrono::steady_clock::time_point> waits_since;
+  bool uploading = false;  // waiting for the next piece of a streamed body
   // Size of the body that is being read.
   std::size_t arriving_bytes = 0;
   // Above the limit of connections: only the vital routes are served.

@@ -19,7 +19,7 @@ std::size_t ConnectionSet::count(const Test& passes) const {
 }
 
 bool ConnectionSet::evict(const Connection& newcomer, const Test& passes) {
-  const auto order = [](const Connection& c) { return std::pair(c.idle, *c.waits_since); };
+  const auto order = [](const Connection& c) { return std::pair(c.idle || c.uploading, *c.waits_since); };
   std::shared_ptr<Connection> first;
   for (const auto& connection : all_) {
     if (!connection->waits_since || connection.get() == &newcomer || !passes(*connection)) continue;

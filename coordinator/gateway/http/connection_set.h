@@ -61,7 +61,8 @@ class ConnectionSet {
  private:
   using Test = std::function<bool(const Connection&)>;
   // Closes and removes the connection that has waited longest for its client: the one with a half-sent request if there
-  // is one, else an idle one. Only among those that pass, and never `newcomer`. False if all are busy.
+  // is one, else an idle one or an upload that pauses. Only among those that pass, and never `newcomer`. False if all
+  // are busy.
   bool evict(const Connection& newcomer, const Test& passes);
   std::size_t count(const Test& passes) const;
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "shared/core/bytes.h"
+#include "shared/core/short_numbers.h"
 #include "shared/core/text.h"
 
 namespace ditfleet::gateway {
@@ -154,7 +155,7 @@ std::string media_type_of(std::string_view content_type) {
 Response json_response(int status, const json::object& body) {
   Response response;
   response.status = status;
-  response.body = json::serialize(body) + "\n";
+  response.body = json_text(body) + "\n";
   return response;
 }
 

@@ -29,6 +29,11 @@ void count_event_streams(int change) {
   streams().Increment(change);
 }
 
+void show_certificate_expiry(std::int64_t unix_s) {
+  static const telemetry::Gauges expiry("ditfleet_certificate_expiry_timestamp_seconds");
+  expiry().Set(static_cast<double>(unix_s));
+}
+
 void count_connections(int change) {
   static const telemetry::Gauges connections("ditfleet_http_connections");
   connections().Increment(change);

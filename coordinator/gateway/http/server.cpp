@@ -21,8 +21,8 @@
 #include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/http/reading.h"
 #include "coordinator/gateway/http/streamed_body.h"
+#include "shared/core/certificate.h"
 #include "shared/core/listen_address.h"
-#include "shared/core/secrets.h"
 #include "shared/core/task_group.h"
 
 namespace ditfleet::gateway {
@@ -42,25 +42,16 @@ constexpr std::size_t kSmallAnswer = 64u << 10;  // sent even if too many answer
 
 // TLS 1.2 or later with this certificate chain and private key.
 Result<std::unique_ptr<asio::ssl::context>> tls_context(const std::string& cert_file, const std::string& key_file) {
-  if (auto key = read_secret_file(key_file); !key)
-    return Error{key.error().code, "gateway.tls_key_file: " + key.error().message, {}};
+  const auto end = check_certificate(cert_file, key_file);
+  if (!end) return end.error();
   auto context = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_server);
   SSL_CTX_set_min_proto_version(context->native_handle(), TLS1_2_VERSION);
   SSL_CTX_set_options(context->native_handle(), SSL_OP_NO_RENEGOTIATION);
-  // Without it, OpenSSL would ask for the password of an encrypted key on the terminal.
-  context->set_password_callback([](std::size_t, asio::ssl::context::password_purpose) { return std::string(); });
   boost::system::error_code ec;
   context->use_certificate_chain_file(cert_file, ec);
-  if (ec) {
-    return invalid_argument("gateway.tls_cert_file: '" + cert_file +
-                            "' is not a readable certificate chain in PEM: " + ec.message());
-  }
-  context->use_private_key_file(key_file, asio::ssl::context::pem, ec);
-  if (ec) {
-    return invalid_argument("gateway.tls_key_file: '" + key_file +
-                            "' is not the unencrypted PEM private key of the certificate in '" + cert_file +
-                            "': " + ec.message());
-  }
+  if (!ec) context->use_private_key_file(key_file, asio::ssl::context::pem, ec);
+  if (ec) return invalid_argument("gateway.tls_cert_file: '" + cert_file + "': " + ec.message());  // just replaced
+  show_certificate_expiry(*end);
   return context;
 }
 
@@ -290,7 +281,8 @@ class HttpServer final : public Server, public std::enable_shared_from_this<Http
       co_return refused({503, "too many connections; try again shortly", "too_many_connections"});
     if (handlers_.streams && handlers_.streams(incoming.request)) {
       connection.waits_since.reset();
-      incoming.streamed = std::make_shared<StreamedBody>(std::move(shared), std::move(head), options_.piece_timeout);
+      incoming.streamed = std::make_shared<StreamedBody>(std::move(shared), std::move(head), options_.piece_timeout,
+                                                         options_.slow_grace);
       incoming.request.stream = incoming.streamed;
       co_return ReadOutcome{.incoming = std::move(incoming)};
     }

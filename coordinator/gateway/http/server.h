@@ -29,6 +29,7 @@ struct ServerOptions {
   std::chrono::milliseconds header_timeout{10'000};   // from the first byte to the end of the headers
   std::chrono::milliseconds body_timeout{30'000};     // for the whole body
   std::chrono::milliseconds piece_timeout{30'000};    // for each piece of a streamed body
+  std::chrono::milliseconds slow_grace{30'000};       // how long a streamed body may be behind kSlowestBody
   std::chrono::milliseconds write_timeout{30'000};    // for one write, plus 1 s per 64 KiB
   std::string tls_cert_file = {}, tls_key_file = {};  // PEM; empty: no TLS
 };

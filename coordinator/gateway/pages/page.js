@@ -57,7 +57,14 @@ function add_key_dialog() {
   document.body.append(dialog);
 }
 
-function duration(ms) { return ms < 1 ? ms.toFixed(1) + " ms" : ms < 1000 ? Math.round(ms) + " ms" : ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.floor(ms / 60000) + " min" + (ms < 600000 ? " " + Math.floor(ms / 1000 % 60) + " s" : ""); }
+function duration(ms) { return ms < 1 ? (ms ? ms.toFixed(1) : 0) + " ms" : ms < 1000 ? Math.round(ms) + " ms" : ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.floor(ms / 60000) + " min" + (ms < 600000 ? " " + Math.floor(ms / 1000 % 60) + " s" : ""); }
+// What is predicted of an open job: its place in the queue and the time left.
+function outlook(job) {
+  const left = job.eta_ms ? Math.round((job.eta_ms - Date.now()) / 1000) : 0, ahead = job.position ?? -1;
+  return [ahead === 0 ? "next" : ahead > 0 ? ahead + (ahead === 1 ? " job ahead" : " jobs ahead") : "", left > 0 ? (left < 60 ? left + " s" : duration(1000 * left)) + " left" : ""].filter(Boolean).join(" · ");
+}
+// "step 3/8", "decoding"
+function reached(unit) { return !unit.total_steps ? "" : unit.step < unit.total_steps ? "step " + unit.step + "/" + unit.total_steps : "decoding"; }
 function ago(ms) { const s = Math.max(0, (Date.now() - ms) / 1000); return s < 5 ? "now" : s < 60 ? Math.round(s) + " s ago" : s < 3600 ? Math.round(s / 60) + " min ago" : new Date(ms).toLocaleString(); }
 
 function show_problem(message) { set_text($("problem"), message); }
@@ -70,6 +77,12 @@ async function refresh_ready() {
   $("ready").replaceChildren(element("span", "dot " + (ok ? "ok" : "bad")), document.createTextNode(text));
 }
 // Runs the task now and then `every` ms after it has ended, while the page is visible. A task that returns true ends.
+// While a task fails, what the page shows is old, and grey.
+const failing = new Set();
+function set_failing(task, fails) {
+  if (fails) failing.add(task); else failing.delete(task);
+  document.querySelector("main").classList.toggle("stale", failing.size > 0);
+}
 async function poll(task, every) {
   const mine = generation;
   while (mine === generation) {
@@ -77,17 +90,23 @@ async function poll(task, every) {
       try {
         const done = await task();
         if (mine !== generation) return;
-        show_problem("");
+        set_failing(task, false);
+        if (!failing.size) show_problem("");
         if (done === true) return;
-      } catch (e) { if (mine === generation) show_problem(e.message); }
+      } catch (e) { if (mine === generation) { set_failing(task, true); show_problem(e.message); } }
     }
     await new Promise(resolve => setTimeout(resolve, every));
   }
 }
-function restart() { ++generation; begin(); poll(refresh_ready, 2500); }
+function restart() { ++generation; failing.clear(); begin(); poll(refresh_ready, 2500); }
 
 // --- phases -----------------------------------------------------------------------------------------
-const PHASES = ["admission", "queue", "tried before", "not started", "until started", "run", "adapter", "text", "wait", "denoise", "vae", "encode", "store", "hand-over", "total"];
+const PHASES = ["admission", "queue", "earlier attempts", "queued again", "not started", "until started", "run", "adapter", "text", "wait", "denoise", "vae", "encode", "store", "hand-over", "total"];
+// A job that ran on a slow worker without a longer phase was slowed by the worker, too.
+function blame_text(job) {
+  const slow = job.blame ? job.blame.worker : job.worker_speed !== null && job.worker;
+  return slow ? "worker " + slow + " slow" + (job.blame ? ": " + job.blame.phase : "") : job.blame ? job.blame.phase : "–";
+}
 function phase_class(name) { return "p-" + (PHASES.includes(name) ? name.replaceAll(" ", "-") : "other"); }
 // Sets the bars of a track: [class name, from, to] each, as parts of the whole.
 function set_bars(track, bars) {

@@ -2,6 +2,9 @@
 
 #include <spdlog/spdlog.h>
 
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <exception>
 #include <utility>
@@ -13,14 +16,20 @@
 #include "shared/core/wall_clock.h"
 #include "shared/telemetry/metrics.h"
 #include "shared/telemetry/spans.h"
+#include "shared/telemetry/turns.h"
 
 namespace ditfleet::gateway {
 namespace {
 
-// Turns an exception into a response. Only cancellation of the coroutine passes through.
+// Runs the work under the route's name (Turn). Turns an exception into a response. Only cancellation of the coroutine
+// passes through.
 asio::awaitable<Response> guarded(CallPtr call, asio::awaitable<Response> work) {
   try {
-    co_return co_await std::move(work);
+    const auto& [route, params, allow, pattern] = call->match;
+    const auto inner = co_await asio::this_coro::executor;  // alone: GCC 12 evaluates both branches of a ?: beside it
+    const telemetry::TimedExecutor<asio::any_io_executor> executor(inner, route ? route->method : "a request to",
+                                                                   pattern.empty() ? "no route" : pattern);
+    co_return co_await asio::co_spawn(executor, std::move(work), asio::use_awaitable);
   } catch (const std::exception& thrown) {
     const auto* failed = dynamic_cast<const boost::system::system_error*>(&thrown);
     if (failed && failed->code() == asio::error::operation_aborted) throw;
@@ -60,8 +69,15 @@ Api::Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<
                .local_url = std::move(local_url),
                .keys = KeyRing(dependencies.settings.keys),
                .dependencies = std::move(dependencies)} {
+  const auto& settings = context_.dependencies.settings;
+  if (settings.gateway.require_keys)
+    context_.keys.require_keys(
+        "an API key is required, but there is none yet; configure an administrator's key (option `keys`), or set "
+        "gateway.require_keys to false until you have added one");
+  context_.keys.on_change = [this] { end_refused(); };
   if (context_.dependencies.redis)
-    context_.key_store = std::make_unique<KeyStore>(context_.dependencies.redis, context_.keys);
+    context_.key_store =
+        std::make_unique<KeyStore>(context_.dependencies.redis, context_.keys, config::data_folder(settings));
   add_system_routes(router_);
   add_image_routes(router_);
   add_video_routes(router_);
@@ -97,9 +113,7 @@ Result<Caller> Api::authenticate(const Call& call) const {
 }
 
 Result<Caller> Api::authenticate_scraper(const Request& request) const {
-  const bool forwarded = request.has_header("X-Forwarded-For") || request.has_header("Forwarded");
-  const bool local = request.from_loopback && !forwarded;
-  if (local && context_.dependencies.settings.gateway.metrics_listen.empty()) return Caller{};
+  if (is_from_this_host(request) && context_.dependencies.settings.gateway.metrics_listen.empty()) return Caller{};
   auto caller = context_.keys.authenticate(request.header("Authorization"));
   if (caller && !caller->sees_all) {
     return Error{Code::kPermissionDenied,
@@ -155,8 +169,25 @@ std::optional<Response> Api::check(Call& call) const {
 
 asio::awaitable<Response> Api::respond(std::shared_ptr<Call> call) {
   if (auto refused = check(*call)) co_return std::move(*refused);
+  std::shared_ptr<void> upload;
+  if (Response refused; call->request.stream && !(upload = context_.open_stream(*call, refused))) co_return refused;
   auto answer = co_await call->match.route->handler(context_, call);
-  co_return answer ? std::move(*answer) : error_response(answer.error());
+  if (answer) co_return std::move(*answer);
+  Response response = error_response(answer.error());
+  if (response.status != 429 || call->request.method != "POST" || call->match.pattern == "/v1/uploads")
+    co_return response;
+  // The tenant's queued units, in the headers that OpenAI's clients know.
+  const std::string& tenant = call->caller.tenant;
+  const auto& queue = context_.dependencies.queue;
+  auto limit = config::quotas_of(context_.dependencies.settings, tenant).queued_units;
+  if (limit == 0 && queue && queue->options().quota) limit = queue->options().quota(tenant).share;
+  auto uses = co_await context_.service.use();
+  if (!uses || limit == 0) co_return response;
+  const auto left = std::max<std::int64_t>(0, limit - (*uses)[tenant].units);
+  const auto reset = std::max<std::int64_t>(1, answer.error().retry_after.count());
+  co_return response.with("x-ratelimit-limit-requests", std::to_string(limit))
+      .with("x-ratelimit-remaining-requests", std::to_string(left))
+      .with("x-ratelimit-reset-requests", std::to_string(reset) + "s");
 }
 
 std::shared_ptr<Call> Api::begin(Request request) const {
@@ -177,18 +208,40 @@ std::optional<Response> Api::refuse_head(const Request& head) const {
   return refused;
 }
 
+std::shared_ptr<void> Api::hold(const Call& call, Sink& client) {
+  if (!context_.keys.still_accepts(call.caller)) client.abort();  // revoked while the request was handled
+  const auto at = held_.emplace(held_.end(), &call.caller, &client);
+  return {&*at, [this, at](void*) { held_.erase(at); }};
+}
+
+void Api::hold_stream(CallPtr call, Response& response) {
+  if (!response.stream) return;
+  response.stream = [this, call, inner = std::move(response.stream)](Sink& client) -> asio::awaitable<void> {
+    const auto held = hold(*call, client);
+    co_await inner(client);
+  };
+}
+
+void Api::end_refused() {
+  for (const auto& [caller, client] : held_)
+    if (!context_.keys.still_accepts(*caller)) client->abort();
+}
+
 asio::awaitable<Response> Api::handle(Request request) {
   auto call = begin(std::move(request));
   Response response = co_await guarded(call, respond(call));
   if (response.later) {
     response.later = [this, call, inner = std::move(response.later)](Sink& client) -> asio::awaitable<Response> {
+      const auto held = hold(*call, client);
       Response late = co_await guarded(call, inner(client));
       finish(*call, late);
+      hold_stream(call, late);
       co_return late;
     };
     co_return response;
   }
   if (response.stream && call->request.method == "HEAD") response.stream = nullptr;
+  hold_stream(call, response);
   finish(*call, response);
   co_return response;
 }
@@ -215,9 +268,19 @@ void Api::finish(const Call& call, Response& response) const {
                      : call.request.method == "GET" || response.status == 404 ? spdlog::level::debug
                                                                               : spdlog::level::info;
   if (!spdlog::should_log(level)) return;
+  std::string more;
+  for (const auto& [name, value] : response.headers)
+    if (name == "X-Job-Id" || (name == "Location" && value.starts_with("/v1/jobs/")))
+      more = " job=" + value.substr(value.rfind('/') + 1);
+  if (response.status >= 400) {
+    const auto body = parse_json(response.body);
+    boost::system::error_code none;
+    if (const auto* why = body ? body->find_pointer("/error/message", none) : nullptr)
+      more += " error=" + json::serialize(*why);
+  }
   const telemetry::ContextScope scope(context);
-  spdlog::log(level, "{} {} {} {:.1f} ms tenant={} request={}", call.request.method, call.request.path(),
-              response.status, took.count() * 1e3, call.caller.tenant, call.request_id);
+  spdlog::log(level, "{} {} {} {:.1f} ms tenant={} request={}{}", call.request.method, call.request.path(),
+              response.status, took.count() * 1e3, call.caller.tenant, call.request_id, more);
 }
 
 }  // namespace ditfleet::gateway

@@ -4,10 +4,12 @@
 // Call every function on the gateway's executor. Never throws because of a client's input.
 #pragma once
 
+#include <list>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/router.h"
@@ -43,9 +45,14 @@ class Api {
   Result<Caller> authenticate(const Call& call) const;
   Result<Caller> authenticate_scraper(const Request& request) const;
   void finish(const Call& call, Response& response) const;
+  // Ends the response as soon as its caller's key is revoked, until the result is destroyed.
+  std::shared_ptr<void> hold(const Call& call, Sink& client);
+  void hold_stream(CallPtr call, Response& response);
+  void end_refused();
 
   ApiContext context_;
   Router router_;
+  std::list<std::pair<const Caller*, Sink*>> held_;
 };
 
 }  // namespace ditfleet::gateway

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kMinimumLinkLifeS = 3600;
 constexpr std::size_t kMaxIdempotencyKey = 255;
-constexpr std::chrono::seconds kRegistryPatience{5};
+constexpr std::chrono::seconds kRegistryPatience{5}, kOutlookAge{1};
 constexpr std::int64_t kMostReceiving = 256 << 20;
 
 bool is_host(std::string_view host) {
@@ -64,18 +64,20 @@ std::shared_ptr<void> ApiContext::open_stream(const Call& call, Response& refuse
         .message = "tenant '" + tenant + "' has " + std::to_string(own->second) +
                    " open event streams, waiting image requests and downloads of large results; " +
                    (own_most == quota ? "quotas.streams is " : "half of what gateway.max_connections permits is ") +
-                   std::to_string(own_most) + "; poll jobs or try again when one of them has ended",
+                   std::to_string(own_most) +
+                   ", and uploads count too; poll jobs or try again when one of them has ended",
         .retry_after = std::chrono::seconds(5)});
     return nullptr;
   }
   if (streams->all >= most) {
-    refused = status_response(503,
-                              std::to_string(streams->all) +
-                                  " event streams, waiting image requests and downloads of large results are open, "
-                                  "which is the limit (three "
-                                  "quarters of gateway.max_connections); poll the job or try again shortly",
-                              "too_many_streams")
-                  .with("Retry-After", "5");
+    refused =
+        status_response(503,
+                        std::to_string(streams->all) +
+                            " event streams, waiting image requests, uploads and downloads of large results are open, "
+                            "which is the limit (three "
+                            "quarters of gateway.max_connections); poll the job or try again shortly",
+                        "too_many_streams")
+            .with("Retry-After", "5");
     return nullptr;
   }
   ++streams->all;
@@ -100,6 +102,35 @@ asio::awaitable<Result<queue::JobRecord>> ApiContext::find_job(CallPtr call) con
   co_return record;
 }
 
+double ApiContext::progress(const queue::JobRecord& record) const {
+  FleetHistory& history = hub->history();
+  return history.rising(record.id, progress_of(record, history.pace(record.class_key), unix_ms()));
+}
+
+asio::awaitable<void> ApiContext::add_outlook(const queue::JobRecord& record, json::object& out) const {
+  out["position"] = nullptr;
+  out["eta_ms"] = nullptr;
+  if (record.state > job::State::kRunning) co_return;
+  KnownOutlook& known = *known_outlook;
+  if (known.stale.passed()) {
+    known.stale = Deadline::after(kOutlookAge);  // concurrent calls use the old one
+    auto read = co_await service.outlook();
+    known.jobs = read ? std::move(*read) : std::map<std::string, queue::JobOutlook>();
+  }
+  const auto found = known.jobs.find(record.id);
+  if (found == known.jobs.end()) co_return;
+  if (record.state < job::State::kRunning && found->second.position >= 0) out["position"] = found->second.position;
+  if (found->second.eta_ms > 0) out["eta_ms"] = std::max(found->second.eta_ms, unix_ms());
+}
+
+asio::awaitable<json::object> ApiContext::describe(const queue::JobRecord& record, CallPtr call,
+                                                   bool with_units) const {
+  json::object out = job_json(record, links(*call), with_units, dependencies.waits_for);
+  if (with_units) out["progress"] = progress(record);
+  co_await add_outlook(record, out);
+  co_return out;
+}
+
 asio::awaitable<Result<void>> ApiContext::refresh_adapters() const {
   auto fresh = co_await dependencies.adapters->refresh(Deadline::after(kRegistryPatience));
   if (!fresh) co_return registry_error(fresh.error());
@@ -113,39 +144,59 @@ Error registry_error(const Error& error) {
                      "keeps its bytes out of Redis");
 }
 
+asio::awaitable<Result<std::string>> ApiContext::read_piece(CallPtr call) const {
+  auto piece = co_await call->request.stream->read();
+  if (!keys.still_accepts(call->caller)) co_return Error{Code::kUnauthenticated, "the API key was revoked", {}};
+  co_return piece;
+}
+
 asio::awaitable<Result<ReceivedBody>> ApiContext::receive(CallPtr call, std::int64_t most) const {
   BodyReader& body = *call->request.stream;
   const auto too_large = [&] {
     return Error{Code::kPayloadTooLarge, "the body has more than " + std::to_string(most) + " bytes, the limit", {}};
   };
   if (body.length() && *body.length() > static_cast<std::uint64_t>(most)) co_return too_large();
+  const std::string tenant = call->caller.tenant;
   const auto own = std::make_shared<std::int64_t>(0);
-  ReceivedBody out{{}, {own.get(), [own, all = receiving](std::int64_t*) { *all -= *own; }}};
+  ReceivedBody out{{}, {own.get(), [own, tenant, receiving = receiving](std::int64_t*) {
+                          receiving->all -= *own;
+                          if ((receiving->by_tenant[tenant] -= *own) == 0) receiving->by_tenant.erase(tenant);
+                        }}};
+  // Without keys there is one tenant. A single body may always go on.
+  const std::int64_t share = keys.open() ? kMostReceiving : std::max(most, kMostReceiving / 4);
+  if (body.length()) out.bytes.reserve(static_cast<std::size_t>(*body.length()));  // no turn copies all of it
   for (;;) {
-    auto piece = co_await body.read();
+    auto piece = co_await read_piece(call);
     if (!piece) co_return piece.error();
     if (piece->empty()) co_return out;
     const auto size = static_cast<std::int64_t>(piece->size());
     if (*own + size > most) co_return too_large();
-    if (*receiving + size > kMostReceiving) {
+    const bool over_share = receiving->by_tenant[tenant] + size > share;
+    if (over_share || receiving->all + size > kMostReceiving) {
       co_return Error{.code = Code::kResourceExhausted,
-                      .message = "too many uploads at the moment; try again shortly",
+                      .message = (over_share ? "tenant '" + tenant + "' is sending more than " + std::to_string(share) +
+                                                   " bytes at once, its share of all uploads"
+                                             : std::string("too many uploads at the moment")) +
+                                 "; try again when others have ended",
                       .retry_after = std::chrono::seconds(2)};
     }
     *own += size;
-    *receiving += size;
+    receiving->all += size;
+    receiving->by_tenant[tenant] += size;
     out.bytes += *piece;
   }
 }
 
-asio::awaitable<Result<void>> ApiContext::store_images(const job::FieldValues& fields, Images images) const {
+asio::awaitable<Result<void>> ApiContext::store_images(std::string tenant, const job::FieldValues& fields,
+                                                       Images images) const {
   for (const job::Field field : job::kFields) {
     if (field.row().type != job::FieldType::kImage) continue;
     const std::string* sha256 = fields.text(field);
     if (!sha256) continue;
     auto file = images.extract(*sha256);
     // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
-    auto storing = file ? service.put_input(*sha256, std::move(file.mapped())) : service.touch_input(*sha256);
+    auto storing =
+        file ? service.put_input(tenant, *sha256, std::move(file.mapped())) : service.touch_input(tenant, *sha256);
     auto stored = co_await std::move(storing);
     if (stored) continue;
     Error error = stored.error();
@@ -155,7 +206,8 @@ asio::awaitable<Result<void>> ApiContext::store_images(const job::FieldValues& f
   co_return Result<void>();
 }
 
-asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, job::JobSpec spec, Images images) const {
+asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, job::JobSpec& spec,
+                                                                 SentImages images) const {
   const std::string_view key = call->request.header("Idempotency-Key");
   if (call->request.has_header("Idempotency-Key") && !is_idempotency_key(key))
     co_return invalid_argument("the Idempotency-Key header must be 1 to 255 visible ASCII characters, such as a UUID");
@@ -171,7 +223,21 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
   if (dependencies.advise) {
     if (auto advice = dependencies.advise(*complete, call->caller.tenant); !advice) co_return advice.error();
   }
-  if (auto stored = co_await store_images(complete->fields, std::move(images)); !stored) co_return stored.error();
+  Images files;
+  for (auto& [field, image] : images) {
+    const std::size_t bytes = image.contents.size();
+    std::function<Result<ImageFile>()> work = [image = std::move(image), name = std::string(field.name()),
+                                               most = dependencies.settings.results.input_max_bytes]() mutable {
+      return read_image(std::move(image), most, name);
+    };
+    auto file = co_await off_loop<ImageFile>(call, bytes, std::move(work));
+    if (!file) co_return file.error();
+    spec.fields.set(field, file->sha256);
+    complete->fields.set(field, file->sha256);
+    files.emplace(std::move(file->sha256), std::move(file->bytes));
+  }
+  if (auto stored = co_await store_images(call->caller.tenant, complete->fields, std::move(files)); !stored)
+    co_return stored.error();
   queue::Submission submission;
   submission.tenant = call->caller.tenant;
   // Not the completed spec: a retry with the same key must have the same body, and admission draws a missing seed

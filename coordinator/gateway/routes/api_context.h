@@ -14,21 +14,34 @@
 #include "coordinator/gateway/routes/job_json.h"
 #include "coordinator/gateway/routes/key_store.h"
 #include "coordinator/gateway/routes/link_signer.h"
+#include "coordinator/gateway/routes/off_loop.h"
 #include "coordinator/gateway/routes/router.h"
 #include "shared/core/wall_clock.h"
 
 namespace ditfleet::gateway {
 
-// Event streams, image requests that wait and downloads of large results, which hold a connection for long.
+// Event streams, image requests that wait, uploads and downloads of large results, which hold a connection for long.
 struct OpenStreams {
   int all = 0;
   std::map<std::string, int> by_tenant;
+};
+
+// Bytes of all ReceivedBody.
+struct Receiving {
+  std::int64_t all = 0;
+  std::map<std::string, std::int64_t> by_tenant;
 };
 
 // A body that was read from Request::stream. Its memory counts until `counted` is destroyed.
 struct ReceivedBody {
   std::string bytes;
   std::shared_ptr<void> counted;
+};
+
+// What the leader expects of jobs, as it was read last.
+struct KnownOutlook {
+  Deadline stale = Deadline::after(Deadline::Clock::duration::zero());
+  std::map<std::string, queue::JobOutlook> jobs;
 };
 
 struct ApiContext {
@@ -40,7 +53,9 @@ struct ApiContext {
   std::unique_ptr<KeyStore> key_store = {};  // keeps `keys` up to date; null without Redis
 
   std::shared_ptr<OpenStreams> streams = std::make_shared<OpenStreams>();
-  std::shared_ptr<std::int64_t> receiving = std::make_shared<std::int64_t>(0);  // bytes of all ReceivedBody
+  std::shared_ptr<Receiving> receiving = std::make_shared<Receiving>();
+
+  std::shared_ptr<KnownOutlook> known_outlook = std::make_shared<KnownOutlook>();
 
   LinkSigner signer = {};
   std::int64_t started_s = unix_ms() / 1000;  // reported as the models' creation time
@@ -54,24 +69,43 @@ struct ApiContext {
 
   // Reads a body of at most `most` bytes into memory, which a route with streams_body needs.
   // Errors: those of BodyReader::read (kDeadlineExceeded: answer 408), kPayloadTooLarge, kResourceExhausted (too many
-  // such bodies at the moment).
+  // such bodies at the moment, of all tenants or of this one).
   asio::awaitable<Result<ReceivedBody>> receive(CallPtr call, std::int64_t most) const;
 
-  // Submits a job for the caller; `spec` is parsed, not completed. Stores `images`, the images of the spec that came
-  // with the request; the store must have the others.
-  // Errors: those of job::complete_spec, dependencies.advise and JobService::submit, kInvalidArgument for a malformed
-  // Idempotency-Key or an image that is not stored, kPayloadTooLarge.
-  asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec spec, Images images = {}) const;
+  // The next piece of a body, as BodyReader::read. kUnauthenticated: the caller's key was revoked meanwhile.
+  asio::awaitable<Result<std::string>> read_piece(CallPtr call) const;
+
+  // Submits a job for the caller; `spec` is parsed, not completed. Decodes and stores `images`, the images of the spec
+  // that came with the request, once the rest of the spec is known to be right, and sets their SHA-256 in `spec`; the
+  // store must have the others.
+  // Errors: those of job::complete_spec, dependencies.advise, read_image and JobService::submit, kInvalidArgument for a
+  // malformed Idempotency-Key or an image that is not stored, kPayloadTooLarge.
+  asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec& spec, SentImages images = {}) const;
 
   // The job that the path names, as the caller may see it. Errors: no_such_job() and those of JobService::job.
   asio::awaitable<Result<queue::JobRecord>> find_job(CallPtr call) const;
 
-  // Puts the images of a complete spec into the store, or extends their life there. kInvalidArgument: not stored.
-  asio::awaitable<Result<void>> store_images(const job::FieldValues& fields, Images images) const;
+  double progress(const queue::JobRecord& record) const;  // never falls while the job is open
+  // Adds `position` and `eta_ms`, null while unknown.
+  asio::awaitable<void> add_outlook(const queue::JobRecord& record, json::object& out) const;
+  // job_json() with what is predicted.
+  asio::awaitable<json::object> describe(const queue::JobRecord& record, CallPtr call, bool with_units) const;
+
+  // Puts the images of a complete spec into the store, or extends their life there. kInvalidArgument: the tenant has
+  // not stored it.
+  asio::awaitable<Result<void>> store_images(std::string tenant, const job::FieldValues& fields, Images images) const;
 
   // Updates the mirror with every change of an adapter that was acknowledged before the call.
   // Errors: as registry_error() returns them.
   asio::awaitable<Result<void>> refresh_adapters() const;
+
+  // Runs work on `bytes` bytes of the caller's on another thread, if they are many. The work may refer to the context.
+  // Errors: those of OffLoop::run.
+  template <class T>
+  asio::awaitable<Result<T>> off_loop(const CallPtr& call, std::size_t bytes, std::function<Result<T>()> work) const {
+    return threads->run<T>(call->caller.tenant, bytes, std::move(work));
+  }
+  std::unique_ptr<OffLoop> threads = std::make_unique<OffLoop>();  // last, because its work refers to the others
 };
 
 // Writes a part of a result in pieces of 96 KiB, so that many slow clients together need little memory. Verifies a

@@ -2,6 +2,8 @@
 
 #include <sodium.h>
 
+#include <algorithm>
+
 #include "coordinator/gateway/http/http.h"
 #include "shared/core/bytes.h"
 
@@ -26,11 +28,13 @@ void KeyRing::set_added(const std::vector<Key>& added) {
   tenants_.clear();
   for (const Key& key : keys_) tenants_.insert(key.tenant);
   awaits_added_ = false;
+  if (on_change) on_change();
 }
 
 Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
   if (keys_.empty() && awaits_added_) return unavailable("the keys were not read from Redis yet; try again shortly");
-  if (keys_.empty()) return Caller{"default", true};
+  if (open()) return Caller{"default", true};
+  if (keys_.empty()) return Error{Code::kUnauthenticated, without_keys_, {}};
   if (authorization.empty()) {
     return Error{Code::kUnauthenticated, "an API key is required; send the header 'Authorization: Bearer KEY'", {}};
   }
@@ -48,7 +52,13 @@ Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
   if (found == nullptr || key.empty()) {
     return Error{Code::kUnauthenticated, "unknown API key", {}};
   }
-  return Caller{found->tenant, found->admin, found->id};
+  return Caller{found->tenant, found->admin, found->id, found->sha256};
+}
+
+bool KeyRing::still_accepts(const Caller& caller) const {
+  if (caller.key.empty()) return caller.tenant.empty() || open();
+  return std::any_of(keys_.begin(), keys_.end(),
+                     [&](const Key& key) { return key.id == caller.key && key.sha256 == caller.sha256; });
 }
 
 }  // namespace ditfleet::gateway

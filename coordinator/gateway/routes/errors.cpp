@@ -19,7 +19,10 @@ std::string_view error_type(int status) {
 
 Response error_response(const Error& error) {
   const int status = http_status(error.code);
-  Response response = status_response(status, error.message, code_name(error.code), error.param);
+  constexpr std::string_view kPart = "[queue] ";  // of interest in logs only
+  std::string_view message = error.message;
+  if (message.starts_with(kPart)) message.remove_prefix(kPart.size());
+  Response response = status_response(status, message, code_name(error.code), error.param);
   if (status == 503 || status == 429)
     response.with("Retry-After", std::to_string(std::max<std::int64_t>(1, error.retry_after.count())));
   if (status == 401) response.with("WWW-Authenticate", "Bearer");
@@ -39,13 +42,16 @@ Error no_such_job(std::string_view id) {
 }
 
 Error redis_error(const Error& error, const std::string& server, std::string_view unanswered, std::string_view full) {
-  const std::string why = " [" + error.message + "]";
+  constexpr std::string_view kPart = "[redis] ";
+  const std::string_view told = error.message;
+  const std::string why = " (" + std::string(told.starts_with(kPart) ? told.substr(kPart.size()) : told) + ")";
   switch (error.code) {
     case Code::kUnavailable:
     case Code::kDeadlineExceeded:
       if (error.source == Source::kRedis)
         return unavailable(server + " rejects commands at the moment; nothing was changed, try again shortly" + why);
-      return unavailable(server + " does not answer; " + std::string(unanswered) + why);
+      if (error.code == Code::kUnavailable && error.source == Source::kHere) return error;
+      return unavailable(server + " does not answer; " + std::string(unanswered));  // the log says why
     case Code::kPermissionDenied:
       return unavailable(server + " denies access; redis.url needs a user and password with sufficient permissions" +
                          why);

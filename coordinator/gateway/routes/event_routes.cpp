@@ -5,39 +5,58 @@
 #include "coordinator/gateway/events/event_stream.h"
 #include "coordinator/gateway/events/job_follower.h"
 #include "coordinator/gateway/routes/api_context.h"
+#include "shared/core/short_numbers.h"
 
 namespace ditfleet::gateway {
 namespace {
 
-constexpr std::chrono::seconds kKeepAlive{15};
+constexpr std::chrono::milliseconds kKeepAlive{15'000}, kProgress{1000}, kLeastProgress{250};
+
+// An event of the type progress without an id: it is not stored, so no client can continue after it. Empty once the job
+// has ended.
+asio::awaitable<std::string> progress_event(const ApiContext& context, const std::string& id) {
+  const auto record = co_await context.service.job(id, "");
+  if (!record || job::is_terminal(record->state)) co_return "";
+  json::object data{{"job", id},
+                    {"type", "progress"},
+                    {"unit", nullptr},
+                    {"at_ms", unix_ms()},
+                    {"state", job::state_name(record->state)},
+                    {"progress", context.progress(*record)}};
+  co_await context.add_outlook(*record, data);
+  co_return format_event("", "progress", json_text(data));
+}
 
 asio::awaitable<void> write_events(const ApiContext& context, CallPtr call, std::string id, std::string after,
                                    Sink& sink) {
   const JobLinks links = context.links(*call);
+  const bool with_progress = call->request.query_value("progress") == "true";
+  Deadline progress_due = Deadline::after({});
   JobFollower follower(context.service, context.hub, id, after);
   sink.when_gone([&follower] { follower.interrupt(); });
   if (!co_await sink.write("retry: 1000\n\n")) co_return;
   while (true) {
-    auto batch = co_await follower.next(Deadline::after(kKeepAlive));
+    auto batch = co_await follower.next(Deadline::after(with_progress ? kProgress : kKeepAlive));
+    std::string text;
     switch (batch.status) {
-      case JobFollower::Status::kIdle:
-        if (!co_await sink.write(format_comment("keep-alive"))) co_return;
-        break;
-      case JobFollower::Status::kEvents: {
-        std::string text;
+      case JobFollower::Status::kIdle: text = format_comment("keep-alive"); break;
+      case JobFollower::Status::kEvents:
         for (const auto& event : batch.events) {
           const std::string preview = event.type == "preview" ? links.preview(id, event.id) : std::string();
           text += format_event(event.id, event.type, event_json(event, preview));
         }
-        if (!co_await sink.write(std::move(text))) co_return;
         break;
-      }
       case JobFollower::Status::kStopped:
         co_await sink.write(format_comment("this gateway is stopping; reconnect with the last event id"));
         co_return;
       case JobFollower::Status::kEnd:
       case JobFollower::Status::kGone: co_return;
     }
+    if (with_progress && progress_due.passed()) {
+      text += co_await progress_event(context, id);
+      progress_due = Deadline::after(kLeastProgress);
+    }
+    if (!co_await sink.write(std::move(text))) co_return;
   }
 }
 

@@ -21,13 +21,40 @@ json::array spans_value(const std::vector<queue::Span>& spans) {
   return out;
 }
 
-// The fields `blame`, which is null or the first of the fields `over`.
-void add_blame(json::object& out, const std::vector<FleetHistory::Blame>& blame) {
+// The fields `blame`, which is null or the first of the fields `over`, and `worker_speed`.
+void add_verdict(json::object& out, const FleetHistory::Verdict& verdict, const std::string& worker) {
   json::array over;
-  for (const auto& [phase, us, median_us] : blame)
-    over.push_back(json::object{{"phase", phase}, {"us", us}, {"median_us", median_us}, {"over_us", us - median_us}});
+  for (const auto& blame : verdict.over) {
+    over.push_back(json::object{{"phase", blame.phase},
+                                {"us", blame.us},
+                                {"expected_us", blame.expected_us},
+                                {"over_us", blame.us - blame.expected_us},
+                                {"than", blame.than},
+                                {"worker", text_or_null(verdict.speed && blame.on_worker ? worker : std::string())}});
+  }
   out["blame"] = over.empty() ? json::value(nullptr) : over.front();
   out["over"] = std::move(over);
+  out["worker_speed"] = speed_value(verdict.speed);
+}
+
+// What the worker of an open unit does. `event_ms`: the latest event of the unit.
+json::object holder_value(const config::Settings& settings, const queue::UnitRecord& unit, std::int64_t event_ms,
+                          const std::vector<queue::WorkerInfo>& infos) {
+  json::object out{{"worker", queue::worker_name(unit.owner)}, {"state", "gone"}, {"others", false}};
+  for (const auto& info : infos) {
+    const bool silent = info.unheard_ms > config::silent_after_ms(settings);
+    if (info.owner() != unit.owner) {
+      if (info.state == "ready" && !silent) out["others"] = true;
+      continue;
+    }
+    out["state"] = silent ? "silent" : info.state;
+    out["unheard_ms"] = info.unheard_ms;
+    const std::int64_t now_ms = info.heartbeat_ms + info.unheard_ms;  // by Redis' clock
+    out["event_ago_ms"] = std::max<std::int64_t>(0, now_ms - std::max({event_ms, unit.assigned_ms, unit.started_ms}));
+    // A worker renews its leases about as often as it sends heartbeats.
+    if (silent) out["lease_ms"] = std::max<std::int64_t>(0, settings.queue.lease_ms - info.unheard_ms);
+  }
+  return out;
 }
 
 struct Attempt {
@@ -77,9 +104,19 @@ asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPt
   // Events expire with the job. Without them the record alone is shown.
   auto events = co_await context.service.events(record->id, "0", kMaxEvents);
   if (!events && events.error().code != Code::kNotFound) co_return events.error();
-  auto attempts = attempts_in(events ? *events : std::vector<queue::Event>());
-  json::object body = job_json(*record, context.links(*call), true, context.dependencies.waits_for);
+  if (!events) events = std::vector<queue::Event>();
+  auto attempts = attempts_in(*events);
+  std::map<int, std::int64_t> last_ms;  // the latest event of each unit
+  for (const auto& event : *events) last_ms[event.unit] = event.at_ms;
+  json::object body = co_await context.describe(*record, call, true);
   const std::int64_t now_ms = unix_ms();
+  const auto held = [](const queue::UnitRecord& unit) { return unit.ended_ms == 0 && !unit.owner.empty(); };
+  std::vector<queue::WorkerInfo> infos;
+  if (std::any_of(record->unit_records.begin(), record->unit_records.end(), held)) {
+    auto workers = co_await context.service.workers();
+    if (!workers) co_return workers.error();
+    infos = std::move(*workers);
+  }
   for (json::value& value : body["unit_records"].as_array()) {
     json::object& unit = value.as_object();
     const auto& from = *find_unit(*record, static_cast<int>(unit["unit"].as_int64()));
@@ -87,12 +124,23 @@ asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPt
     const std::string worker(queue::worker_name(from.owner));
     if (tried.empty() && !worker.empty())
       tried.push_back({worker, {}, {}, from.assigned_ms, from.started_ms, from.ended_ms});
-    queue::JobSummary summary{.created_ms = record->created_ms,
+    std::int64_t earlier_ms = 0;
+    for (const Attempt& a : tried) {
+      if (!a.back.empty()) earlier_ms += a.ended_ms - a.assigned_ms;
+    }
+    queue::JobSummary summary{.id = record->id,
+                              .unit = from.unit,
+                              .class_key = record->class_key,
+                              .worker = worker,
+                              .steps = static_cast<int>(unit["total_steps"].as_int64()),
+                              .cost_us = record->cost_us,
+                              .created_ms = record->created_ms,
                               .ready_ms = record->ready_ms,
                               .first_assigned_ms = tried.empty() ? 0 : tried.front().assigned_ms,
                               .assigned_ms = from.assigned_ms,
                               .started_ms = from.started_ms,
                               .ended_ms = from.ended_ms,
+                              .earlier_ms = earlier_ms,
                               .phases_us = from.phases_us};
     const auto spans = queue::spans_of(summary, now_ms);
     unit["attempts"] = attempts_value(tried);
@@ -100,7 +148,9 @@ asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPt
     unit["predicted_us"] = record->cost_us;
     unit["actual_us"] = from.started_ms > 0 && from.ended_ms > 0 ? json::value((from.ended_ms - from.started_ms) * 1000)
                                                                  : json::value(nullptr);
-    add_blame(unit, context.hub->history().blame(record->class_key, spans, now_ms));
+    add_verdict(unit, context.hub->history().verdict(summary, now_ms), worker);
+    unit["holder"] = nullptr;
+    if (held(from)) unit["holder"] = holder_value(context.dependencies.settings, from, last_ms[from.unit], infos);
   }
   body["now_ms"] = now_ms;
   co_return json_response(200, body).with("Cache-Control", "no-store");
@@ -140,7 +190,7 @@ asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr c
                      {"ended_ms", job.ended_ms},
                      {"total_us", (job.ended_ms - job.created_ms) * 1000},
                      {"spans", spans_value(spans)}};
-    add_blame(row, history.blame(job.class_key, spans, now_ms));
+    add_verdict(row, history.verdict(job, now_ms), job.worker);
     jobs.push_back(std::move(row));
   }
   co_return json_response(200, {{"object", "list"}, {"jobs", std::move(jobs)}}).with("Cache-Control", "no-store");
@@ -209,6 +259,7 @@ asio::awaitable<Result<Response>> get_fleet(const ApiContext& context, CallPtr c
     worker["adapters_in_host"] = info.host_adapters.size();
     worker["warm_classes"] = info.warm_classes.size();
     if (info.unheard_ms > config::silent_after_ms(context.dependencies.settings)) worker["state"] = "silent";
+    worker["speed"] = speed_value(history.speed_of(info.name, now_ms));
     const auto own = runs.find(info.name);
     worker["runs"] = own == runs.end() ? json::array() : runs_value(own->second, caller);
     if (own != runs.end()) runs.erase(own);
@@ -222,6 +273,25 @@ asio::awaitable<Result<Response>> get_fleet(const ApiContext& context, CallPtr c
                                 {"queue", std::move(queue)},
                                 {"queue_complete", history.complete()},
                                 {"workers", std::move(workers)}})
+      .with("Cache-Control", "no-store");
+}
+
+Response history_response(const queue::HistoryPage& page) {
+  json::array jobs;
+  for (const auto& job : page.jobs) {
+    jobs.push_back(json::object{{"created_ms", job.created_ms},
+                                {"tenant", job.tenant},
+                                {"class", job.class_key},
+                                {"steps", job.steps},
+                                {"units", job.units},
+                                {"adapter", text_or_null(job.adapter)},
+                                {"state", job::state_name(job.state)},
+                                {"attempts", job.attempts},
+                                {"total_ms", job.total_ms},
+                                {"run_ms", job.run_ms > 0 ? json::value(job.run_ms) : json::value(nullptr)},
+                                {"worker", text_or_null(job.worker)}});
+  }
+  return json_response(200, {{"object", "list"}, {"jobs", std::move(jobs)}, {"next_cursor", page.next_cursor}})
       .with("Cache-Control", "no-store");
 }
 
@@ -241,22 +311,10 @@ asio::awaitable<Result<Response>> list_history(const ApiContext& context, CallPt
   }
   auto page = co_await context.service.history(after, limit);
   if (!page) co_return page.error();
-  json::array jobs;
-  for (const auto& job : page->jobs) {
-    jobs.push_back(json::object{{"created_ms", job.created_ms},
-                                {"tenant", job.tenant},
-                                {"class", job.class_key},
-                                {"steps", job.steps},
-                                {"units", job.units},
-                                {"adapter", text_or_null(job.adapter)},
-                                {"state", job::state_name(job.state)},
-                                {"attempts", job.attempts},
-                                {"total_ms", job.total_ms},
-                                {"run_ms", job.run_ms > 0 ? json::value(job.run_ms) : json::value(nullptr)},
-                                {"worker", text_or_null(job.worker)}});
-  }
-  co_return json_response(200, {{"object", "list"}, {"jobs", std::move(jobs)}, {"next_cursor", page->next_cursor}})
-      .with("Cache-Control", "no-store");
+  constexpr std::size_t kRowBytes = 300;
+  const std::size_t bytes = page->jobs.size() * kRowBytes;
+  std::function<Result<Response>()> work = [page = std::move(*page)] { return history_response(page); };
+  co_return co_await context.off_loop<Response>(call, bytes, std::move(work));
 }
 
 }  // namespace

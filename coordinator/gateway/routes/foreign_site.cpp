@@ -1,5 +1,7 @@
 #include "coordinator/gateway/routes/foreign_site.h"
 
+#include <algorithm>
+
 #include "coordinator/gateway/routes/errors.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/listen_address.h"
@@ -49,6 +51,16 @@ std::optional<Response> refuse_foreign_site(const Request& request, const config
                            "foreign_site");
   }
   return std::nullopt;
+}
+
+bool is_from_this_host(const Request& request) {
+  const bool forwarded = std::any_of(request.headers.begin(), request.headers.end(), [](const auto& header) {
+    const std::string name = lower_case(header.first);  // Forwarded, X-Real-IP, CF-Connecting-IP, X-Azure-ClientIP …
+    return name.find("forward") != name.npos || name == "via" || name == "cdn-loop" || name.starts_with("cf-") ||
+           name.starts_with("x-envoy-") || name.starts_with("x-original-") || name.ends_with("ip") ||
+           name.ends_with("-addr");
+  });
+  return request.from_loopback && !forwarded && is_loopback(host_of(authority_of(request.header("Host"))));
 }
 
 }  // namespace ditfleet::gateway

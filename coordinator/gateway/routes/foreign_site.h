@@ -18,4 +18,7 @@ namespace ditfleet::gateway {
 // - that changes something and has Sec-Fetch-Site: cross-site.
 std::optional<Response> refuse_foreign_site(const Request& request, const config::Settings& settings);
 
+// Whether a client on this host sent the request itself. Proxies add a header about their client or keep its Host.
+bool is_from_this_host(const Request& request);
+
 }  // namespace ditfleet::gateway

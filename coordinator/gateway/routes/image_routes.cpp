@@ -169,7 +169,8 @@ asio::awaitable<void> stream_images(const ApiContext& context, CallPtr call, std
 
 asio::awaitable<Result<Response>> generate(const ApiContext& context, CallPtr call) {
   if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
-  auto parsed = parse_image_call(call->request.body);
+  std::function<Result<ImageCall>()> work = [body = call->request.body] { return parse_image_call(body); };
+  auto parsed = co_await context.off_loop<ImageCall>(call, call->request.body.size(), std::move(work));
   if (!parsed) co_return parsed.error();
   const auto image = std::make_shared<ImageCall>(std::move(*parsed));
 

@@ -7,7 +7,6 @@
 #include "coordinator/gateway/http/http.h"
 #include "shared/core/bytes.h"
 #include "shared/core/sha256.h"
-#include "shared/job/fields.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -23,8 +22,6 @@ std::optional<std::string> base64_decoded(std::string_view text) {
   return bytes;
 }
 
-}  // namespace
-
 Result<images::Info> check_image(std::string_view file, std::int64_t most, const std::string& param) {
   if (static_cast<std::int64_t>(file.size()) > most) {
     return Error{
@@ -39,34 +36,43 @@ Result<images::Info> check_image(std::string_view file, std::int64_t most, const
   return error;
 }
 
-Result<Images> take_images(json::object& job, std::int64_t most) {
-  Images images;
+}  // namespace
+
+SentImages take_images(json::object& job) {
+  SentImages images;
   for (const job::Field field : job::kFields) {
     if (field.row().type != job::FieldType::kImage) continue;
     json::value* value = job.if_contains(field.name());
-    if (!value || !value->is_string()) continue;
-    const std::string name(field.name());
-    std::string_view text(value->get_string());
-    if (is_sha256_hex(text)) continue;
+    if (!value || !value->is_string() || is_sha256_hex(value->get_string())) continue;
+    images.insert_or_assign(field, SentImage{std::string(value->get_string()), true});
+    *value = kUnknownSha256;
+  }
+  return images;
+}
+
+Result<ImageFile> read_image(SentImage image, std::int64_t most, const std::string& param) {
+  if (image.is_text) {
+    std::string_view text = image.contents;
     if (text.starts_with("http:") || text.starts_with("https:"))
-      return invalid_argument(name + " is a URL, but no URL is fetched; send the image itself", name);
+      return invalid_argument(param + " is a URL, but no URL is fetched; send the image itself", param);
     if (text.starts_with("data:")) {
       const auto comma = text.find(',');
       if (comma == text.npos || !text.substr(0, comma).ends_with(";base64"))
-        return invalid_argument(name + " is a data URL without base64; it must begin as data:image/png;base64,", name);
+        return invalid_argument(param + " is a data URL without base64; it must begin as data:image/png;base64,",
+                                param);
       text.remove_prefix(comma + 1);
     }
     auto file = base64_decoded(text);
     if (!file) {
       return invalid_argument(
-          name + " must be an image in base64, a data URL, or the id that POST /v1/uploads returned", name);
+          param + " must be an image in base64, a data URL, or the id that POST /v1/uploads returned", param);
     }
-    if (auto good = check_image(*file, most, name); !good) return good.error();
-    std::string sha256 = sha256_hex(*file);
-    *value = sha256;
-    images.emplace(std::move(sha256), std::move(*file));
+    image.contents = std::move(*file);
   }
-  return images;
+  const auto info = check_image(image.contents, most, param);
+  if (!info) return info.error();
+  std::string sha256 = sha256_hex(image.contents);
+  return ImageFile{std::move(sha256), std::move(image.contents), *info};
 }
 
 }  // namespace ditfleet::gateway

@@ -9,18 +9,33 @@
 #include "shared/core/json.h"
 #include "shared/core/result.h"
 #include "shared/images/image_file.h"
+#include "shared/job/fields.h"
 
 namespace ditfleet::gateway {
 
 using Images = std::map<std::string, std::string>;  // files by their SHA-256, the value of the job's field
 
-// Checks a file that becomes the value of a field of type kImage. `most`: results.input_max_bytes. `param`: the field
-// in errors. kPayloadTooLarge; kInvalidArgument as images::inspect().
-Result<images::Info> check_image(std::string_view file, std::int64_t most, const std::string& param = {});
+// An image as it came with a request: the file, or base64 or a data URL with the file in it.
+struct SentImage {
+  std::string contents;
+  bool is_text = false;
+};
+using SentImages = std::map<job::Field, SentImage>;
 
-// Replaces the images in base64 and data URLs in a job's JSON by their SHA-256, and returns their files. Other values
-// stay; job::parse_spec() checks them. Errors: those of check_image(), kInvalidArgument for a URL and for invalid
-// base64.
-Result<Images> take_images(json::object& job, std::int64_t most);
+// Takes the images that are not stored yet out of a job's JSON, without looking at them. Each field keeps the SHA-256
+// kUnknownSha256, so that the job can be checked before its images are decoded. Other values stay; job::parse_spec()
+// checks them.
+inline constexpr std::string_view kUnknownSha256 = "0000000000000000000000000000000000000000000000000000000000000000";
+SentImages take_images(json::object& job);
+
+struct ImageFile {
+  std::string sha256, bytes;
+  images::Info info;
+};
+
+// Decodes and checks an image that becomes the value of a field of type kImage. Takes up to 100 ms for 20 MiB. `most`:
+// results.input_max_bytes. `param`: the field in errors. kPayloadTooLarge; kInvalidArgument as images::inspect(), for a
+// URL and for invalid base64.
+Result<ImageFile> read_image(SentImage image, std::int64_t most, const std::string& param = {});
 
 }  // namespace ditfleet::gateway

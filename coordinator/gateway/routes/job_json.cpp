@@ -1,6 +1,7 @@
 #include "coordinator/gateway/routes/job_json.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -66,6 +67,7 @@ json::object unit_json(const queue::JobRecord& record, const queue::UnitRecord& 
           {"worker", queue::worker_name(unit.owner)},
           {"step", step},
           {"total_steps", total_steps},
+          {"phase", text_or_null(phase_of(unit))},
           {"assigned_ms", unit.assigned_ms},
           {"started_ms", unit.started_ms},
           {"ended_ms", unit.ended_ms},
@@ -99,17 +101,26 @@ const queue::UnitRecord* find_unit(const queue::JobRecord& record, int unit) {
   return nullptr;
 }
 
-double progress_of(const queue::JobRecord& record) {
+double progress_of(const queue::JobRecord& record, const FleetHistory::Pace* pace, std::int64_t now_ms) {
   if (job::is_terminal(record.state)) return 1.0;
   if (record.units <= 0) return 0.0;
   double done = 0;
   for (const auto& unit : record.unit_records) {
-    if (job::is_terminal(unit.state))
-      done += 1;
-    else if (unit.total_steps > 0)
-      done += std::clamp(static_cast<double>(unit.step) / unit.total_steps, 0.0, 1.0);
+    if (job::is_terminal(unit.state)) done += 1;
+    if (job::is_terminal(unit.state) || unit.total_steps <= 0) continue;
+    const double total = unit.total_steps, step = std::clamp<double>(unit.step, 0, total);
+    const double rest = pace ? pace->rest_us / pace->step_us : 1;  // in steps, as what follows
+    const double next = step < total ? step + 1 : total + rest;
+    const double passed =
+        pace && unit.started_ms > 0 ? static_cast<double>(now_ms - unit.started_ms) * 1000 / pace->step_us : 0;
+    done += std::min(0.99, std::clamp(passed, step, next) / (total + rest));
   }
   return std::min(done / record.units, 1.0);
+}
+
+std::string_view phase_of(const queue::UnitRecord& unit) {
+  if (unit.state < job::State::kRunning || job::is_terminal(unit.state)) return {};
+  return unit.total_steps > 0 && unit.step >= unit.total_steps ? "decoding" : "denoising";
 }
 
 Error cause_of(const queue::JobRecord& record) {
@@ -151,7 +162,6 @@ json::object job_json(const queue::JobRecord& record, const JobLinks& links, boo
                       {"events_url", links.job(record.id) + "/events"}};
   if (with_units) {
     object["started_ms"] = started_ms;
-    object["progress"] = progress_of(record);
     json::array units;
     for (const auto& unit : record.unit_records) units.push_back(unit_json(record, unit, spec_value, links, waits_for));
     object["unit_records"] = std::move(units);
@@ -163,7 +173,7 @@ json::object job_json(const queue::JobRecord& record, const JobLinks& links, boo
 json::object worker_json(const queue::WorkerInfo& worker, const std::function<bool(const std::string&)>& visible,
                          const std::optional<queue::FleetForecast>& forecast) {
   json::value empty_in_ms;  // null
-  if (forecast) {
+  if (forecast && worker.state != "silent") {
     const auto end = forecast->ends_ms.find(worker.owner());
     const std::int64_t now_ms = worker.heartbeat_ms + worker.unheard_ms;
     empty_in_ms = end == forecast->ends_ms.end() ? 0 : std::max<std::int64_t>(0, end->second - now_ms);
@@ -204,6 +214,10 @@ json::object worker_json(const queue::WorkerInfo& worker, const std::function<bo
           {"heartbeat_ms", worker.heartbeat_ms},
           {"started_ms", worker.started_ms},
           {"version", worker.version}};
+}
+
+json::value speed_value(std::optional<double> speed) {
+  return speed ? json::value(std::round(*speed * 1000) / 1000) : json::value(nullptr);
 }
 
 json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "coordinator/gateway/events/fleet_history.h"
 #include "coordinator/gateway/routes/link_signer.h"
 #include "shared/core/json.h"
 #include "shared/job/catalogue.h"
@@ -33,8 +34,12 @@ const queue::UnitRecord* find_unit(const queue::JobRecord& record, int unit);  /
 json::object job_json(const queue::JobRecord& record, const JobLinks& links, bool with_units,
                       const WaitsFor& waits_for = {});
 
-// 0 … 1 over all units; 1 for an ended job.
-double progress_of(const queue::JobRecord& record);
+// 0 … 1 over all units, in parts of the predicted run; 1 for an ended job. `pace`: null if none of the job's class was
+// observed; then what follows the last step counts as one step.
+double progress_of(const queue::JobRecord& record, const FleetHistory::Pace* pace, std::int64_t now_ms);
+
+// "denoising", "decoding"; empty unless a worker runs the unit.
+std::string_view phase_of(const queue::UnitRecord& unit);
 
 // Why a job ended without success.
 Error cause_of(const queue::JobRecord& record);
@@ -42,6 +47,9 @@ Error cause_of(const queue::JobRecord& record);
 // `visible`: whether the caller may see a job. `forecast`: empty while no coordinator leads.
 json::object worker_json(const queue::WorkerInfo& worker, const std::function<bool(const std::string&)>& visible,
                          const std::optional<queue::FleetForecast>& forecast);
+
+// A worker's speed with three digits; null: unknown.
+json::value speed_value(std::optional<double> speed);
 
 // OpenAI's model object, extended by the model's limits and defaults.
 json::object model_json(const job::ModelEntry& model, std::int64_t created_s);

@@ -11,6 +11,13 @@
 #include "shared/job/validate.h"
 
 namespace ditfleet::gateway {
+
+// Not in the unnamed namespace, because coroutines of a header hold it.
+struct ParsedJob {
+  job::JobSpec spec;
+  SentImages images;
+};
+
 namespace {
 
 constexpr int kDefaultPage = 50, kMaxPage = 200;
@@ -27,40 +34,43 @@ Response bytes_response(const Request& request, std::string bytes, std::string m
   return response;
 }
 
+Result<ParsedJob> parse_job(std::string_view body) {
+  auto parsed = parse_json(body);
+  if (!parsed) return parsed.error();
+  ParsedJob job;
+  if (parsed->is_object()) job.images = take_images(parsed->get_object());
+  auto spec = job::parse_spec(*parsed);
+  if (!spec) return spec.error();
+  job.spec = std::move(*spec);
+  return job;
+}
+
 asio::awaitable<Result<Response>> submit_job(const ApiContext& context, CallPtr call) {
   if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
-  auto parsed = parse_json(call->request.body);
+  std::function<Result<ParsedJob>()> work = [body = call->request.body] { return parse_job(body); };
+  auto parsed = co_await context.off_loop<ParsedJob>(call, call->request.body.size(), std::move(work));
   if (!parsed) co_return parsed.error();
-  Images images;
-  if (parsed->is_object()) {
-    auto taken = take_images(parsed->get_object(), context.dependencies.settings.results.input_max_bytes);
-    if (!taken) co_return taken.error();
-    images = std::move(*taken);
-  }
-  auto spec = job::parse_spec(*parsed);
-  if (!spec) co_return spec.error();
-  auto outcome = co_await context.submit(call, *spec, std::move(images));
+  job::JobSpec& spec = parsed->spec;
+  auto outcome = co_await context.submit(call, spec, std::move(parsed->images));
   if (!outcome) co_return outcome.error();
-  const JobLinks links = context.links(*call);
   json::object body;
   if (outcome->existed) {
     auto record = co_await context.service.job(outcome->id, call->caller.view());
     if (!record && record.error().code == Code::kNotFound)
       co_return unavailable("the job of this Idempotency-Key has just expired; try again to create a new one");
     if (!record) co_return record.error();
-    body = job_json(*record, links, true);
+    body = co_await context.describe(*record, call, true);
   } else {
     const std::string& default_model = context.dependencies.catalogue.default_model;
     queue::JobRecord record;
     record.id = outcome->id;
     record.tenant = call->caller.tenant;
-    record.spec = job::to_json(*spec);
-    record.units = spec->n.value_or(1);
+    record.spec = job::to_json(spec);
+    record.units = spec.n.value_or(1);
     record.traceparent = call->traceparent;
     record.created_ms = unix_ms();
-    body = job_json(record, links, false);
-    if (!spec->model.empty() || !default_model.empty())
-      body["model"] = spec->model.empty() ? default_model : spec->model;
+    body = co_await context.describe(record, call, false);
+    if (!spec.model.empty() || !default_model.empty()) body["model"] = spec.model.empty() ? default_model : spec.model;
   }
   Response response = json_response(202, body);
   response.with("Location", "/v1/jobs/" + outcome->id);
@@ -78,7 +88,7 @@ asio::awaitable<Result<Response>> list_jobs(const ApiContext& context, CallPtr c
       if (!state) {
         co_return invalid_argument("'" + value +
                                        "' is not a state; it must be one of queued, ready, assigned, running, "
-                                       "succeeded, failed, canceled, expired, rejected",
+                                       "canceling, succeeded, failed, canceled, expired, rejected",
                                    "state");
       }
     } else if (name == "limit") {
@@ -91,19 +101,32 @@ asio::awaitable<Result<Response>> list_jobs(const ApiContext& context, CallPtr c
       co_return invalid_argument("unknown parameter '" + name + "'; supported are state, limit and cursor", name);
     }
   }
-  auto page = co_await context.service.list(call->caller.view(), state, limit, cursor, false);
+  auto page = co_await context.service.list(call->caller.view(), state, limit, cursor, false, {});
   if (!page) co_return page.error();
-  json::array jobs;
-  const JobLinks links = context.links(*call);
-  for (const auto& record : page->jobs) jobs.push_back(job_json(record, links, false));
-  co_return json_response(200, {{"object", "list"}, {"jobs", std::move(jobs)}, {"next_cursor", page->next_cursor}});
+  std::size_t bytes = 0;
+  std::vector<json::object> outlooks(page->jobs.size());
+  for (std::size_t i = 0; i < page->jobs.size(); ++i) {
+    bytes += page->jobs[i].spec.size();
+    co_await context.add_outlook(page->jobs[i], outlooks[i]);
+  }
+  JobLinks links = context.links(*call);
+  links.signer = nullptr;  // it changes, and lists have no signed links
+  std::function<Result<Response>()> work = [page = std::move(*page), outlooks = std::move(outlooks), links] {
+    json::array jobs;
+    for (std::size_t i = 0; i < outlooks.size(); ++i) {
+      json::object job = job_json(page.jobs[i], links, false);
+      for (const auto& [name, value] : outlooks[i]) job[name] = value;
+      jobs.push_back(std::move(job));
+    }
+    return json_response(200, {{"object", "list"}, {"jobs", std::move(jobs)}, {"next_cursor", page.next_cursor}});
+  };
+  co_return co_await context.off_loop<Response>(call, bytes, std::move(work));
 }
 
 asio::awaitable<Result<Response>> get_job(const ApiContext& context, CallPtr call) {
   auto record = co_await context.find_job(call);
   if (!record) co_return record.error();
-  co_return json_response(200, job_json(*record, context.links(*call), true, context.dependencies.waits_for))
-      .with("Cache-Control", "no-store");
+  co_return json_response(200, co_await context.describe(*record, call, true)).with("Cache-Control", "no-store");
 }
 
 asio::awaitable<Result<Response>> cancel_job(const ApiContext& context, CallPtr call) {
@@ -115,7 +138,7 @@ asio::awaitable<Result<Response>> cancel_job(const ApiContext& context, CallPtr 
     co_return Error{Code::kConflict, "job '" + id + "' has already ended", {}};
   auto record = co_await context.service.job(id, call->caller.view());
   json::object body{{"id", id}, {"object", "job"}, {"state", "canceled"}};
-  if (record) body = job_json(*record, context.links(*call), true);
+  if (record) body = co_await context.describe(*record, call, true);
   body["cancel_requested"] = true;
   co_return json_response(202, body);
 }

@@ -80,7 +80,7 @@ asio::awaitable<Answer> issue(const ApiContext& context, CallPtr call, Key key, 
   co_return body;
 }
 
-// Every tenant that has a key, options, open jobs or streams.
+// Every tenant that has a key, options, open jobs, images or streams.
 asio::awaitable<Answer> list_tenants(const ApiContext& context, CallPtr) {
   const auto& settings = context.dependencies.settings;
   auto uses = co_await context.service.use();
@@ -99,7 +99,9 @@ asio::awaitable<Answer> list_tenants(const ApiContext& context, CallPtr) {
                                 {"queued_bytes", use_json((*uses)[name].bytes, quota.queued_bytes)},
                                 {"adapters", use_json(stored.adapters, quota.adapters)},
                                 {"adapter_bytes", use_json(stored.bytes, quota.adapter_bytes)},
-                                {"streams", use_json(streams[name], quota.streams)}});
+                                {"streams", use_json(streams[name], quota.streams)},
+                                {"inputs", use_json((*uses)[name].inputs, quota.inputs)},
+                                {"input_bytes", use_json((*uses)[name].input_bytes, quota.input_bytes)}});
   }
   co_return json::object{{"object", "list"}, {"tenants", std::move(list)}};
 }
@@ -112,7 +114,8 @@ asio::awaitable<Answer> list_keys(const ApiContext& context, CallPtr) {
 }
 
 asio::awaitable<Answer> add_key(const ApiContext& context, CallPtr call) {
-  const auto body = parse_json(call->request.body);
+  std::function<Result<json::value>()> work = [body = call->request.body] { return parse_json(body); };
+  auto body = co_await context.off_loop<json::value>(call, call->request.body.size(), std::move(work));
   if (!body || !body->is_object())
     co_return invalid_argument("the body must be a JSON object such as {\"tenant\": \"acme\"}");
   job::ObjectReader reader(body->get_object(), "");

@@ -6,8 +6,10 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
+#include <filesystem>
 #include <sstream>
 
+#include "shared/core/bytes.h"
 #include "shared/redis/connection.h"
 
 namespace ditfleet::gateway {
@@ -28,9 +30,38 @@ return 1
 
 }  // namespace
 
-KeyStore::KeyStore(std::shared_ptr<redis::Connection> connection, KeyRing& ring)
-    : connection_(std::move(connection)), ring_(ring) {
+KeyStore::KeyStore(std::shared_ptr<redis::Connection> connection, KeyRing& ring, const std::string& folder)
+    : connection_(std::move(connection)),
+      ring_(ring),
+      marker_(folder.empty() ? "" : folder + "/keys-required"),
+      must_remember_(ring.would_open()) {
   ring_.await_added();
+  // A file that cannot be examined counts as present.
+  std::error_code ec;
+  remembered_ = !marker_.empty() && (std::filesystem::exists(marker_, ec) || ec);
+  if (remembered_) require_keys();
+}
+
+void KeyStore::require_keys() {
+  ring_.require_keys(
+      "an API key is required, but Redis has lost the keys of this service; restore Redis' backup, or configure an "
+      "administrator's key (option `keys`) and restart. To serve everybody without keys again, delete '" +
+      marker_ + "' and restart");
+}
+
+Result<void> KeyStore::remember() {
+  if (remembered_) return {};
+  std::error_code ec;
+  if (!marker_.empty()) std::filesystem::create_directories(std::filesystem::path(marker_).parent_path(), ec);
+  const auto written = marker_.empty()
+                           ? unavailable("there is no data folder")
+                           : write_file_atomically(marker_,
+                                                   "Keys were added. Without this file, a coordinator whose Redis "
+                                                   "has lost them would serve everybody.\n");
+  remembered_ = written.ok();
+  if (written || !must_remember_) return {};
+  return unavailable("cannot remember outside Redis that keys are required: " + written.error().message +
+                     "; set data.dir to a folder that this service can write, or gateway.require_keys to true");
 }
 
 asio::awaitable<Result<void>> KeyStore::refresh(Deadline deadline) {
@@ -48,6 +79,11 @@ asio::awaitable<Result<void>> KeyStore::refresh(Deadline deadline) {
   }
   if (version.empty() && !version_.empty())
     spdlog::error("gateway: the keys in Redis are gone; the last known ones stay valid until a key is added");
+  if (!version.empty()) {
+    require_keys();
+    if (const auto done = remember(); !done && !std::exchange(warned_, true))
+      spdlog::error("gateway: {}", done.error().message);
+  }
   if ((version != version_ && !version.empty()) || ring_.awaits_added()) ring_.set_added(keys);
   version_ = version;
   co_return Result<void>();
@@ -63,6 +99,7 @@ asio::awaitable<void> KeyStore::follow() {
 }
 
 asio::awaitable<Result<void>> KeyStore::change(Key key, bool keep, Deadline deadline) {
+  if (auto done = remember(); keep && !done) co_return done.error();
   std::ostringstream record;
   if (keep) record << key.sha256 << ' ' << key.tenant << ' ' << key.admin << ' ' << key.created_ms;
   redis::Command command("EVAL");

@@ -178,7 +178,8 @@ asio::awaitable<Result<Response>> patch(const ApiContext& context, CallPtr call)
   if (auto bad = refuse_body_unless_json(call->request)) co_return std::move(*bad);
   const auto tenant = tenant_of(*call);
   if (!tenant) co_return tenant.error();
-  const auto pinned = parse_lora_patch(call->request.body);
+  std::function<Result<bool>()> work = [body = call->request.body] { return parse_lora_patch(body); };
+  const auto pinned = co_await context.off_loop<bool>(call, call->request.body.size(), std::move(work));
   if (!pinned) co_return pinned.error();
   if (!call->caller.sees_all) co_return pin_refused();
   if (!loras::check_name(name)) co_return no_such_lora(name);
@@ -233,7 +234,10 @@ asio::awaitable<Result<Response>> store(const ApiContext& context, Puts& puts, C
 asio::awaitable<Result<Response>> put_file(const ApiContext& context, Puts& puts, CallPtr call, std::string tenant,
                                            std::string name, loras::Condition condition) {
   if (auto known = check_lora_query(call->request); !known) co_return known.error();
-  const auto asked = parse_lora_body(call->request.body, context.dependencies.catalogue);
+  std::function<Result<LoraRequest>()> parsing = [&context, body = call->request.body] {
+    return parse_lora_body(body, context.dependencies.catalogue);
+  };
+  const auto asked = co_await context.off_loop<LoraRequest>(call, call->request.body.size(), std::move(parsing));
   if (!asked) co_return asked.error();
   if (asked->pinned.value_or(false) && !call->caller.sees_all) co_return pin_refused();
   if (auto good = check_quota(context, tenant, name, 0); !good) co_return good.error();
@@ -274,9 +278,9 @@ asio::awaitable<Result<loras::InspectedFile>> receive(const ApiContext& context,
   if (body.length() && *body.length() > most) co_return too_large(*body.length(), "");
   const auto sized = static_cast<std::int64_t>(body.length().value_or(0));
   if (auto good = check_quota(context, tenant, call->param(0), coming.add(sized)); !good) co_return good.error();
-  loras::ContentCheck check("the upload", body.length());
+  const auto check = std::make_shared<loras::ContentCheck>("the upload", body.length());
   for (;;) {
-    auto piece = co_await body.read();
+    auto piece = co_await context.read_piece(call);
     if (!piece)
       co_return piece.error().code == Code::kUnavailable ? Error{Code::kCanceled, piece.error().message, {}}
                                                          : piece.error();
@@ -287,11 +291,17 @@ asio::awaitable<Result<loras::InspectedFile>> receive(const ApiContext& context,
       const auto sum = coming.add(static_cast<std::int64_t>(piece->size()));
       if (auto good = check_quota(context, tenant, call->param(0), sum); !good) co_return good.error();
     }
-    if (auto good = check.feed(*piece); !good) co_return good.error();
+    // The header has up to 32 MiB of JSON.
+    std::function<Result<void>()> feed = [check, piece = *piece] { return check->feed(piece); };
+    auto fed = co_await context.off_loop<void>(call, check->knows_content() ? 0 : piece->size(), std::move(feed));
+    if (!fed) co_return fed.error();
+    if (auto room = co_await context.service.check_room(); !room) co_return registry_error(room.error());
     auto written = co_await upload.write(*piece, soon());
     if (!written) co_return registry_error(written.error());
   }
-  auto content = check.finish();
+  std::function<Result<loras::Content>()> end = [check] { return check->finish(); };
+  auto content =
+      co_await context.off_loop<loras::Content>(call, static_cast<std::size_t>(upload.bytes()), std::move(end));
   if (!content) co_return content.error();
   auto finished = co_await upload.finish(soon());
   if (!finished) co_return registry_error(finished.error());

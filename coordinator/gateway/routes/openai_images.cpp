@@ -5,7 +5,7 @@
 #include <map>
 
 #include "shared/core/bytes.h"
-#include "shared/core/json.h"
+#include "shared/core/short_numbers.h"
 #include "shared/job/spec_json.h"
 
 namespace ditfleet::gateway {
@@ -139,7 +139,7 @@ std::string partial_image_json(const ImageCall& call, std::int64_t created_s, in
                       {"image_index", unit}};
   echo_event(object, call, format_of(sniff_media_type(bytes)));
   object["size"] = call.size;
-  return json::serialize(object);
+  return json_text(object);
 }
 
 std::string completed_json(const ImageCall& call, std::int64_t created_s, const ImagePart& part) {
@@ -150,7 +150,7 @@ std::string completed_json(const ImageCall& call, std::int64_t created_s, const 
                       {"seed", part.manifest.seed},
                       {"size", size_text(part.manifest.width, part.manifest.height)}};
   echo_event(object, call, format_of(part.manifest.media_type));
-  return json::serialize(object);
+  return json_text(object);
 }
 
 std::string_view sniff_media_type(std::string_view bytes) {

@@ -9,7 +9,6 @@
 #include "coordinator/gateway/routes/job_json.h"
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
-#include "shared/core/sha256.h"
 #include "shared/core/text.h"
 #include "shared/job/object_reader.h"
 #include "shared/job/spec_json.h"
@@ -149,7 +148,7 @@ std::string size_of(const VideoJob& video) {
 std::string_view status_of(job::State state) {
   if (state == job::State::kSucceeded) return "completed";
   if (job::is_terminal(state)) return "failed";
-  return state == job::State::kRunning ? "in_progress" : "queued";
+  return state >= job::State::kRunning ? "in_progress" : "queued";
 }
 
 }  // namespace
@@ -165,7 +164,7 @@ Error as_video_error(Error error, bool has_reference) {
 }
 
 Result<VideoCall> parse_video_call(std::string_view content_type, std::string_view body,
-                                   const job::Catalogue& catalogue, std::int64_t most) {
+                                   const job::Catalogue& catalogue) {
   std::string_view file;
   const bool form = media_type_of(content_type) == "multipart/form-data";
   auto fields = form ? read_form(content_type, body, file) : read_json(body);
@@ -181,10 +180,8 @@ Result<VideoCall> parse_video_call(std::string_view content_type, std::string_vi
     } else if (name == "input_reference") {
       call.has_reference = true;
       if (file.data() != nullptr) {
-        if (auto good = check_image(file, most, name); !good) return good.error();
-        std::string sha256 = sha256_hex(file);
-        job["image"] = sha256;
-        call.images.emplace(std::move(sha256), file);
+        job["image"] = kUnknownSha256;
+        call.images.insert_or_assign(Field("image"), SentImage{std::string(file)});
       } else {
         auto image = reference_value(value);
         if (!image) return image.error();
@@ -199,9 +196,7 @@ Result<VideoCall> parse_video_call(std::string_view content_type, std::string_vi
   }
   if (!job.contains("prompt"))
     return invalid_argument("'prompt' is missing; send a description of the video", "prompt");
-  auto taken = take_images(job, most);
-  if (!taken) return as_video_error(taken.error(), call.has_reference);
-  call.images.merge(*taken);
+  call.images.merge(take_images(job));
   auto spec = job::parse_spec(json::value(std::move(job)));
   if (!spec) return as_video_error(spec.error(), call.has_reference);
   call.spec = std::move(*spec);
@@ -225,13 +220,12 @@ std::optional<VideoJob> video_of(const queue::JobRecord& record, const job::Cata
   return VideoJob{record, **model, std::move(*spec)};
 }
 
-json::object video_json(const VideoJob& video, std::int64_t retention_ms) {
+json::object video_json(const VideoJob& video, std::int64_t retention_ms, double progress) {
   const queue::JobRecord& record = video.record;
   const job::FieldValues& fields = video.spec.fields;
   const std::string_view status = status_of(record.state);
   const bool ended = job::is_terminal(record.state);
-  // A video whose steps are done still has to be decoded.
-  const int progress = status == "completed" ? 100 : ended ? 0 : static_cast<int>(99 * progress_of(record));
+  const int percent = status == "failed" ? 0 : static_cast<int>(100 * progress);
   json::value error;  // null
   if (status == "failed") {
     const Error cause = cause_of(record);
@@ -243,7 +237,7 @@ json::object video_json(const VideoJob& video, std::int64_t retention_ms) {
       {"object", "video"},
       {"model", video.model.name},
       {"status", status},
-      {"progress", progress},
+      {"progress", percent},
       {"created_at", record.created_ms / 1000},
       {"completed_at", second_or_null(record.ended_ms)},
       {"expires_at", second_or_null(record.ended_ms + retention_ms)},

@@ -18,7 +18,7 @@ namespace ditfleet::gateway {
 // The body of POST /v1/videos.
 struct VideoCall {
   job::JobSpec spec;           // parsed, not completed; has a model
-  Images images;               // the files of the spec's images that came with the request
+  SentImages images;           // the spec's images that came with the request
   bool has_reference = false;  // input_reference, the image to begin with, became the field `image`
 };
 
@@ -27,10 +27,10 @@ struct VideoCall {
 bool is_video_field(job::Field field);
 
 // Accepts OpenAI's fields and those of is_video_field(), as JSON or, by the Content-Type, as multipart/form-data.
-// `seconds` sets `frames` to the nearest number that the model accepts. A null field counts as absent. `most`: bytes of
-// an image. kInvalidArgument, with the client's field as param; kPayloadTooLarge; kNotFound: there is no such model.
+// `seconds` sets `frames` to the nearest number that the model accepts. A null field counts as absent.
+// kInvalidArgument, with the client's field as param; kNotFound: there is no such model.
 Result<VideoCall> parse_video_call(std::string_view content_type, std::string_view body,
-                                   const job::Catalogue& catalogue, std::int64_t most);
+                                   const job::Catalogue& catalogue);
 
 // The error with the client's field as param, instead of the job's.
 Error as_video_error(Error error, bool has_reference);
@@ -43,7 +43,7 @@ struct VideoJob {
 };
 std::optional<VideoJob> video_of(const queue::JobRecord& record, const job::Catalogue& catalogue);
 
-// OpenAI's video object. `retention_ms`: how long a job is kept after its end.
-json::object video_json(const VideoJob& video, std::int64_t retention_ms);
+// OpenAI's video object. `retention_ms`: how long a job is kept after its end. `progress`: of the job, 0 … 1.
+json::object video_json(const VideoJob& video, std::int64_t retention_ms, double progress);
 
 }  // namespace ditfleet::gateway

@@ -33,14 +33,17 @@ asio::awaitable<Result<Response>> asset(const ApiContext&, CallPtr call) {
   const std::string& name = call->param(0);
   if (name == "page.css") co_return text_response("text/css", kPageStyle).with("Cache-Control", "no-cache");
   if (name == "page.js") co_return text_response("text/javascript", kPageScript).with("Cache-Control", "no-cache");
-  co_return Error{Code::kNotFound, "no file '" + name + "'; the files are page.css and page.js", {}};
+  if (name == "alerts.md")
+    co_return text_response("text/markdown; charset=utf-8", kAlertsText).with("Cache-Control", "no-cache");
+  co_return Error{Code::kNotFound, "no file '" + name + "'; the files are page.css, page.js and alerts.md", {}};
 }
 
 asio::awaitable<Result<Response>> openapi(const ApiContext&, CallPtr) {
   co_return text_response("application/json", openapi_document());
 }
 
-asio::awaitable<Result<Response>> metrics(const ApiContext&, CallPtr) {
+asio::awaitable<Result<Response>> metrics(const ApiContext& context, CallPtr) {
+  context.hub->history().speeds(unix_ms());  // sets their gauges
   co_return text_response("text/plain; version=0.0.4; charset=utf-8", telemetry::render_metrics());
 }
 
@@ -49,10 +52,12 @@ asio::awaitable<Result<Response>> health(const ApiContext&, CallPtr) {
 }
 
 asio::awaitable<Result<Response>> ready(const ApiContext& context, CallPtr) {
-  const auto& unready = context.dependencies.unready;
-  const std::vector<std::string> reasons = unready ? unready() : std::vector<std::string>();
+  const auto ask = [](const auto& function) { return function ? function() : std::vector<std::string>(); };
+  const std::vector<std::string> reasons = ask(context.dependencies.unready);
   Response response =
-      json_response(reasons.empty() ? 200 : 503, {{"ready", reasons.empty()}, {"reasons", json::value_from(reasons)}});
+      json_response(reasons.empty() ? 200 : 503, {{"ready", reasons.empty()},
+                                                  {"reasons", json::value_from(reasons)},
+                                                  {"warnings", json::value_from(ask(context.dependencies.warnings))}});
   response.with("Cache-Control", "no-store");
   if (!reasons.empty()) response.with("Retry-After", "1");
   co_return response;
@@ -80,6 +85,7 @@ void add_system_routes(Router& router) {
   router.add({"GET", "/jobs/{id}", page(kJobPage), Access::kOpen});
   router.add({"GET", "/fleet", page(kFleetPage), Access::kOpen});
   router.add({"GET", "/slow", page(kSlowPage), Access::kOpen});
+  router.add({"GET", "/alerts", page(kAlertsPage), Access::kOpen});
   router.add({"GET", "/assets/{file}", asset, Access::kOpen});
   router.add({"GET", "/openapi.json", openapi, Access::kOpen});
   router.add({"GET", "/healthz", health, Access::kOpenProbe});

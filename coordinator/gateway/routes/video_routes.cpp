@@ -7,12 +7,20 @@
 #include "coordinator/gateway/routes/openai_videos.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
+#include "shared/job/shape_class.h"
 
 namespace ditfleet::gateway {
+
+// Not in the unnamed namespace, because coroutines of a header hold it.
+struct ListedVideo {
+  json::object video;
+  std::string cursor;
+};
+
 namespace {
 
 constexpr int kDefaultPage = 20, kMaxPage = 100;
-constexpr int kJobsPerRead = 200, kMostReads = 25;  // of jobs of any kind, for one page of videos
+constexpr int kMostReads = 2;  // of 10,000 jobs of any kind, for one page of videos
 
 Error no_such_video(const std::string& id) {
   return {Code::kNotFound,
@@ -35,7 +43,7 @@ asio::awaitable<Result<queue::JobRecord>> find_video(const ApiContext& context, 
 Response video_response(const ApiContext& context, const queue::JobRecord& record) {
   const auto& dependencies = context.dependencies;
   const auto video = video_of(record, dependencies.catalogue);
-  return json_response(200, video_json(*video, dependencies.settings.queue.retention_ms))
+  return json_response(200, video_json(*video, dependencies.settings.queue.retention_ms, context.progress(record)))
       .with("Cache-Control", "no-store");
 }
 
@@ -59,7 +67,12 @@ asio::awaitable<Result<Response>> create_video(const ApiContext& context, CallPt
     if (!received) co_return received.error();
     body = std::move(*received);
   }
-  auto video = parse_video_call(request.header("Content-Type"), body.bytes, context.dependencies.catalogue, most);
+  const std::size_t bytes = body.bytes.size();
+  std::function<Result<VideoCall>()> work = [&context, body = std::move(body.bytes),
+                                             type = std::string(request.header("Content-Type"))] {
+    return parse_video_call(type, body, context.dependencies.catalogue);
+  };
+  auto video = co_await context.off_loop<VideoCall>(call, bytes, std::move(work));
   if (!video && video.error().code == Code::kNotFound)
     co_return status_response(404, video.error().message, "model_not_found", "model");
   if (!video) co_return video.error();
@@ -107,6 +120,26 @@ Result<VideoList> parse_list(const Request& request) {
 // The queue's cursor behind a job.
 std::string cursor_of(const queue::JobRecord& record) { return std::to_string(record.created_ms) + ":" + record.id; }
 
+// `progress`: of each job.
+Result<std::vector<ListedVideo>> read_videos(const std::vector<queue::JobRecord>& records,
+                                             const std::vector<double>& progress, const job::Catalogue& catalogue,
+                                             std::int64_t retention_ms) {
+  std::vector<ListedVideo> videos;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    if (const auto video = video_of(records[i], catalogue))
+      videos.push_back({video_json(*video, retention_ms, progress[i]), cursor_of(records[i])});
+  }
+  return videos;
+}
+
+// By its class; that of a job that is not admitted yet is unknown.
+bool may_be_video(const queue::JobRecord& record, const job::Catalogue& catalogue) {
+  const auto shape = job::parse_class_key(record.class_key);
+  const auto model = catalogue.models.find(shape ? shape->model : std::string());
+  return record.state != job::State::kCanceled &&
+         (!shape || (model != catalogue.models.end() && model->second.media == job::MediaKind::kVideo));
+}
+
 asio::awaitable<Result<Response>> list_videos(const ApiContext& context, CallPtr call) {
   auto list = parse_list(call->request);
   if (!list) co_return list.error();
@@ -122,40 +155,61 @@ asio::awaitable<Result<Response>> list_videos(const ApiContext& context, CallPtr
     }
     cursor = cursor_of(*record);
   }
-  const auto& dependencies = context.dependencies;
   json::array videos;
   std::string last;
+  std::size_t bytes = 0;
   bool more = false;
   for (int reads = 0; reads < kMostReads && !more; ++reads) {
-    auto page =
-        co_await context.service.list(call->caller.view(), std::nullopt, kJobsPerRead, cursor, list->oldest_first);
+    const int wanted = list->limit + 1 - static_cast<int>(videos.size());
+    std::function<bool(const queue::JobRecord&)> keep =
+        [&catalogue = context.dependencies.catalogue](const queue::JobRecord& record) {
+          return may_be_video(record, catalogue);
+        };
+    auto page = co_await context.service.list(call->caller.view(), std::nullopt, wanted, cursor, list->oldest_first,
+                                              std::move(keep));
     if (!page) {
       Error error = page.error();
       if (error.param == "cursor") error.param = "after";
       co_return error;
     }
+    std::vector<double> progress;
     for (queue::JobRecord& record : page->jobs) {
-      if (record.state == job::State::kCanceled || !video_of(record, dependencies.catalogue)) continue;
-      more = videos.size() == static_cast<std::size_t>(list->limit);
-      if (more) break;
-      last = cursor_of(record);
+      bytes += record.spec.size();
       // Lists have no units, which have the progress.
-      if (record.state == job::State::kRunning) {
+      if (record.state >= job::State::kRunning && !job::is_terminal(record.state)) {
         auto whole = co_await context.service.job(record.id, call->caller.view());
         if (whole) record = std::move(*whole);
       }
-      videos.push_back(video_json(*video_of(record, dependencies.catalogue), dependencies.settings.queue.retention_ms));
+      progress.push_back(context.progress(record));
     }
     cursor = page->next_cursor;
+    std::function<Result<std::vector<ListedVideo>>()> work = [&context, records = std::move(page->jobs),
+                                                              progress = std::move(progress)] {
+      const auto& [settings, catalogue] = std::tie(context.dependencies.settings, context.dependencies.catalogue);
+      return read_videos(records, progress, catalogue, settings.queue.retention_ms);
+    };
+    auto found = co_await context.off_loop<std::vector<ListedVideo>>(call, bytes, std::move(work));
+    if (!found) co_return found.error();
+    for (auto& [video, next] : *found) {
+      more = videos.size() == static_cast<std::size_t>(list->limit);
+      if (more) break;
+      videos.push_back(std::move(video));
+      last = next;
+    }
     if (cursor.empty()) break;
   }
-  const json::value first = videos.empty() ? json::value(nullptr) : videos[0].at("id");
-  co_return json_response(200, {{"object", "list"},
-                                {"data", std::move(videos)},
-                                {"first_id", first},
-                                {"last_id", text_or_null(last)},
-                                {"has_more", more}})
-      .with("Cache-Control", "no-store");
+  // The rest is on the next page, which begins where the reads ended.
+  if (!more && !cursor.empty()) more = true, last = cursor;
+  std::function<Result<Response>()> work = [videos = std::move(videos), last, more] {
+    const json::value first = videos.empty() ? json::value(nullptr) : videos[0].at("id");
+    return json_response(200, {{"object", "list"},
+                               {"data", videos},
+                               {"first_id", first},
+                               {"last_id", text_or_null(last)},
+                               {"has_more", more}})
+        .with("Cache-Control", "no-store");
+  };
+  co_return co_await context.off_loop<Response>(call, bytes, std::move(work));
 }
 
 asio::awaitable<Result<Response>> get_content(const ApiContext& context, CallPtr call) {

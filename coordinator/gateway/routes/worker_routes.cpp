@@ -25,7 +25,9 @@ json::object visible_json(const ApiContext& context, const Call& call, queue::Wo
     const auto tenant = worker.tenants.find(id);
     return call.caller.sees_all || (tenant != worker.tenants.end() && tenant->second == call.caller.tenant);
   };
-  return worker_json(worker, visible, forecast ? *forecast : std::nullopt);
+  json::object out = worker_json(worker, visible, forecast ? *forecast : std::nullopt);
+  out["speed"] = speed_value(context.hub->history().speed_of(worker.name, unix_ms()));
+  return out;
 }
 
 asio::awaitable<Result<Response>> list_workers(const ApiContext& context, CallPtr call) {

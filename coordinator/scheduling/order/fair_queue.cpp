@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "coordinator/scheduling/placement/dense.h"
@@ -232,6 +233,60 @@ std::optional<FairQueue::Candidate> FairQueue::next(ModelId model_id, int adapte
     if (found) return found;
   }
   return held_back ? behind : std::nullopt;  // rather than leave capacity unused
+}
+
+// The placeable units of a backlog in order: those older than the age bound, then the others.
+class FairQueue::Line {
+ public:
+  Line(const FairQueue& queue, const ModelQueue& model, TenantId tenant, std::int64_t before_us)
+      : queue_(queue), backlog_(model.backlogs.at(tenant)), before_us_(before_us) {
+    for (const auto& [needs, group] : backlog_.groups) {
+      if (needs > model.most_slots && model.most_slots >= 0) break;  // below 0: there is no worker yet
+      aged_.emplace_back(group.by_age.begin(), group.by_age.end());
+      heads_.insert(group.heads.begin(), group.heads.end());
+    }
+  }
+  std::optional<Handle> next() {
+    std::pair<std::set<Age>::iterator, std::set<Age>::iterator>* first = nullptr;
+    for (auto& ages : aged_) {
+      if (ages.first != ages.second && ages.first->ready_us < before_us_ && (!first || *ages.first < *first->first))
+        first = &ages;
+    }
+    if (first) return (first->first++)->handle;
+    while (!heads_.empty()) {
+      const auto [order, lane] = heads_.extract(heads_.begin()).value();
+      const auto& units = backlog_.lanes.at(lane);
+      if (const auto after = units.upper_bound(order); after != units.end()) heads_.emplace(*after, lane);
+      if (queue_.at(order.handle).ready_us >= before_us_) return order.handle;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  const FairQueue& queue_;
+  const Backlog& backlog_;
+  std::int64_t before_us_;
+  std::vector<std::pair<std::set<Age>::iterator, std::set<Age>::iterator>> aged_;  // what is left, by adapter slots
+  Heads heads_;                                                                    // of each lane, what is left
+};
+
+std::vector<FairQueue::Handle> FairQueue::order(std::size_t most, std::int64_t now_us) const {
+  std::vector<Handle> out;
+  std::set<std::tuple<std::int64_t, ModelId, TenantId>> next;  // by virtual time
+  for (ModelId m = 0; m < models_.size(); ++m) {
+    for (const auto& [time, tenant] : models_[m].order) next.emplace(time, m, tenant);
+  }
+  std::map<std::pair<ModelId, TenantId>, Line> lines;
+  while (out.size() < most && !next.empty()) {
+    const auto [time, m, tenant] = next.extract(next.begin()).value();
+    auto& line = lines.try_emplace({m, tenant}, *this, models_[m], tenant, now_us - age_bound_us_).first->second;
+    const auto handle = line.next();
+    if (!handle) continue;
+    out.push_back(*handle);
+    const double charge = static_cast<double>(at(*handle).cost_us) / tenants_.weight(tenant);
+    next.emplace(time + static_cast<std::int64_t>(charge), m, tenant);
+  }
+  return out;
 }
 
 std::int64_t FairQueue::lane_work_us(LaneId lane) const {

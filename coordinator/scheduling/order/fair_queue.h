@@ -82,6 +82,8 @@ class FairQueue {
   // - a unit of the tenant with the least virtual time, if every other tenant would exceed max_lead_us. Among the units
   //   of the tenant's highest priority, this is the unit with the lowest `missing`.
   std::optional<Candidate> next(ModelId model, int adapter_slots, std::int64_t now_us, const Round& round) const;
+  // At most `most` placeable units in the order in which they would be taken if no lane were skipped.
+  std::vector<Handle> order(std::size_t most, std::int64_t now_us) const;
   // True: some unit of the model needs at most `adapter_slots`.
   bool has_work(ModelId model, int adapter_slots) const;
 
@@ -126,6 +128,7 @@ class FairQueue {
     std::map<int, std::size_t> units;                   // by adapter slots; none is 0
     int most_slots = std::numeric_limits<int>::max();
   };
+  class Line;
   static Order order_of(const QueuedUnit& unit, Handle handle);
   // The unit that became ready first, if that was before `before_us`. Passes over a few in closed lanes.
   template <class Closed>

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "coordinator/scheduling/placement/rendezvous_hash.h"
+#include "shared/core/short_numbers.h"
 
 namespace ditfleet::scheduling {
 namespace {
@@ -25,10 +26,6 @@ struct Candidate {
   std::int64_t score_us() const { return finish_us() + penalty_us; }
   std::int64_t missing_us() const { return need.load_us + need.swap_us + prepare_us; }
 };
-
-std::string milliseconds(std::int64_t us) {
-  return us < 10'000 ? fmt::format("{:.1f} ms", static_cast<double>(us) / 1000.0) : fmt::format("{} ms", us / 1000);
-}
 
 // One decision.
 class Decision {
@@ -130,19 +127,20 @@ class Decision {
   }
 
   std::string describe(const Route& route) const {
-    std::string out = best_->warm ? "warm" : "cold (+" + milliseconds(route.cold_us) + ")";
-    if (route.load_us > 0) out += "; model load " + milliseconds(route.load_us);
+    std::string out = best_->warm ? "warm" : "cold (+" + short_duration(route.cold_us) + ")";
+    if (route.load_us > 0) out += "; model load " + short_duration(route.load_us);
     const auto* memory = fleet_.memory(request_.model, best_->worker);
     const auto* limit = memory == nullptr ? nullptr : memory->plan_for(request_.pixels);
     if (limit != nullptr && limit->plan != "resident") out += "; plan " + limit->plan;
     if (const int gpus = fleet_.at(best_->worker).gpus; gpus > 1) out += fmt::format("; {} GPUs", gpus);
-    if (best_->need.load_us > 0) out += "; adapter load " + milliseconds(best_->need.load_us);
-    if (best_->need.swap_us > 0) out += "; adapter swap " + milliseconds(best_->need.swap_us);
+    if (best_->need.load_us > 0) out += "; adapter load " + short_duration(best_->need.load_us);
+    if (best_->need.swap_us > 0) out += "; adapter swap " + short_duration(best_->need.swap_us);
     out += fmt::format("; free in {} + run {}; earliest finish of {} worker{} with capacity",
-                       milliseconds(std::max<std::int64_t>(0, best_->start_us - now_us_)), milliseconds(best_->run_us),
-                       open_, open_ == 1 ? "" : "s");
+                       short_duration(std::max<std::int64_t>(0, best_->start_us - now_us_)),
+                       short_duration(best_->run_us), open_, open_ == 1 ? "" : "s");
     if (next_)
-      out += fmt::format(", then {} in {}", fleet_.at(next_->worker).name, milliseconds(next_->finish_us() - now_us_));
+      out +=
+          fmt::format(", then {} in {}", fleet_.at(next_->worker).name, short_duration(next_->finish_us() - now_us_));
     return out;
   }
 

@@ -18,8 +18,10 @@ constexpr auto kCall = 5s;        // for one call to Redis
 constexpr auto kBackOff = 100ms;  // after a failed one
 constexpr auto kTick = 100ms;     // between decisions that depend only on time
 constexpr auto kRegistryPeriod = 250ms, kReapPeriod = 100ms;
+constexpr std::int64_t kSilenceUs = 1'000'000;  // for one call; workers cannot reach Redis meanwhile, either
 constexpr std::int64_t kForecastPeriodUs = 1'000'000;
-constexpr std::int64_t kAuditPeriodUs = 30'000'000;
+constexpr std::size_t kMostOutlook = 1000;  // queued units
+constexpr std::int64_t kAuditPeriodUs = 30'000'000, kDeafAuditPeriodUs = 2'000'000;
 constexpr std::size_t kMostAdmitting = 1024;
 constexpr int kIntakeBatch = 256;
 constexpr std::size_t kMostSummaries = 200'000;  // open jobs that the history follows
@@ -102,7 +104,12 @@ void LeaderTerm::notice_reconnect() {
   generation_ = generation;
   spdlog::info("scheduler: reconnected to Redis; comparing the state");
   rewind_ = audit_wanted_ = true;
-  scheduler_->grant_grace(context_.client->options().lease_ms, now_us());
+  grant_grace();
+}
+
+void LeaderTerm::grant_grace() {
+  context_.client->hold_leases();
+  scheduler_->grant_grace(context_.client->hold_time().count(), now_us());
 }
 
 asio::awaitable<void> LeaderTerm::run() {
@@ -117,12 +124,14 @@ asio::awaitable<void> LeaderTerm::run() {
     kicked_ = false;
     notice_reconnect();
     const auto since_audit_us = monotonic_us() - audited_us_;
+    const auto period_us = hears() ? kAuditPeriodUs : kDeafAuditPeriodUs;
     if (!auditing_ && since_audit_us > audit_spacing_us_ &&
-        (audit_wanted_ || scheduler_->wants_audit() || since_audit_us > kAuditPeriodUs) &&
+        (audit_wanted_ || scheduler_->wants_audit() || since_audit_us > period_us) &&
         context_.connection->connected()) {
       auditing_ = true;
       spawn("scheduler.audit", audit(), Vital::kOnce);
     }
+    scheduler_->hold_deadlines(context_.held());
     const auto began = monotonic_us();
     auto actions = scheduler_->decide(now_us());
     if (!actions.empty()) {
@@ -150,7 +159,11 @@ asio::awaitable<bool> LeaderTerm::rebuild() {
   auto workers = co_await context_.client->workers(Deadline::after(kCall));
   if (failed(workers, "reading the workers")) co_return false;
   update_adapters();
-  scheduler_->rebuild(*open, *times, *workers, context_.client->options().lease_ms, now_us());
+  // Redis may have been away, or all coordinators.
+  // Without leases from before, one that lapses now is a lost worker's.
+  const auto held = [](const queue::UnitView& unit) { return !unit.owner.empty(); };
+  if (std::any_of(open->begin(), open->end(), held)) context_.client->hold_leases();
+  scheduler_->rebuild(*open, *times, *workers, context_.client->hold_time().count(), now_us());
   log_fleet();
   for (const auto& view : *open) context_.metrics->track(view.ref.job, view.created_ms);
   if (keeps_history_) summaries_.restore(*open);
@@ -210,6 +223,7 @@ asio::awaitable<void> LeaderTerm::read_intake() {
       update_adapters();
     }
     admitting_ += entries->size();
+    scheduler_->hold_deadlines(context_.held());
     scheduler_->on_intake(*entries, now_us());
     kick();
     while (admitting_ > kMostAdmitting) co_await pause(1ms);
@@ -233,7 +247,9 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
   std::int64_t counted_us = 0;
   for (;;) {
     notice_reconnect();
+    const auto asked_us = monotonic_us();
     const auto workers = co_await context_.client->workers(Deadline::after(kCall));
+    if (!workers || monotonic_us() - asked_us > kSilenceUs) grant_grace();
     if (!failed(workers, "reading the workers")) {
       update_adapters();
       scheduler_->on_workers(*workers, now_us());
@@ -245,6 +261,7 @@ asio::awaitable<void> LeaderTerm::poll_registry() {
       context_.metrics->stats(scheduler_->stats(), scheduler_->tenants());
     }
     co_await publish_forecast();
+    if (outlook_due_.passed()) co_await publish_outlook();
     co_await pause(kRegistryPeriod);
   }
 }
@@ -265,6 +282,12 @@ asio::awaitable<void> LeaderTerm::publish_forecast() {
   (void)co_await context_.client->publish(forecast_, Deadline::after(kCall));
 }
 
+asio::awaitable<void> LeaderTerm::publish_outlook() {
+  const auto outlook = scheduler_->outlook(kMostOutlook, now_us());
+  const auto period = co_await context_.client->publish(outlook, Deadline::after(kCall));
+  outlook_due_ = Deadline::after(period ? *period : 1s);
+}
+
 void LeaderTerm::log_fleet() {
   for (const auto& line : fleet_log_.look(scheduler_->fleet(), now_us())) log_line(line);
 }
@@ -273,7 +296,7 @@ asio::awaitable<void> LeaderTerm::reap() {
   for (;;) {
     co_await pause(kReapPeriod);
     if (!context_.connection->connected()) continue;
-    const auto touched = co_await context_.client->reap(epoch_, 1000, Deadline::after(kCall));
+    const auto touched = co_await context_.client->reap(epoch_, 1000, Deadline::after(kCall), context_.held());
     if (!touched) note_failure(touched.error(), "reaping");
   }
 }
@@ -329,9 +352,10 @@ asio::awaitable<void> LeaderTerm::keep_history() {
 
 asio::awaitable<void> LeaderTerm::store_history(Deadline deadline) {
   const auto jobs = std::exchange(history_, {});
+  const std::int64_t now_ms = context_.held() ? 0 : now_us() / 1000;  // 0: none is too old
   for (std::size_t begin = 0; begin < jobs.size(); begin += kHistoryBatch) {
     const auto batch = std::span(jobs).subspan(begin, std::min(kHistoryBatch, jobs.size() - begin));
-    const auto stored = co_await context_.client->append_history(batch, deadline);
+    const auto stored = co_await context_.client->append_history(batch, now_ms, deadline);
     // Statistics are not worth an audit, or recording a job twice.
     if (!stored)
       spdlog::debug("scheduler: {} jobs are missing in the history: {}", batch.size(), stored.error().message);

@@ -33,6 +33,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
     const SchedulerServiceOptions* options;
     SchedulerMetrics* metrics;
     RedisClock* clock;
+    std::function<bool()> held;    // Redis' clock is doubtful
     std::function<void()> fenced;  // called when another coordinator leads
   };
   LeaderTerm(Context context, std::int64_t epoch);
@@ -44,6 +45,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
 
   std::int64_t epoch() const { return epoch_; }
   bool rebuilt() const { return rebuilt_; }
+  bool hears() const { return feed_->hears(); }  // once rebuilt
   const Scheduler& scheduler() const { return *scheduler_; }
 
  private:
@@ -71,8 +73,11 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   void log_fleet();
   // Publishes the forecast every second, and when a unit starts or a worker becomes empty.
   asio::awaitable<void> publish_forecast();
+  asio::awaitable<void> publish_outlook();
   void kick();
   void notice_reconnect();
+  // Redis was away: workers get time to reconnect before leases lapse and silent workers lose units.
+  void grant_grace();
   // kConflict ends the term. After any other error the call may have taken effect, so this requests an audit.
   void note_failure(const Error& error, const char* what);
   template <class T>
@@ -99,6 +104,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   FleetLog fleet_log_;
   queue::FleetForecast forecast_;  // the latest one
   std::int64_t forecast_us_ = 0;   // monotonic
+  Deadline outlook_due_ = Deadline::after(Deadline::Clock::duration::zero());
   std::uint64_t generation_ = 0;
   std::int64_t adapters_version_ = -1;  // that the scheduler has
   std::set<std::string> pinned_;

@@ -29,13 +29,16 @@ struct SchedulerMetrics::Metrics {
   Histograms decisions{"ditfleet_scheduler_decision_seconds"};
   Gauges ready{"ditfleet_units_ready"};
   Gauges unplaceable{"ditfleet_units_unplaceable"};
+  Gauges oldest{"ditfleet_oldest_ready_timestamp_seconds"};
   Gauges held{"ditfleet_units_held"};
   Gauges delayed{"ditfleet_units_delayed"};
   Gauges queued_jobs{"ditfleet_jobs_queued"};
   Gauges open_jobs{"ditfleet_jobs_open"};
   Gauges leads{"ditfleet_scheduler_leading"};
+  Gauges clock_held{"ditfleet_redis_clock_held"};
   Gauges epoch{"ditfleet_scheduler_epoch"};
   Gauges workers{"ditfleet_workers"};
+  Gauges unwell{"ditfleet_worker_unwell"};
   Gauges backlog{"ditfleet_backlog_gpu_seconds"};
   Gauges tenant_waiting{"ditfleet_tenant_waiting_units"};
   Gauges tenant_lag{"ditfleet_fairness_lag_seconds"};
@@ -89,8 +92,10 @@ void SchedulerMetrics::job_ended(const queue::Event& event) {
   metrics_.jobs({event.type}).Increment();
   const auto found = open_.find(event.job);
   if (found == open_.end()) return;
-  const auto [created_ms, class_key, model] = std::move(found->second);
+  auto [created_ms, class_key, model] = std::move(found->second);
   open_.erase(found);
+  // Jobs that cost nothing, of sizes that nobody ran, must not remove the series of sizes in use.
+  if (event.type != "succeeded" && event.type != "failed" && !metrics_.run_time.has({class_key})) class_key = "other";
   const std::int64_t took_ms = event.at_ms - created_ms;
   metrics_.job_time({class_key, event.type}).Observe(static_cast<double>(took_ms) / 1e3);
   const auto objective = objectives_ms_.find(model);
@@ -109,6 +114,7 @@ void SchedulerMetrics::count_return(const queue::Event& event) {
 
 void SchedulerMetrics::refused_assignment() { metrics_.refused().Increment(); }
 void SchedulerMetrics::audited() { metrics_.audits().Increment(); }
+void SchedulerMetrics::clock_held(bool held) { metrics_.clock_held().Set(held ? 1 : 0); }
 void SchedulerMetrics::decision(double seconds) { metrics_.decisions().Observe(seconds); }
 
 void SchedulerMetrics::leading(bool leads, std::int64_t epoch) {
@@ -118,6 +124,7 @@ void SchedulerMetrics::leading(bool leads, std::int64_t epoch) {
     open_.clear();  // of an earlier term
     return;
   }
+  clock_held(false);
   jobs(0, 0);
   stats({}, Tenants({}));
   backlog({});
@@ -131,6 +138,7 @@ void SchedulerMetrics::jobs(std::int64_t queued, std::int64_t open) {
 void SchedulerMetrics::stats(const QueueStats& stats, const Tenants& tenants) {
   metrics_.ready().Set(static_cast<double>(stats.ready));
   metrics_.unplaceable().Set(static_cast<double>(stats.unplaceable));
+  metrics_.oldest().Set(static_cast<double>(stats.oldest_ready_us) / 1e6);
   metrics_.held().Set(static_cast<double>(stats.held));
   metrics_.delayed().Set(static_cast<double>(stats.delayed));
   for (const auto state : {WorkerState::kStarting, WorkerState::kReady, WorkerState::kDraining, WorkerState::kSilent,
@@ -138,6 +146,9 @@ void SchedulerMetrics::stats(const QueueStats& stats, const Tenants& tenants) {
     const auto it = stats.workers.find(state);
     metrics_.workers({worker_state_name(state)}).Set(it == stats.workers.end() ? 0.0 : static_cast<double>(it->second));
   }
+  for (const auto& [worker, state] : unwell_) metrics_.unwell({worker, worker_state_name(state)}).Set(0);
+  unwell_ = stats.unwell;
+  for (const auto& [worker, state] : unwell_) metrics_.unwell({worker, worker_state_name(state)}).Set(1);
   const auto waiting = tenants.waiting();
   std::int64_t most = 0;
   for (const auto& [name, tenant] : waiting) most = std::max(most, tenant.virtual_time);
@@ -147,9 +158,11 @@ void SchedulerMetrics::stats(const QueueStats& stats, const Tenants& tenants) {
   }
   waiting_.clear();
   for (const auto& [name, tenant] : waiting) {
-    waiting_.insert(name);
-    metrics_.tenant_waiting({name}).Increment(static_cast<double>(tenant.units));  // "other" is the sum of several
-    auto& lag = metrics_.tenant_lag({name});
+    // "other" is the sum of those for whom there is no series.
+    const std::string label = waiting_.size() + 1 < telemetry::kMostLabelValues ? name : "other";
+    waiting_.insert(label);
+    metrics_.tenant_waiting({label}).Increment(static_cast<double>(tenant.units));
+    auto lag = metrics_.tenant_lag({label});
     lag.Set(std::max(lag.Value(), static_cast<double>(most - tenant.virtual_time) / 1e6));
   }
 }

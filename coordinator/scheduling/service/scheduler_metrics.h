@@ -34,6 +34,7 @@ class SchedulerMetrics final : public SchedulerObserver {
   void refused_assignment();
   void audited();
   void decision(double seconds);
+  void clock_held(bool held);
   // Without the leadership all gauges of the shard are 0, so that the sum over all coordinators is correct.
   void leading(bool leads, std::int64_t epoch);
   void jobs(std::int64_t queued, std::int64_t open);
@@ -52,8 +53,9 @@ class SchedulerMetrics final : public SchedulerObserver {
     std::string class_key = "unknown", model;  // once a unit has ended
   };
   std::unordered_map<std::string, Open> open_;
-  std::set<std::string> waiting_;  // tenants in the last stats()
-  std::set<std::string> models_;   // with a backlog gauge
+  std::set<std::string> waiting_;              // tenants in the last stats()
+  std::map<std::string, WorkerState> unwell_;  // workers in the last stats()
+  std::set<std::string> models_;               // with a backlog gauge
 };
 
 }  // namespace ditfleet::scheduling

@@ -1,15 +1,20 @@
 #include "coordinator/scheduling/service/scheduler_service.h"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <ctime>
 
+#include "coordinator/scheduling/service/clock_watch.h"
 #include "coordinator/scheduling/service/leader_term.h"
 #include "coordinator/scheduling/service/leadership.h"
+#include "coordinator/scheduling/service/redis_check.h"
 #include "shared/core/task_group.h"
 #include "shared/queue/client.h"
+#include "shared/queue/keys.h"
 
 namespace ditfleet::scheduling {
 namespace {
@@ -19,6 +24,15 @@ using namespace std::chrono_literals;
 constexpr auto kCall = 1s;
 constexpr auto kPause = 50ms;
 constexpr std::int64_t kSampleUs = 1'000'000;
+constexpr std::int64_t kCheckUs = 10'000'000, kRefusedCheckUs = 1'000'000;
+constexpr std::int64_t kLeastJumpMs = 5000;
+
+// Runs evenly, also while the host is suspended.
+std::int64_t even_us() {
+  timespec time{};
+  ::clock_gettime(CLOCK_BOOTTIME, &time);
+  return time.tv_sec * 1'000'000 + time.tv_nsec / 1000;
+}
 
 }  // namespace
 
@@ -31,6 +45,8 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
         client_(std::move(client)),
         options_(std::move(options)),
         metrics_(options_.objectives_ms),
+        // The leader's key has expired before a jump counts, so that no transition comes before the verdict.
+        watch_(1000 * std::max({kLeastJumpMs, options_.leader_ttl_ms, client_->options().lease_ms})),
         leadership_(options_.leader_ttl_ms * 1000),
         tasks_(executor_) {
     queue::FleetForecast none;  // for a gauge of 0 before the first leadership
@@ -74,7 +90,14 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
   bool leader_known() const {
     return leading() || (!leadership_.leading() && leadership_.leader_known(monotonic_us()));
   }
-  const std::string& refusal() const { return refusal_; }
+  bool hears() const { return !leading() || term_->hears(); }
+  const std::string& refusal() const { return redis_refused() ? check_.refusal : refusal_; }
+  bool redis_refused() const { return !check_.refusal.empty(); }
+  std::vector<std::string> warnings() const {
+    auto out = check_.warnings;
+    if (leading() && watch_.held()) out.push_back(held_);
+    return out;
+  }
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) {
     if (!leading()) return std::nullopt;
     return term_->scheduler().estimate(spec, tenant, now_us());
@@ -89,11 +112,9 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
     std::int64_t sampled_us = -kSampleUs;
     for (;;) {
       apply(leadership_.on_tick(monotonic_us()));
-      if (!loaded()) {
-        if (!co_await load()) {
-          co_await pause(kPause);
-          continue;
-        }
+      if ((!loaded() && !co_await load()) || !co_await inspect_redis() || redis_refused()) {
+        co_await pause(kPause);  // a leadership ends with its lease
+        continue;
       }
       const auto now = monotonic_us();
       if (now >= leadership_.next_call_us()) {
@@ -121,6 +142,25 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
     }
   }
 
+  // At each connect, and from time to time. False: Redis did not answer.
+  asio::awaitable<bool> inspect_redis() {
+    if (connection_->generation() == checked_generation_ && monotonic_us() < next_check_us_) co_return true;
+    const auto info = co_await connection_->execute(redis::Command("INFO") << "persistence"
+                                                                           << "memory",
+                                                    Deadline::after(kCall));
+    if (!info && info.error().source != Source::kRedis) co_return false;
+    const auto before = std::exchange(check_, {});
+    if (info)  // an ACL may forbid it
+      check_ = check_redis(info->text, connection_->options().endpoint.display(), options_.allow_eviction);
+    if (check_ != before) {
+      if (redis_refused()) spdlog::error("scheduler: {}", check_.refusal);
+      for (const auto& warning : check_.warnings) spdlog::warn("scheduler: {}", warning);
+    }
+    checked_generation_ = connection_->generation();
+    next_check_us_ = monotonic_us() + (redis_refused() ? kRefusedCheckUs : kCheckUs);
+    co_return true;
+  }
+
   asio::awaitable<bool> load() {
     const auto done = co_await client_->load_library(Deadline::after(kCall));
     loaded_ = done.ok();
@@ -137,12 +177,42 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
   }
 
   asio::awaitable<void> sample() {
-    const auto sent = monotonic_us();
+    const auto sent = monotonic_us(), even = even_us();
     const auto depth = co_await client_->depth(Deadline::after(kCall));
-    if (!depth) co_return;
+    if (!depth || even_us() - even > kSampleUs) co_return;  // a process that was stopped meanwhile learns nothing
+    watch_.observe(depth->time_us, even, even_us());
+    if (leadership_.leading() && !co_await judge_clock(depth->time_us / 1000)) co_return;
     clock_.sync(depth->time_us, sent, monotonic_us());
     clock_known_ = true;
     if (term_) metrics_.jobs(depth->queued_jobs, depth->queued_jobs + depth->admitted_jobs);
+  }
+
+  // False: Redis did not answer.
+  asio::awaitable<bool> judge_clock(std::int64_t now_ms) {
+    auto mark = co_await client_->clock_mark(Deadline::after(kCall));
+    if (!mark) co_return false;
+    const bool marked = !mark->held.empty();
+    const auto verdict = watch_.judge(mark->seen_ms * 1000, marked);
+    if (verdict == ClockWatch::Verdict::kHold) {
+      if (!marked) {
+        mark->held = fmt::format(
+            "the clock of Redis jumped by {} s; leases, deadlines and the removal of old jobs are on hold until it is "
+            "back, an hour has passed or you accept the new time: redis-cli DEL '{}'",
+            watch_.jump_us() / 1'000'000, queue::Keys(client_->options().shard).clock());
+        if (!co_await client_->set_clock_mark(*mark, Deadline::after(kCall))) co_return false;
+        watch_.on_marked();
+      }
+      held_ = mark->held;
+      spdlog::error("scheduler: {}", held_);
+    } else if (verdict == ClockWatch::Verdict::kRelease) {
+      spdlog::warn("scheduler: follows the clock of Redis again");
+    }
+    metrics_.clock_held(watch_.held());
+    if (watch_.held() || verdict == ClockWatch::Verdict::kRelease)
+      (void)co_await client_->bring_forward(now_ms, Deadline::after(kCall));
+    const queue::ClockMark seen{.seen_ms = now_ms, .held = {}};
+    if (!watch_.held()) (void)co_await client_->set_clock_mark(seen, Deadline::after(kCall));
+    co_return true;
   }
 
   void apply(Leadership::Change change) {
@@ -173,6 +243,7 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
                             .options = &options_,
                             .metrics = &metrics_,
                             .clock = &clock_,
+                            .held = [this] { return watch_.held(); },
                             .fenced =
                                 [weak = weak_from_this()] {
                                   if (const auto self = weak.lock())
@@ -200,11 +271,15 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
   SchedulerServiceOptions options_;
   SchedulerMetrics metrics_;
   RedisClock clock_;
+  RedisCheck check_;
+  ClockWatch watch_;
+  std::string held_;  // why `watch_` holds
   Leadership leadership_;
   std::shared_ptr<LeaderTerm> term_;
   TaskGroup tasks_;
   bool loaded_ = false, warned_ = false, clock_known_ = false;
-  std::uint64_t loaded_generation_ = 0;
+  std::uint64_t loaded_generation_ = 0, checked_generation_ = 0;
+  std::int64_t next_check_us_ = 0;
   std::string refusal_;  // the error of the latest request for the leadership
 };
 
@@ -218,7 +293,10 @@ asio::awaitable<void> SchedulerService::stop(Deadline deadline) { return impl_->
 bool SchedulerService::library_loaded() const { return impl_->loaded(); }
 bool SchedulerService::leading() const { return impl_->leading(); }
 bool SchedulerService::leader_known() const { return impl_->leader_known(); }
+bool SchedulerService::hears() const { return impl_->hears(); }
 const std::string& SchedulerService::refusal() const { return impl_->refusal(); }
+bool SchedulerService::redis_refused() const { return impl_->redis_refused(); }
+std::vector<std::string> SchedulerService::warnings() const { return impl_->warnings(); }
 std::optional<Estimate> SchedulerService::estimate(const job::JobSpec& spec, const std::string& tenant) const {
   return impl_->estimate(spec, tenant);
 }

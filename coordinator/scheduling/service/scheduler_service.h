@@ -31,6 +31,7 @@ namespace asio = boost::asio;
 struct SchedulerServiceOptions {
   std::string coordinator;  // unique among coordinators and their restarts
   std::int64_t leader_ttl_ms = 3000;
+  bool allow_eviction = false;                           // use a Redis that deletes jobs when its memory is full
   SchedulerOptions scheduler;                            // an unset `adapters` uses the mirror below
   std::map<std::string, std::int64_t> objectives_ms;     // in which the jobs of a model should end, by model; a metric
   std::shared_ptr<loras::RegistryMirror> adapters = {};  // kept current by its owner; null: no tenant has adapters
@@ -52,7 +53,11 @@ class SchedulerService {
   bool library_loaded() const;  // since the latest reconnect
   bool leading() const;         // true once the state is rebuilt
   bool leader_known() const;
-  const std::string& refusal() const;  // the error of the latest request for the leadership; empty: none
+  bool hears() const;  // false if it leads and receives no events
+  // Why this Redis is not used, or the error of the latest request for the leadership; empty: none.
+  const std::string& refusal() const;
+  bool redis_refused() const;
+  std::vector<std::string> warnings() const;  // about Redis, for operators
   // Empty unless leading. `spec` must be complete.
   std::optional<Estimate> estimate(const job::JobSpec& spec, const std::string& tenant) const;
   // Scheduler::waits_for(); empty unless leading.

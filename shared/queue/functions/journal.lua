@@ -67,8 +67,9 @@ local function outcome_of(job_key, units, unit, state)
   return seen.failed and 'failed' or seen.expired and 'expired' or seen.canceled and 'canceled' or 'succeeded'
 end
 
--- What a job that ends took of its tenant's quotas.
-local function return_use(journal, record)
+-- What a job that ends took of its tenant's quotas, and the image that it names.
+local function return_use(journal, id, record)
+  unname_input(journal.keys.events, id)
   local job = if_readable(unpack_job, record)
   if job and job.use ~= '' and job.use ~= '0' then give_back(journal.keys.events, job.tenant, job.use) end
 end
@@ -100,7 +101,7 @@ local function conclude(journal, ending)
     outcome = outcome_of(job_key, record.units, unit, state)
   end
   local open = ending.open or rc('HGET', keys.open, id) or ''
-  return_use(journal, open)
+  return_use(journal, id, open)
   append(fields, {'state', outcome, 'ended', ending.at, 'o', open,
     'spec', ending.spec or rc('HGET', keys.specs, id) or ''})
   local told = '{"job":"' .. outcome .. '"'
@@ -126,7 +127,7 @@ local function end_queued(journal, ending)
   if ending.error then append(fields, {'error', ending.error}) end
   journal.ended[id] = fields
   journal.closed[#journal.closed + 1] = id
-  return_use(journal, ending.record)
+  return_use(journal, id, ending.record)
   note(journal, id, id, ending.state .. ' -1 ' .. (ending.error or '{}'))
   redis.call('ZREM', journal.keys.deadline, id)
 end

@@ -63,6 +63,7 @@ local function submit(keys, args)
   rc('ZADD', jobs, at, id)
   rc('HSET', open, id, pack_job(queued_job(deadline, entry, tenant, sha256, trace, use)))
   if deadline ~= '0' then rc('ZADD', deadlines, deadline, id) end
+  name_input(in_key, id, tenant, spec)
   local journal = new_journal('feed', {events = events, last = last})
   note(journal, id, id, queued_event(tenant))
   write(journal, true)

@@ -55,7 +55,7 @@ local function register(name, run, shape, flag)
     callback = checked(name, run, shape, flag ~= 'no-writes')}
 end
 
--- allow-oom: what ends or keeps work goes on when Redis is at its memory limit; what takes new work does not.
+-- allow-oom: what ends, keeps or runs work goes on when Redis is at its memory limit; what takes new work does not.
 register('submit', submit, {keys = 8, args = 10, numbers = {1, 9}})
 register('cancel', cancel, {keys = 11, keys_each = 1, args = 2, args_each = 1}, 'allow-oom')
 register('lead', lead, {keys = 2, args = 2, numbers = {2}}, 'allow-oom')
@@ -63,12 +63,14 @@ register('resign', resign, {keys = 1, args = 2, numbers = {2}}, 'allow-oom')
 register('admit', led(admit), {keys = 9, args = 1, args_each = 9, numbers = {1}})
 register('admit_raw', led(admit_raw), {keys = 10, keys_each = 2, args = 3, args_each = 14, numbers = {1, 2, 3}})
 register('reject', led(reject), {keys = 8, keys_each = 1, args = 1, args_each = 7, numbers = {1}}, 'allow-oom')
-register('assign', led(assign), {keys = 9, args = 4, args_each = 5, numbers = {1, 3, 4}})
+register('assign', led(assign), {keys = 9, args = 4, args_each = 5, numbers = {1, 3, 4}}, 'allow-oom')
 register('revoke', led(revoke), {keys = 6, keys_each = 1, args = 2, args_each = 4, numbers = {1}}, 'allow-oom')
 register('due', due, {keys = 3, args = 1, numbers = {1}}, 'no-writes')
 register('reap', led(reap), {keys = 13, keys_each = 1, args = 5, args_each = 3, numbers = {1, 2, 3, 4}}, 'allow-oom')
 register('mend', led(mend), {keys = 5, args = 4, numbers = {1, 3, 4}}, 'allow-oom')
 register('sweep', sweep, {keys = 3, keys_each = 1, args = 2, args_each = 1, numbers = {1, 2}}, 'allow-oom')
+register('sweep_led', led(sweep_led), {keys = 4, keys_each = 1, args = 3, args_each = 1, numbers = {1, 2, 3}},
+  'allow-oom')
 register('virtual_times', led(virtual_times), {keys = 2, args = 1, args_each = 2, numbers = {1}}, 'allow-oom')
 register('open', open_units, {keys = 3, args = 2, numbers = {2}}, 'no-writes')
 register('heartbeat', heartbeat, {keys = 3, args = 5, numbers = {4, 5}}, 'allow-oom')
@@ -83,4 +85,7 @@ register('canceled', canceled, {keys = 8, args = 3}, 'allow-oom')
 register('job', job, {keys = 7, args = 1}, 'no-writes')
 register('list', list, {keys = 2, keys_each = 1, args = 0, args_each = 1}, 'no-writes')
 register('events', events, {keys = 4, args = 3, args_each = 1, numbers = {3}}, 'no-writes')
+register('keep_input', keep_input, {keys = 1, args = 6, numbers = {3, 4, 5, 6}})
+register('remove_input', remove_input, {keys = 1, args = 2}, 'allow-oom')
+register('expire_inputs', expire_inputs, {keys = 1, args = 1, numbers = {1}}, 'allow-oom')
 register('workers', workers, {keys = 2, args = 1}, 'no-writes')

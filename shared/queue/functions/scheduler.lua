@@ -6,7 +6,8 @@ local function lead(keys, args)
   local coordinator, ttl_ms = unpack(args)
   local rc = redis.call
   local value = rc('GET', leader)
-  if value then
+  -- A key that outlives its time by far is from before Redis' clock was set back.
+  if value and rc('PTTL', leader) <= 10 * ttl_ms then
     local epoch, name = string.match(value, '^(%d+) (.*)$')
     if name ~= coordinator then return 0 end
     rc('PEXPIRE', leader, ttl_ms)
@@ -48,6 +49,7 @@ local function admit_job(journal, admissions, id, job, plan, at)
   append(admissions.ids, {id})
   append(admissions.jobs, {id, pack_job(job)})
   append(admissions.specs, {id, spec})
+  name_input(journal.keys.events, id, job.tenant, spec)
   if job.deadline ~= '0' then append(admissions.deadlines, {job.deadline, id}) end
   local places, units = admissions.places, admissions.units
   local record = pack_unit(set_waiting({errors = '0', crashes = '0', units = job.units, deadline = job.deadline,
