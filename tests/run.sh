@@ -53,7 +53,7 @@ run_ctest() {
   local name=$1 folder=$2 log=$2/ctest.log status=0 bad
   shift 2
   say "Running $name"
-  ${launcher[@]+"${launcher[@]}"} ctest --test-dir "$folder" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log" || status=$?
+  ${launcher[@]+"${launcher[@]}"} ctest --test-dir "$folder" -j "$(nproc)" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log" || status=$?
   bad=$(count '(\*\*\*(Failed|Timeout|Exception|Not Run)|Subprocess aborted)' "$log")
   [ "$status" = 0 ] || [ "$bad" -gt 0 ] || bad=1
   [ "$bad" = 0 ] || failures+=("$name: $(sed -n '/(Skipped)$/d; s/^[[:space:]]*[0-9]* - \([^ ]*\) (.*/\1/p' "$log" | tr '\n' ' ')")
@@ -121,7 +121,7 @@ fi
 if wants fuzz; then
   if command -v clang++-16 >/dev/null; then
     deploy/setup.sh --tests --into build/fuzz -DDITFLEET_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++-16 --target all
-    run_ctest "fuzz targets" build/fuzz -j "$(nproc)"
+    run_ctest "fuzz targets" build/fuzz
   else
     say "Skipped: label fuzz (clang++-16 is not installed)"
     skipped=$((skipped + 1))

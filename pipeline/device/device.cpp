@@ -16,6 +16,7 @@
 #include <map>
 #include <mutex>
 
+#include "pipeline/device/cpu.h"
 #include "pipeline/device/failure.h"
 #include "shared/core/text.h"
 
@@ -149,6 +150,11 @@ DeviceChoice load_device(const std::string& wanted, int ahead) {
   at::globalContext().setAllowTF32CuBLAS(false);
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
   return {cuda_device(*index), driver_device_name(*index)};
+}
+
+Placement for_convolutions(Placement placement) {
+  if (placement.real_device().is_cpu() && !has_avx512()) placement.dtype = c10::ScalarType::Float;
+  return placement;
 }
 
 std::string device_text(c10::Device device) {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "pipeline/device/cpu.h"
+
 namespace ditfleet::pipeline {
 namespace {
 
@@ -60,8 +62,11 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std:
   }
   const at::Tensor out = at::empty(sizes, x.options(), x.suggest_memory_format());
   if (x.suggest_memory_format() == c10::MemoryFormat::Contiguous) {
-    // oneDNN reorders the input, and then the output, in blocks of 16 channels.
-    const auto reordered = [](const at::Tensor& y) { return y.numel() / y.size(1) * ((y.size(1) + 15) / 16 * 16); };
+    // oneDNN reorders the input, and then the output, in blocks of channels.
+    const std::int64_t block = has_avx512() ? 16 : 8;
+    const auto reordered = [&](const at::Tensor& y) {
+      return y.numel() / y.size(1) * ((y.size(1) + block - 1) / block * block);
+    };
     at::empty({std::max(reordered(x), reordered(out))}, x.options());
   }
   return out;

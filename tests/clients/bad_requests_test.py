@@ -2,12 +2,13 @@
 After each request the service must be unchanged: no job created, and the next valid request served."""
 import hashlib
 import json
+import re
 import socket
 import time
 import unittest
 
 from api import Client
-from fleet import Shared, alive, tiny_model
+from fleet import Shared, alive, tiny_model, until
 
 KEY = "sk-only"
 CONFIG = f"""keys:
@@ -263,9 +264,8 @@ class Routes(Base):
     def test_requests_are_logged_with_the_job_or_the_reason(self):
         self.client.request("POST", "/v1/jobs", {"prompt": "x", "stpes": 4})
         id = self.client.submit(**GOOD)
-        log = (shared.fleet.data / "logs" / "coordinator.log").read_text()
-        self.assertRegex(log, r"POST /v1/jobs 400 [^\n]* error=\"unknown field 'stpes'")
-        self.assertRegex(log, rf"POST /v1/jobs 202 [^\n]* job={id}\b")
+        for line in (r"POST /v1/jobs 400 [^\n]* error=\"unknown field 'stpes'", rf"POST /v1/jobs 202 [^\n]* job={id}\b"):
+            until(lambda: re.search(line, (shared.fleet.data / "logs" / "coordinator.log").read_text()), line)
         self.client.wait(id)
 
     def test_bad_urls(self):

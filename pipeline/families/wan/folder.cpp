@@ -107,7 +107,7 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement, std::s
   const auto transformer_time = lap();
   WanTransformer::compile(transformer, transformer_2 ? &*transformer_2 : nullptr, regions);
   const auto compile_time = lap();
-  Placement vae_placement = placement;
+  Placement vae_placement = for_convolutions(placement);
   if (!source.vae_dtype.empty())
     vae_placement.dtype = source.vae_dtype == "bf16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
   auto decoder = VideoVae::load(dir + "/vae", vae_placement, /*with_encoder=*/from_image, regions);

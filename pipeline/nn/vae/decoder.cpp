@@ -67,7 +67,7 @@ VaeDecoder::VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<
 
 VaeDecoder VaeDecoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
   const VaeConfig config = read_vae_config(ConfigFile(dir + "/config.json"));
-  auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
+  auto parameters = Parameters::open(dir, Library::kDiffusers, for_convolutions(placement));
   VaeDecoder made(config, bind(parameters, config), std::move(regions));
   parameters.finish("decoder.");
   made.bytes_ = parameters.bytes();
@@ -75,7 +75,7 @@ VaeDecoder VaeDecoder::load(const std::string& dir, Placement placement, std::sh
 }
 
 at::Tensor VaeDecoder::decode(const at::Tensor& latents) const {
-  const at::Tensor x = latents / config_.scaling_factor + config_.shift_factor;
+  const at::Tensor x = latents.to(slots_.in.weight.scalar_type()) / config_.scaling_factor + config_.shift_factor;
   return channels_last_ ? decode_channels_last(config_, slots_, *channels_last_, x) : decode_eager(config_, slots_, x);
 }
 
