@@ -29,8 +29,8 @@ struct Placement {
   c10::Device real_device() const { return stands_for.value_or(device); }
 };
 
-// The placement of a VAE. Without AVX-512, LibTorch's convolutions in bf16 on a CPU take ten times as long as in fp32, and
-// nine times the memory of their input; there it is fp32.
+// The placement of a VAE: fp32 on a CPU without AVX-512, where LibTorch's convolutions in bf16 take ten times as long,
+// and nine times the memory of their input.
 Placement for_convolutions(Placement placement);
 
 struct DeviceChoice {

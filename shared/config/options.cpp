@@ -287,8 +287,9 @@ const Option kOptions[] = {
          "each result. Large videos need results.backend: file.",
      .range = {1 << 10, std::int64_t{4} << 30}},
     {DITFLEET_OPTION(results.input_ms),
-     .description = "How long an image that a client sent is kept after its upload and after the end of the last job "
-                    "that names it. Raising it costs memory in Redis, or on the disk of the file backend.",
+     .description =
+         "How long an image that a client sent is kept after its upload. Jobs that name it keep it until the "
+         "last of them ends. Raising it costs memory in Redis, or on the disk of the file backend.",
      .range = {1000, kManyMs}},
     {DITFLEET_OPTION(results.input_max_bytes),
      .description = "Largest image that clients may send, in bytes of its file. In JSON, an image is also limited by "

@@ -1,5 +1,6 @@
 // Redis (append-only, fsync always) is killed or stopped.
 #include <boost/asio/detached.hpp>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 
@@ -73,18 +74,20 @@ TEST_F(RedisDeath, KilledDuringALongUnit) {
   EXPECT_EQ(events(id, "started").size(), 1u) << history(id);
 }
 
-// Five leases. No unit is started twice: neither those that ran nor those whose results could not be stored.
-TEST_F(RedisDeath, StoppedForFiveSeconds) {
+// For five leases, or DITFLEET_OUTAGE_S of them. No unit is started twice: neither those that ran nor those whose
+// results could not be stored.
+TEST_F(RedisDeath, Stopped) {
+  const char* seconds = std::getenv("DITFLEET_OUTAGE_S");
   start(2, {"queue.lease_ms=1000", "queue.renew_ms=200"});
   if (HasFatalFailure()) return;
-  const auto id = submit(120, 1, 512);
+  const auto id = submit(200, 1, 384);
   ASSERT_TRUE(until([&] { return !events(id, "step").empty(); }, 60s)) << history(id);
   produce(100ms);
   nap(500ms);
   const pid_t pid = pid_of("redis");
   ASSERT_GT(pid, 1);
   ASSERT_EQ(::kill(pid, SIGSTOP), 0);
-  nap(5s);
+  nap(std::chrono::seconds(seconds ? std::atoi(seconds) : 5));
   ASSERT_EQ(::kill(pid, SIGCONT), 0);
   nap(1s);
   auto ids = collect();

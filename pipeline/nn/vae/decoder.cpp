@@ -76,7 +76,9 @@ VaeDecoder VaeDecoder::load(const std::string& dir, Placement placement, std::sh
 
 at::Tensor VaeDecoder::decode(const at::Tensor& latents) const {
   const at::Tensor x = latents.to(slots_.in.weight.scalar_type()) / config_.scaling_factor + config_.shift_factor;
-  return channels_last_ ? decode_channels_last(config_, slots_, *channels_last_, x) : decode_eager(config_, slots_, x);
+  const at::Tensor pixels =
+      channels_last_ ? decode_channels_last(config_, slots_, *channels_last_, x) : decode_eager(config_, slots_, x);
+  return pixels.to(latents.scalar_type());
 }
 
 }  // namespace ditfleet::pipeline
