@@ -250,7 +250,7 @@ class Outlook(WithClients):
         self.assertEqual({(job["position"], job["eta_ms"]) for job in ended}, {(None, None)})
 
     def test_progress_counts_all_images_from_the_start_and_never_falls(self):
-        id = self.first.submit(**{**LONG, "n": 3, "num_inference_steps": 60})
+        id = self.first.submit(**{**LONG, "n": 3, "num_inference_steps": 120})
         with self.first.events(id, progress=True) as stream:
             events = list(stream)
         seen = [e.data["progress"] for e in events if e.type == "progress"]

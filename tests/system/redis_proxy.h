@@ -66,8 +66,14 @@ class RedisProxy {
     if (size <= 0) return false;
     const std::string_view text(bytes.data(), static_cast<std::size_t>(size));
     if (request) *waits |= text.find("SUBSCRIBE") != text.npos || text.find("BLOCK") != text.npos;
-    const bool lost = request && !word_.empty() && text.find(word_) != text.npos;
-    return (!lost || !std::exchange(lost_, true)) && write_all(to.get(), text) && !lost;
+    if (!request || word_.empty() || text.find(word_) == text.npos) return write_all(to.get(), text);
+    if (!std::exchange(lost_, true) && write_all(to.get(), text)) {
+      // Until the server has run it.
+      ::shutdown(to.get(), SHUT_WR);
+      while (::recv(to.get(), bytes.data(), bytes.size(), 0) > 0) {
+      }
+    }
+    return false;
   }
   void run() {
     while (!ending_) {
