@@ -53,12 +53,15 @@ run_ctest() {
   local name=$1 folder=$2 log=$2/ctest.log status=0 bad
   shift 2
   say "Running $name"
+  export DITFLEET_SKIPS=$PWD/$folder/skips
+  : >"$DITFLEET_SKIPS"
   ${launcher[@]+"${launcher[@]}"} ctest --test-dir "$folder" -j "$(nproc)" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log" || status=$?
   bad=$(count '(\*\*\*(Failed|Timeout|Exception|Not Run)|Subprocess aborted)' "$log")
   [ "$status" = 0 ] || [ "$bad" -gt 0 ] || bad=1
   [ "$bad" = 0 ] || failures+=("$name: $(sed -n '/(Skipped)$/d; s/^[[:space:]]*[0-9]* - \([^ ]*\) (.*/\1/p' "$log" | tr '\n' ' ')")
   passed=$((passed + $(count '[.]+ +Passed' "$log")))
-  skipped=$((skipped + $(count '\*\*\*Skipped' "$log")))
+  sed 's/^/==> Skipped: /' "$DITFLEET_SKIPS"
+  skipped=$((skipped + $(count '\*\*\*Skipped' "$log") + $(wc -l <"$DITFLEET_SKIPS")))
   failed=$((failed + bad))
 }
 launcher=()
