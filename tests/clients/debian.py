@@ -124,14 +124,14 @@ class Host:
         self.run("ip", "address", "add", f"{address}/24", "dev", "eth0")
         self.run("ip", "link", "set", "eth0", "up")
 
-    def run(self, *argv, check=True, seconds=60, **options):
+    def run(self, *argv, check=True, seconds=180, **options):
         """Runs a command on the host as root."""
         done = run("nsenter", "-t", self.init, "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "env", "-i",
                    "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8", *argv, seconds=seconds, **options)
         assert not check or done.returncode == 0, f"{self.name}: {argv} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         return done
 
-    def shell(self, script, check=True, seconds=60):
+    def shell(self, script, check=True, seconds=180):
         """Runs a script with sh on the host; `sudo` runs its command as it is. Ends at the first error."""
         return self.run("sh", "-ec", 'sudo() { "$@"; }\ncd /root\n' + script, check=check, seconds=seconds)
 

@@ -93,6 +93,7 @@ class NcclGroup : public ::testing::Test {
 
 // Runs where the library is, also without a GPU.
 TEST(NcclLibrary, MakesIds) {
+  set_nccl_environment();
   const auto one = make_nccl_id(), other = make_nccl_id();
   if (!one) GTEST_SKIP() << one.error().message;
   EXPECT_NE(one->bytes, other->bytes);
