@@ -204,9 +204,10 @@ void ModelMemory::check(const RequestSize& size) const {
 
 void ModelMemory::place(const RequestSize& size) {
   if (!device_->limited()) return;
-  if (device_->options_.offload == "none") return reset_memory_peak(device_->device_);
   MemoryNeeds own = source_.needs(size);
   const std::lock_guard lock(device_->mutex_);
+  device_->peak_of_ = {this, size};
+  if (device_->options_.offload == "none") return reset_memory_peak(device_->device_);
   const auto now = Clock::now();
   uses_ = use_rate(now) + 1;
   used_ = now;
@@ -330,6 +331,7 @@ void ModelMemory::observe(const RequestSize& size) {
   if (!device_->limited()) return;
   const MemoryNeeds needs = source_.needs(size);
   const std::lock_guard lock(device_->mutex_);
+  if (device_->peak_of_ != std::pair<const ModelMemory*, RequestSize>(this, size)) return;
   std::int64_t weights = device_->beside_others(this, needs).fixed;
   for (const ModelMemory* model : device_->models_) {
     weights += model == this ? kept_in_steps_ : model->kept();

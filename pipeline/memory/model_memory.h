@@ -22,6 +22,9 @@ namespace ditfleet::pipeline {
 class ModelMemory;
 
 // The memory of one device, shared by the models of an engine. Thread-safe.
+// What the bytes of a request depend on, such as its width; the family decides.
+using RequestSize = std::vector<std::int64_t>;
+
 class DeviceMemory {
  public:
   DeviceMemory(c10::Device device, MemoryOptions options);
@@ -43,10 +46,9 @@ class DeviceMemory {
   const MemoryOptions options_;
   mutable std::mutex mutex_;  // held while weights are moved
   std::vector<ModelMemory*> models_;
+  // Whose steps began last. The peak since then is theirs, not that of another request that is decoded meanwhile.
+  std::pair<const ModelMemory*, RequestSize> peak_of_;
 };
-
-// What the bytes of a request depend on, such as its width; the family decides.
-using RequestSize = std::vector<std::int64_t>;
 
 class ModelMemory {
  public:

@@ -77,6 +77,32 @@ TEST(Prediction, IsWithinTenPercentOfWhatIsObserved) {
   limit_memory(kCpu, 0);
 }
 
+// A request that needs more, or that runs out of memory, between another one's steps and its decoding.
+TEST(Prediction, IsNotCorrectedByWhatAnotherRequestNeeded) {
+  EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+  options.memory.limit = std::int64_t{8} << 30;
+  auto engine = unwrap(Engine::create(options, {&flux_family()}));
+  auto model = unwrap(engine->load_model({"m", (golden::fixtures() / "flux/dev/model").string()}));
+  const auto started = [&](int side) {
+    GenerationRequest request;
+    request.prompt = "a red circle";
+    request.fields.set("width", side);
+    request.fields.set("height", side);
+    request.fields.set("num_inference_steps", 1);
+    auto generation = unwrap(model->encode(request));
+    unwrap(model->denoise(*generation, nullptr));
+    return generation;
+  };
+  unwrap(model->decode(*started(64)));
+  const std::int64_t alone = model->memory().observed_bytes;
+  const auto small = started(64), large = started(512);
+  unwrap(model->decode(*small));
+  EXPECT_EQ(model->memory().observed_bytes, alone);
+  unwrap(model->decode(*large));
+  EXPECT_GT(model->memory().observed_bytes, alone);
+  limit_memory(kCpu, 0);
+}
+
 // An adapter of this rank at every linear of the Wan fixture.
 std::string wide_adapter(std::int64_t rank) {
   const auto file = unwrap(SafetensorsFile::open((golden::fixtures() / "wan/lora/adapters/peft.safetensors").string()));
