@@ -9,8 +9,8 @@ import unittest
 from api import Client
 from fleet import BIN, DITFLEET, Fleet, cli, clean_environment, start, until
 
-# One or two seconds on a core.
-UNIT = {"width": 256, "height": 256, "num_inference_steps": 60, "max_sequence_length": 16}
+# About a second on a core.
+UNIT = {"width": 256, "height": 256, "num_inference_steps": 30, "max_sequence_length": 16}
 
 
 class Service(unittest.TestCase):
