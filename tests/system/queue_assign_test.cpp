@@ -136,6 +136,19 @@ TEST_F(QueueAssign, UnitsOfOneJobRunOnSeveralWorkers) {
 }
 
 // The scheduler sends an admission and the assignments of its units without waiting in between.
+TEST_F(QueueAssign, AJobWithAFailedUnitFails) {
+  const auto poison = running(2);
+  const std::string& id = poison.ref.job;
+  const auto last = assign(id, 1);
+  ASSERT_TRUE(start(last).ok());
+  const queue::Failure failure{.attempt = poison, .error = {Code::kInvalidArgument, "[test] poison"}};
+  ASSERT_TRUE(wait(client_->fail(failure, soon())).ok());
+  EXPECT_EQ(job(id).state, State::kRunning);
+  ASSERT_TRUE(complete(last).ok());
+  EXPECT_EQ(job(id).state, State::kFailed);
+  EXPECT_EQ(job(id).error->message, "[test] poison");
+}
+
 TEST_F(QueueAssign, CallsOutstandingOnOneConnectionRunInTheirOrder) {
   submit(submission("job-1"));
   const std::vector<queue::Admission> admissions{admission(intake().at(0), 2)};

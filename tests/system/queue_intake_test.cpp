@@ -287,7 +287,9 @@ TEST_F(QueueQuota, CountsUnitsAndBytesOfOpenJobsOfEachTenant) {
   EXPECT_FALSE(wait(client_->use(soon()))->contains("c"));
   // The end of a job gives back what it took, and the key of the refused job is free.
   EXPECT_TRUE(wait(client_->cancel(first, "", soon())).ok());
-  EXPECT_FALSE(try_to("a", 1, 10, "k")->existed);
+  const auto again = try_to("a", 1, 10, "k");
+  ASSERT_TRUE(again.ok()) << again.error().message;
+  EXPECT_FALSE(again->existed);
   admit_all();
   quota_ = {};
   const auto attempt = running(2);

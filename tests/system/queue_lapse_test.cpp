@@ -93,6 +93,22 @@ TEST_F(QueueLapse, LeasesAreHeldAfterRedisWasSilent) {
   EXPECT_EQ(renew(attempt), RenewOutcome::kOk);
 }
 
+// The worker renews after the leader has read which leases are due.
+TEST_F(QueueLapse, AUnitWhoseLeaseWasRenewedIsKept) {
+  const auto attempt = running();
+  std::vector<std::string> call = {"FCALL", "ditfleet_v3_reap", "14"};
+  for (const std::string& key : {keys_.leader(), keys_.boot(), keys_.lease(), keys_.delayed(), keys_.ready(),
+                                 keys_.deadline(), keys_.dead(), keys_.in(), keys_.units(), keys_.open(), keys_.specs(),
+                                 keys_.last(), keys_.events(), keys_.job(attempt.ref.job)})
+    call.push_back(key);
+  for (const std::string& argument : {std::to_string(epoch_), std::string("5000"), std::string("2"), std::string("5"),
+                                      std::string("0"), std::string("lease"), attempt.ref.job, std::string("0")})
+    call.push_back(argument);
+  EXPECT_EQ(redis(call).integer, 0);
+  EXPECT_EQ(job(attempt.ref.job).state, State::kRunning);
+  EXPECT_EQ(renew(attempt), RenewOutcome::kOk);
+}
+
 TEST_F(QueueLapse, UnitsLostBeforeTheyStartAreDeadLetteredAfterFiveLapses) {
   const std::string id = submit();
   admit_all();
@@ -159,6 +175,16 @@ TEST_F(QueueLapse, AWorkerThatReportsBackTakesItsCrashBack) {
   EXPECT_EQ(job(ref.job).state, State::kFailed) << "five lapses in all";
 }
 
+TEST_F(QueueLapse, OnlyTheAttemptThatCompletedAUnitMayRepeatTheCall) {
+  const auto first = running();
+  lapse(first.ref);
+  const auto second = run_on("w1:boot", first.ref);
+  ASSERT_TRUE(complete(second, R"({"key":"second"})").ok());
+  EXPECT_EQ(complete(first, R"({"key":"first"})").error().code, Code::kConflict);
+  EXPECT_TRUE(complete(second, R"({"key":"third"})").ok()) << "the answer may have been lost";
+  EXPECT_EQ(job(first.ref.job).unit_records.at(0).manifest, R"({"key":"second"})");
+}
+
 TEST_F(QueueLapse, OnlyTheWorkerThatLostTheLeaseTakesItsCrashBack) {
   const auto first = running();
   lapse(first.ref);
@@ -198,6 +224,18 @@ TEST_F(QueueLapse, AUnitThatDoesNotStopForTwelveLeasesIsLost) {
   EXPECT_EQ(renew(attempt), RenewOutcome::kLost);
   lapse(attempt.ref);
   EXPECT_EQ(job(attempt.ref.job).state, State::kCanceled);
+}
+
+TEST_F(QueueLapse, TheThirdErrorOfAUnitIsItsLast) {
+  const std::string id = submit();
+  admit_all();
+  for (int errors = 1; errors <= 3; ++errors) {
+    ASSERT_EQ(job(id).state, State::kReady) << errors;
+    ASSERT_TRUE(fail(run_on("w:boot", {id, 0})).ok());
+    if (errors < 3) retry({id, 0});
+  }
+  EXPECT_EQ(job(id).state, State::kFailed) << "max_attempts is 3";
+  EXPECT_EQ(dead_letter()["errors"], "3");
 }
 
 TEST_F(QueueLapse, AUnitCarriesTheWorkersOnWhichItFailed) {

@@ -228,6 +228,20 @@ TEST_F(QueueLife, AJobThatWasAskedToStopIsCancelingUntilItsWorkerDoes) {
   EXPECT_EQ(job(id).state, State::kCanceled);
 }
 
+TEST_F(QueueLife, OnlyItsOwnTenantCancelsAJob) {
+  auto s = submission();
+  s.tenant = "acme";
+  const std::string id = submit(s);
+  for (const char* stage : {"queued", "ready"}) {
+    const auto others = wait(client_->cancel(id, "default", soon()));
+    ASSERT_FALSE(others.ok()) << stage;
+    EXPECT_EQ(others.error().code, Code::kNotFound) << "it does not learn that the job exists";
+    admit_all();
+    EXPECT_EQ(job(id).state, State::kReady);
+  }
+  EXPECT_EQ(*wait(client_->cancel(id, "acme", soon())), CancelOutcome::kCanceled);
+}
+
 TEST_F(QueueLife, TheOutlookOfJobsIsPublishedAtABoundedRate) {
   EXPECT_TRUE(wait(client_->outlook(soon()))->empty());
   std::map<std::string, queue::JobOutlook> some = {{"a", {0, 1'700'000'000'123}}, {"b-1.x_", {-1, 0}}};

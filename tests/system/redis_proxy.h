@@ -43,6 +43,9 @@ class RedisProxy {
   // Loses the connection at each request that contains the word; only the first such request arrives. Call it while
   // nothing passes.
   void lose_answers_to(std::string word) { word_ = std::move(word); }
+  // Pauses at the first request that contains the word, which arrives. Call it while nothing passes.
+  void pause_at(std::string word) { pause_word_ = std::move(word); }
+  bool paused() const { return paused_; }
   // From now on no byte passes on the connections that have subscribed or have waited for an entry of a stream.
   void deafen() { deafening_ = true; }
   bool deaf() const { return !deafening_; }  // it has taken effect
@@ -66,6 +69,11 @@ class RedisProxy {
     if (size <= 0) return false;
     const std::string_view text(bytes.data(), static_cast<std::size_t>(size));
     if (request) *waits |= text.find("SUBSCRIBE") != text.npos || text.find("BLOCK") != text.npos;
+    if (request && !pause_word_.empty() && text.find(pause_word_) != text.npos) {
+      pause_word_.clear();
+      paused_ = write_all(to.get(), text);
+      return paused_;
+    }
     if (!request || word_.empty() || text.find(word_) == text.npos) return write_all(to.get(), text);
     if (!std::exchange(lost_, true) && write_all(to.get(), text)) {
       // Until the server has run it.
@@ -107,7 +115,7 @@ class RedisProxy {
     bool waits = false, deaf = false;
   };
   std::vector<Pair> pairs_;
-  std::string word_;
+  std::string word_, pause_word_;
   bool lost_ = false;
   std::atomic<bool> paused_{false}, deafening_{false}, ending_{false};
   std::thread thread_;

@@ -52,6 +52,18 @@ TEST_F(ResultsRedis, GivesBackWhatWasPutInChunks) {
   }
 }
 
+// A reader that finds the first chunk of a preview or an image must find the others, too.
+TEST_F(ResultsRedis, WritesTheFirstChunkLast) {
+  redis({"CONFIG", "SET", "slowlog-log-slower-than", "0"});
+  const std::string key = stored(std::string(2 * results::kChunkBytes + 1, 'x')).key;
+  std::vector<std::string> latest_first;
+  for (const auto& entry : redis({"SLOWLOG", "GET", "-1"}).elements) {
+    const auto& words = entry.elements.at(3).elements;
+    if (words.at(0).text == "SET") latest_first.push_back(words.at(1).text);
+  }
+  EXPECT_EQ(latest_first, (std::vector<std::string>{key, key + ":1", key + ":2"}));
+}
+
 TEST_F(ResultsRedis, KeepsInputsByTheirDigestAndExtendsTheirLife) {
   for (const std::size_t size : {std::size_t{5}, results::kChunkBytes, results::kChunkBytes + 1}) {
     const std::string bytes(size, 'x'), sha256 = sha256_hex(bytes);

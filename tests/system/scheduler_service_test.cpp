@@ -314,6 +314,27 @@ TEST_F(SchedulerServiceTest, a_new_leader_gives_workers_time_to_renew) {
   EXPECT_TRUE(until([&] { return state_of(id) == job::State::kReady; })) << "but not for ever";
 }
 
+TEST_F(SchedulerServiceTest, a_new_leader_hears_what_happens_while_it_reads_the_state) {
+  lead();
+  const auto id = submit_tiny();
+  admit_all();
+  const auto attempt = assign(id);
+  ASSERT_TRUE(start(attempt).ok());
+  ASSERT_TRUE(wait(client_->resign("coordinator-1", epoch_, soon())).ok());
+  RedisProxy proxy(server_.endpoint().unix_path, server_.endpoint().unix_path + ".proxy");
+  auto endpoint = server_.endpoint();
+  endpoint.unix_path = proxy.path();
+  proxy.pause_at("_workers");  // which it reads after the open units
+  auto& c = coordinate("c1", 1500ms, endpoint);
+  ASSERT_TRUE(until([&] { return proxy.paused(); }));
+  const std::string succeeded = R"(ditfleet_jobs_total{state="succeeded"})";
+  const auto before = std::max(0.0, metric(succeeded));
+  ASSERT_TRUE(complete(attempt).ok());
+  proxy.resume();
+  ASSERT_TRUE(until([&] { return c.service->leading(); }));
+  EXPECT_TRUE(until([&] { return metric(succeeded) == before + 1; }, 10s));
+}
+
 TEST_F(SchedulerServiceTest, a_worker_that_never_starts_what_it_has_loses_it_when_it_drains) {
   auto& c = coordinate();
   auto& lazy = worker({.name = "lazy", .starts = false});

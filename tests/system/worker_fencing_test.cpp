@@ -173,6 +173,29 @@ TEST_F(WorkerFencing, AUnitThatFinishesWithoutARedisIsStoredAndCompletedAfterwar
   EXPECT_EQ(picture_bytes(id), expected_bytes(1));
 }
 
+// The queue starts the unit, but the worker learns of it later.
+TEST_F(WorkerFencing, AStartWhoseAnswerIsLostIsRepeated) {
+  RedisProxy proxy(server_.endpoint().unix_path, server_.endpoint().unix_path + ".proxy");
+  auto endpoint = server_.endpoint();
+  endpoint.unix_path = proxy.path();
+  RunningWorker worker(endpoint, service_options(), script_, options_, adapters_);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  const auto lose_answers_to = [&](const char* word) {
+    proxy.pause();
+    std::this_thread::sleep_for(20ms);
+    proxy.lose_answers_to(word);
+    proxy.resume();
+  };
+  lose_answers_to("_start");
+  const std::string id = ready(spec(1));
+  assign(id, 0, worker.owner());
+  ASSERT_TRUE(reaches(id, State::kRunning));
+  lose_answers_to("");
+  ASSERT_TRUE(reaches(id, State::kSucceeded));
+  EXPECT_EQ(job(id).unit_records.at(0).attempt, 1);
+  EXPECT_EQ(event_types(id).find("ready:0", event_types(id).find("started:0")), std::string::npos) << event_types(id);
+}
+
 // The queue completes the unit, but the worker never learns of it.
 TEST_F(WorkerFencing, ACompletionWhoseAnswerIsLostKeepsItsResult) {
   RedisProxy proxy(server_.endpoint().unix_path, server_.endpoint().unix_path + ".proxy");

@@ -234,6 +234,21 @@ TEST_F(WorkerLife, SurvivesARedisThatRestartsWhileItDenoises) {
   EXPECT_TRUE(reaches(next, State::kSucceeded));
 }
 
+// New entries may then have lower ids than those that the worker has read.
+TEST_F(WorkerLife, ReadsItsMailboxAfterRedisHasLostItsEnd) {
+  auto worker = start_ready_worker();
+  const std::string mailbox = keys_.mailbox(worker->owner());
+  redis({"XADD", mailbox, "99999999999999-1", "m", "revoke nothing 0 nonce"});
+  ASSERT_TRUE(until([&] { return redis({"XLEN", mailbox}).integer == 0; })) << "it has read the entry";
+  redis({"DEL", mailbox});
+  server_.kill();
+  server_.restart();
+  ASSERT_TRUE(until([&] { return wait(client_->load_library(soon())).ok() && worker_state("w1") == "ready"; }));
+  const std::string id = ready(spec(1));
+  assign(id, 0, worker->owner());
+  EXPECT_TRUE(reaches(id, State::kSucceeded));
+}
+
 TEST_F(WorkerLife, StartsWithoutARedisAndRegistersOnceItIsThere) {
   server_.kill();
   auto worker = start_worker(service_options());

@@ -1,7 +1,10 @@
 // Manifests and the file backend. (The Redis backend: tests/system/results_redis_test.cpp.)
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#include <atomic>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
@@ -15,6 +18,21 @@
 #include "shared/core/ids.h"
 #include "shared/results/file_store.h"
 #include "shared/results/store.h"
+
+namespace {
+
+std::atomic<bool> folders_can_sync = true;
+
+}  // namespace
+
+// What the store calls in this program.
+extern "C" int fsync(int fd) {
+  struct stat status {};
+  if (folders_can_sync || ::fstat(fd, &status) != 0 || !S_ISDIR(status.st_mode))
+    return static_cast<int>(::syscall(SYS_fsync, fd));
+  errno = EINVAL;
+  return -1;
+}
 
 namespace ditfleet::results {
 namespace {
@@ -226,11 +244,23 @@ TEST_F(FileStoreTest, AHostWithAWrongClockSweepsNothing) {
 }
 
 TEST_F(FileStoreTest, AStoreOpenedOverAnOldFolderSweepsByItself) {
-  const Manifest old = stored(result_key(), "old");
+  const Manifest old = stored(result_key(), "old"), recent = stored(result_key(), "recent");
   fs::last_write_time(dir_ / old.key, fs::file_time_type::clock::now() - 24h);
+  fs::last_write_time(dir_ / recent.key, fs::file_time_type::clock::now() - 5min);
   auto other = open({.backend = "file", .dir = dir_, .retention_ms = 1000});
   // Its sweep was queued before this read, on the same thread.
   EXPECT_EQ(run(other->get(old, soon())).error().code, Code::kNotFound);
+  EXPECT_TRUE(run(other->get(recent, soon())).ok()) << "its job may have ended later, and is still there";
+}
+
+// A power failure could remove the file, although its manifest names it.
+TEST_F(FileStoreTest, AResultWhoseFolderCannotBeSyncedIsNotStored) {
+  folders_can_sync = false;
+  const auto put = run(store_->put(result_key(), "x", "image/png", soon()));
+  folders_can_sync = true;
+  ASSERT_FALSE(put.ok());
+  EXPECT_EQ(put.error().code, Code::kUnavailable);
+  EXPECT_NE(put.error().message.find("cannot sync the folder"), std::string::npos) << put.error().message;
 }
 
 TEST_F(FileStoreTest, AFailedWriteIsToldAndLeavesNothing) {
