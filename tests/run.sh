@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # Installs whatever is missing (deploy/setup.sh), builds the tests and runs them.
-#   tests/run.sh            all labels except tidy
+#   tests/run.sh            all labels except tidy and mutants
 #   tests/run.sh LABEL…     only tests with these labels; builds only what they need:
 #                           unit parity system fault bench gpu   in build/
 #                           sanitize   unit and service tests under the sanitizers, in build/address and build/thread
 #                           fuzz       libFuzzer on each parser of untrusted input, one minute each, in build/fuzz
 #                           tidy       clang-tidy over the product's sources; takes half an hour on two cores
+#                           mutants    tests/fault/mutants.sh: a test must notice each of 20 wrong lines; takes minutes
 # Tests that need something this machine does not have (GPU, Chromium, foreign clients) are skipped with a message.
 # The last line is "PASSED passed, FAILED failed, SKIPPED skipped". The exit status is 0 only if nothing failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-kLabels='unit parity system fault bench gpu sanitize fuzz tidy'
+kLabels='unit parity system fault bench gpu sanitize fuzz tidy mutants'
 for label in "$@"; do
   case $label in
-    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *[!a-z]* | '') known=no ;;
     *) case " $kLabels " in *" $label "*) known=yes ;; *) known=no ;; esac ;;
   esac
@@ -143,4 +144,16 @@ if [ ${#asked[@]} -gt 0 ] && wants tidy; then
     77) skipped=$((skipped + 1)) ;;
     *) failed=$((failed + 1)) failures+=("tidy") ;;
   esac
+fi
+
+# --- mutants ---------------------------------------------------------------------------------------------
+# Only if asked for by name: it changes sources.
+if [ ${#asked[@]} -gt 0 ] && wants mutants; then
+  deploy/setup.sh --tests --target tests_mutants  # only configures build/
+  say "Running mutants"
+  if tests/fault/mutants.sh; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1)) failures+=("mutants")
+  fi
 fi
