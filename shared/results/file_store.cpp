@@ -50,17 +50,22 @@ bool is_own_path(std::string_view path, std::string_view kind) {
   return name != "." && name != ".." && name.find('/') == name.npos && name.find('\0') == name.npos;
 }
 
-Result<void> write_whole(const std::string& path, std::string_view bytes) {
-  const std::string folder = fs::path(path).parent_path();
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) return unavailable("cannot create the folder '" + folder + "': " + error.message());
-  if (auto written = write_file_atomically(path, bytes); !written) return written;
-  // The rename must survive a power failure before a manifest names the file.
+Result<void> sync_folder(const std::string& folder) {
   const UniqueFd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!opened.valid()) return unavailable("cannot open the folder '" + folder + "': " + std::strerror(errno));
   if (::fsync(opened.get()) != 0) return unavailable("cannot sync the folder '" + folder + "'");
   return {};
+}
+
+// The file and its folder must survive a power failure before a manifest names them.
+Result<void> write_whole(const std::string& path, std::string_view bytes) {
+  const fs::path folder = fs::path(path).parent_path();
+  std::error_code error;
+  const bool made = fs::create_directories(folder, error);
+  if (error) return unavailable("cannot create the folder '" + folder.string() + "': " + error.message());
+  if (auto written = write_file_atomically(path, bytes); !written) return written;
+  if (auto synced = sync_folder(folder); !synced || !made) return synced;
+  return sync_folder(folder.parent_path());
 }
 
 Result<UniqueFd> open_result(const std::string& path) {
