@@ -12,6 +12,7 @@
 #include "shared/core/text.h"
 #include "shared/queue/keys.h"
 #include "shared/redis/connection.h"
+#include "shared/redis/info.h"
 #include "shared/results/verification.h"
 
 namespace ditfleet::gateway {
@@ -143,11 +144,8 @@ class QueueJobService final : public JobService {
   asio::awaitable<void> measure_memory() {
     const auto info = co_await redis_->execute(redis::Command("INFO") << "memory", deadline());
     if (!info) co_return;
-    const auto number = [&](std::string_view name) {
-      const auto at = info->text.find(name);
-      return at == std::string::npos ? 0 : leading_integer(std::string_view(info->text).substr(at + name.size()));
-    };
-    memory_ = {number("\nused_memory:"), number("\nmaxmemory:")};
+    memory_ = {leading_integer(redis::info_value(info->text, "used_memory")),
+               leading_integer(redis::info_value(info->text, "maxmemory"))};
   }
 
   asio::awaitable<Result<void>> check_memory(int percent) {

@@ -204,10 +204,12 @@ void ModelMemory::check(const RequestSize& size) const {
 
 void ModelMemory::place(const RequestSize& size) {
   if (!device_->limited()) return;
+  if (device_->options_.offload == "none") {
+    const std::lock_guard lock(device_->mutex_);
+    return start_peak(size);
+  }
   MemoryNeeds own = source_.needs(size);
   const std::lock_guard lock(device_->mutex_);
-  device_->peak_of_ = {this, size};
-  if (device_->options_.offload == "none") return reset_memory_peak(device_->device_);
   const auto now = Clock::now();
   uses_ = use_rate(now) + 1;
   used_ = now;
@@ -256,6 +258,11 @@ void ModelMemory::place(const RequestSize& size) {
   }
   update_report();
   kept_in_steps_ = kept();
+  start_peak(size);
+}
+
+void ModelMemory::start_peak(const RequestSize& size) {
+  device_->peak_of_ = {this, size};
   reset_memory_peak(device_->device_);
 }
 
@@ -278,6 +285,7 @@ void ModelMemory::step_down(const RequestSize& size, const std::string& problem)
   if (!device_->limited() || device_->options_.offload == "none") fail_without_plan(size, problem);
   {
     const std::lock_guard lock(device_->mutex_);
+    device_->peak_of_ = {};  // the peak is all that there was
     const std::int64_t bytes = plan_ ? plan_->bytes : plan_bytes(needs_, {"", true, true, needs_.blocks.bytes});
     spdlog::warn("memory: {}: out of memory with plan {}; the request runs again with the next one ({})", name_,
                  plan_ ? plan_->name : "resident", problem);
@@ -299,6 +307,7 @@ void ModelMemory::free_encoders(const RequestSize& size, const std::string& prob
   release_cached_memory(device_->device_);
   if (!device_->limited() || device_->options_.offload == "none") fail_without_plan(size, problem);
   const std::lock_guard lock(device_->mutex_);
+  device_->peak_of_ = {};
   spdlog::warn("memory: {}: out of memory while encoding; text encoders and modulation leave ({})", name_, problem);
   for (PartSequence* text : source_.parts.text) text->keep(0);
   source_.parts.modulation->keep(0);

@@ -146,6 +146,7 @@ class ModelMemory {
   void keep_blocks(std::int64_t of_used, bool others, bool wait = true);
   std::int64_t kept() const;
   void add_excess(const RequestSize& size, MemoryNeeds& needs) const;
+  void start_peak(const RequestSize& size);  // from now on the peak is this request's
   double use_rate(Clock::time_point now) const;
   void leave();
   void apply(const MemoryPlan& plan);

@@ -52,6 +52,22 @@ def until(condition, what, seconds=20.0):
         time.sleep(0.02)
 
 
+class Background:
+    """`with` runs the method run() on another thread until the block ends: then `done` is set."""
+
+    def __init__(self):
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+
+
 def alive(pid):
     """Returns whether the process exists and is not a zombie."""
     try:

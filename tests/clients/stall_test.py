@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import struct
-import threading
 import time
 import unittest
 import zlib
@@ -14,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from api import Client
-from fleet import ROOT, Shared, tiny_model
+from fleet import ROOT, Background, Shared, tiny_model
 
 IMAGES = ROOT / "tests/fixtures/images"
 shared = Shared(workers=0, models={"i2v": ROOT / "tests/fixtures/wan/i2v/model", "tiny": tiny_model()},
@@ -56,14 +55,13 @@ def form(file, **fields):
     return b"".join(parts) + file + f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
-class Probe:
+class Probe(Background):
     """`with Probe(url) as probe:` asks /healthz again and again on a connection of its own."""
 
     def __init__(self, url):
+        super().__init__()
         self.connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
         self.answers, self.slowest = 0, 0.0
-        self.done = threading.Event()
-        self.thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self):
         while not self.done.wait(0.005):
@@ -73,13 +71,8 @@ class Probe:
             self.slowest = max(self.slowest, time.monotonic() - began)
             self.answers += 1
 
-    def __enter__(self):
-        self.thread.start()
-        return self
-
     def __exit__(self, *_):
-        self.done.set()
-        self.thread.join()
+        super().__exit__()
         self.connection.close()
 
 

@@ -8,14 +8,13 @@ import random
 import shutil
 import signal
 import tempfile
-import threading
 import time
 import unittest
 
 import browser
 from api import Client
 from browser import Browser
-from fleet import BIN, Fleet, clean_environment, cli, need, start, until
+from fleet import BIN, Background, Fleet, clean_environment, cli, need, start, until
 
 need(shutil.which("prometheus") and shutil.which("promtool"), "prometheus is not installed (tests/packages.txt)")
 need(shutil.which("prometheus-alertmanager"), "prometheus-alertmanager is not installed (tests/packages.txt)")
@@ -27,12 +26,12 @@ SIZE = {"width": 128, "height": 128, "num_inference_steps": 80, "max_sequence_le
 OTHER_SIZES = ((32, 32), (48, 32), (64, 32))
 
 
-class Slowed:
+class Slowed(Background):
     """Stops a process three quarters of the time."""
 
     def __init__(self, process):
-        self.process, self.done = process, threading.Event()
-        self.thread = threading.Thread(target=self.run, daemon=True)
+        super().__init__()
+        self.process = process
 
     def run(self):
         while not self.done.is_set() and self.process.poll() is None:
@@ -40,14 +39,6 @@ class Slowed:
             time.sleep(0.15)
             self.process.send_signal(signal.SIGCONT)
             time.sleep(0.05)
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.done.set()
-        self.thread.join()
 
 
 class Trouble(unittest.TestCase):
@@ -83,6 +74,7 @@ class Trouble(unittest.TestCase):
                   "the workers are ready", 60)
             until(lambda: len(servers.query("up == 1")) == 1 + len(names), "Prometheus scrapes all", 30)
             stack.enter_context(Slowed(workers["slow-gpu"]))
+            self.ids = []
             self.load(client)
             self.check(servers, client, of)
 
@@ -96,7 +88,7 @@ class Trouble(unittest.TestCase):
             ids.append(client.submit(seed=i, **size))
         for id in ids:
             self.assertEqual(client.wait(id)["state"], "succeeded")
-        self.ids = ids
+        self.ids += ids
 
     def check(self, servers, client, of):
         def firing():

@@ -35,14 +35,18 @@ ln -sfn "$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__)
 # The programs name fixtures by the folder in which they were made.
 if [ ! -e "$source" ]; then mkdir -p "$(dirname "$source")" && ln -s "$tree" "$source"; fi
 
-# check NAME SECONDS COMMAND: adds a row to gpu_checks.csv.
+# row NAME RESULT BEGAN: adds a row to gpu_checks.csv.
+row() {
+  echo "$(date -u +%Y-%m-%dT%H:%M:%SZ),$revision,$card,$gpus,$1,$2,$((SECONDS - $3))" | tee -a "$out/gpu_checks.csv"
+}
+# check NAME SECONDS COMMAND: runs a test.
 check() {
   local name=$1 limit=$2 began=$SECONDS status=0 result
   (cd "$source" && PATH=$folder/pack/bin:$PATH && eval "timeout -k 5 $limit $3") > "$out/$name.log" 2>&1 || status=$?
   case $status in 0) result=passed ;; 124 | 137) result='timed out' ;; *) result="failed ($status)" ;; esac
   [ $status != 0 ] || ! grep -q '^\[  SKIPPED \]' "$out/$name.log" ||
     result="passed, $(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/\1/p' "$out/$name.log") skipped"
-  echo "$(date -u +%Y-%m-%dT%H:%M:%SZ),$revision,$card,$gpus,$name,\"$result\",$((SECONDS - began))" | tee -a "$out/gpu_checks.csv"
+  row "$name" "\"$result\"" "$began"
 }
 [ -s "$out/gpu_checks.csv" ] || echo "date,revision,machine,gpus,check,result,seconds" > "$out/gpu_checks.csv"
 export CUDA_VISIBLE_DEVICES
@@ -60,8 +64,7 @@ bench() {
   (cd "$source" && timeout 150 "$folder/pack/bin/$1" "${@:2}" --revision "$revision" --machine "$card") \
     > "$out/$name.log" 2>&1 || status=$?
   grep -E '^[0-9]{4}-[0-9-]+T[0-9:]+Z,' "$out/$name.log" | tee -a "$out/benches.csv" || true
-  echo "$(date -u +%Y-%m-%dT%H:%M:%SZ),$revision,$card,$gpus,$name,$([ $status = 0 ] && echo passed || echo "failed ($status)"),$((SECONDS - began))" |
-    tee -a "$out/gpu_checks.csv"
+  row "$name" "$([ $status = 0 ] && echo passed || echo "failed ($status)")" "$began"
 }
 if [ -n "$quick" ] && [ "$gpus" = 1 ]; then
   cache=$(mktemp -d)

@@ -1,18 +1,11 @@
 #include "coordinator/scheduling/service/redis_check.h"
 
 #include "shared/core/text.h"
+#include "shared/redis/info.h"
 #include "shared/telemetry/metrics.h"
 
 namespace ditfleet::scheduling {
 namespace {
-
-// The value of a line "name:value"; empty if there is no such line.
-std::string_view value_of(std::string_view info, std::string_view name) {
-  for (std::string_view line : split(info, '\n')) {
-    if (take_part(line, ':') == name) return take_part(line, '\r');
-  }
-  return {};
-}
 
 std::string mended_by(const std::string& setting) {
   return "; run 'redis-cli CONFIG SET " + setting + "' and add '" + setting + "' to redis.conf";
@@ -23,13 +16,13 @@ std::string mended_by(const std::string& setting) {
 RedisCheck check_redis(std::string_view info, const std::string& where, bool allow_eviction) {
   static const telemetry::Gauges append_only("ditfleet_redis_append_only"), evicts("ditfleet_redis_evicts"),
       used("ditfleet_redis_used_memory_bytes"), most("ditfleet_redis_max_memory_bytes");
-  const std::string policy(value_of(info, "maxmemory_policy")), server = "Redis at " + where;
+  const std::string policy(redis::info_value(info, "maxmemory_policy")), server = "Redis at " + where;
   const bool evicts_all = policy.starts_with("allkeys-"), evicts_some = policy.starts_with("volatile-");
-  const bool no_file = value_of(info, "aof_enabled") == "0";
+  const bool no_file = redis::info_value(info, "aof_enabled") == "0";
   append_only().Set(no_file ? 0 : 1);
   evicts().Set(evicts_all || evicts_some ? 1 : 0);
-  used().Set(static_cast<double>(leading_integer(value_of(info, "used_memory"))));
-  most().Set(static_cast<double>(leading_integer(value_of(info, "maxmemory"))));
+  used().Set(static_cast<double>(leading_integer(redis::info_value(info, "used_memory"))));
+  most().Set(static_cast<double>(leading_integer(redis::info_value(info, "maxmemory"))));
 
   RedisCheck out;
   if (evicts_all || evicts_some) {
