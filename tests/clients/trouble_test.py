@@ -66,7 +66,9 @@ class Trouble(unittest.TestCase):
             workers["slow-disk"] = self.start_worker(fleet, "slow-disk", of["slow-disk"], SLOW_DISK=results, SLOW_DISK_MS="600",
                                                      LD_PRELOAD=os.environ["DITFLEET_SLOW_DISK"])
             workers["slow-gpu"] = self.start_worker(fleet, "slow-gpu", of["slow-gpu"])
-            workers["compiles"] = self.start_worker(fleet, "compiles", of["compiles"], "--set", "compile.dynamic=false")
+            # Without a cache, which has the program: that of a CPU is the same for every size.
+            alone = ("compile.dynamic=false", "cache.memory_bytes=0", "cache.disk_bytes=0", "cache.redis=false")
+            workers["compiles"] = self.start_worker(fleet, "compiles", of["compiles"], *(f"--set={one}" for one in alone))
             stack.callback(lambda: [w.wait(60) for w in workers.values()])
             stack.callback(lambda: [w.terminate() for w in workers.values()])
             client = Client(fleet.url)
