@@ -290,9 +290,9 @@ class Jobs(WithFolder):
         self.http.wait_event(running, "step")
         self.assertIn("running", self.cli("explain", running).stdout)
         self.http.cancel(running)
-        waiting = self.submit(n=4, num_inference_steps=200, width=128, height=128)
+        # No unit ends within the next seconds. The worker holds two: one runs and one waits.
+        waiting = self.submit(n=4, num_inference_steps=200, width=256, height=256)
         self.http.wait_event(waiting, "step")
-        # The worker holds two units: one runs and one waits.
         told = [unit["waits_for"] for unit in self.json("explain", waiting)["unit_records"]]
         self.assertIsNone(told[0])
         self.assertIn("which runs 1 other unit first", told[1])

@@ -431,9 +431,11 @@ class Uploads(unittest.TestCase):
         for _ in range(14):
             half("a")
         self.assertEqual(self.upload(self.b, picture(18)).status, 201)
-        half("few")
+        open_upload = half("few")
         refused = until(lambda: (lambda r: r.status == 429 and r)(self.upload(self.few, picture())), "it counts as a stream")
         self.assertIn("quotas.streams is 1", refused.error["message"])
+        open_upload.close()
+        until(lambda: self.upload(self.few, picture()).status == 201, "its client has left")
 
 
 class LivesOfUploads(unittest.TestCase):

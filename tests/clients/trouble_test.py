@@ -106,6 +106,7 @@ class Trouble(unittest.TestCase):
                 until(judged, "the alerts fire", 12)
             if judged():
                 break
+            print("not yet firing:", *sorted(map(str, wanted - firing())), "speeds:", self.speeds(client))
             self.load(client)
         else:
             counts = [(s["metric"]["instance"], [v for _, v in s["values"]][:40]) for s in servers.query("ditfleet_recompiles_total[3m]")]
