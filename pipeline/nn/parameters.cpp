@@ -92,10 +92,10 @@ void Parameters::check_quantize_on_load() const {
          "quantize");
 }
 
-void Parameters::quantize_on_load(const std::string& format, bool (*chosen)(std::string_view linear)) {
+void Parameters::quantize_on_load(const std::string& format, std::function<bool(std::string_view linear)> chosen) {
   check_quantize_on_load();
   quantize_ = format;
-  chosen_ = chosen;
+  chosen_ = std::move(chosen);
 }
 
 void Parameters::check_shape(const std::string& name, const Shape& shape, const Shape& right) const {

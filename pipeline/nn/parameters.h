@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -69,7 +70,7 @@ class Parameters {
   // Quantizes the linears that `chosen` accepts while they are loaded, to "nf4" or "fp8" (with dynamic activations).
   // fp8 leaves linears with a dimension that is no multiple of 16 as they are. Throws Failure (kInvalidArgument) if the
   // checkpoint stores quantized linears.
-  void quantize_on_load(const std::string& format, bool (*chosen)(std::string_view linear));
+  void quantize_on_load(const std::string& format, std::function<bool(std::string_view linear)> chosen);
   void check_quantize_on_load() const;  // throws what quantize_on_load() throws
   bool has_quantized() const { return !stored_.empty(); }
   // The host of the program that computes the values of quantized weights on a GPU. Null: LibTorch computes them.
@@ -140,7 +141,7 @@ class Parameters {
   StoredWeights stored_;
   FileNames file_names_;
   std::string quantize_;  // "nf4", "fp8" or empty
-  bool (*chosen_)(std::string_view linear) = nullptr;
+  std::function<bool(std::string_view linear)> chosen_;
   std::shared_ptr<const region::RegionHost> regions_;  // until dequantizer() has used it
   std::shared_ptr<parallel::Group> ranks_;             // null: one process, or a CPU
   std::shared_ptr<const region::Dequantizer> dequantizer_;

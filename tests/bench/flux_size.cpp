@@ -72,43 +72,29 @@ pipeline::FluxConfig config() {
           .axes_dims_rope = {16, 56, 56}};
 }
 
-pipeline::FluxSlots random_slots(const pipeline::FluxConfig& c, std::int64_t adapter_rank) {
+pipeline::TransformerWeights random_weights(const pipeline::FluxConfig& c, std::int64_t adapter_rank) {
   const auto options = at::TensorOptions(ScalarType::BFloat16).device(gpu);
-  const auto linear = [&](std::int64_t in, std::int64_t out, pipeline::LoraColumns lora_columns = {}) {
-    pipeline::LinearSlot slot{at::empty({out, in}, options).normal_(0, 0.02),
-                              at::empty({out}, options).normal_(0, 0.02)};
-    if (lora_columns.count == 0) return slot;
-    pipeline::LinearSlot wide = pipeline::slot_with_lora_columns(out, in, lora_columns, options);
+  const auto linear = [&](const pipeline::LinearSpec& spec) {
+    const auto names = static_cast<std::int64_t>(spec.names.size());
+    pipeline::LinearSlot slot{at::empty({names * spec.out, spec.in}, options).normal_(0, 0.02),
+                              at::empty({names * spec.out}, options).normal_(0, 0.02)};
+    if (adapter_rank == 0 || spec.input.empty()) return slot;
+    pipeline::LinearSlot wide = pipeline::slot_with_lora_columns(names * spec.out, spec.in,
+                                                                 {names * adapter_rank, spec.columns_before}, options);
     wide.weight.copy_(slot.weight);
     wide.bias = slot.bias;
     return wide;
   };
-  const pipeline::LoraColumns one{adapter_rank}, three{3 * adapter_rank}, before{adapter_rank, true};
-  const std::int64_t d = c.width();
-  const auto embedder = [&](std::int64_t in) { return pipeline::EmbedderSlots{linear(in, d), linear(d, d)}; };
-  const auto stream = [&] {
-    return pipeline::StreamSlots{linear(d, 6 * d),
-                                 linear(d, 3 * d, three),
-                                 at::ones({c.head_dim}, options),
-                                 at::ones({c.head_dim}, options),
-                                 linear(d, d, one),
-                                 linear(d, 4 * d, one),
-                                 linear(4 * d, d, one)};
-  };
-  pipeline::FluxSlots s{.image_in = linear(c.in_channels, d),
-                        .text_in = linear(c.joint_attention_dim, d),
-                        .time = embedder(256),
-                        .guidance = embedder(256),
-                        .pooled = embedder(c.pooled_projection_dim),
-                        .double_blocks = {},
-                        .single_blocks = {},
-                        .final_modulation = linear(d, 2 * d),
-                        .image_out = linear(d, c.token_out)};
-  for (std::int64_t i = 0; i < c.num_layers; ++i) s.double_blocks.push_back({stream(), stream()});
-  for (std::int64_t i = 0; i < c.num_single_layers; ++i)
-    s.single_blocks.push_back({linear(d, 3 * d), linear(d, 3 * d, three), at::ones({c.head_dim}, options),
-                               at::ones({c.head_dim}, options), linear(d, 4 * d, before), linear(5 * d, d, one)});
-  return s;
+  const pipeline::TransformerSpec spec = pipeline::flux_spec(c);
+  pipeline::TransformerWeights made;
+  for (const auto& one : spec.linears) made.linears.push_back(linear(one));
+  for (std::size_t kind = 0; kind < spec.blocks.size(); ++kind)
+    for (std::int64_t i = 0; i < spec.blocks[kind].count; ++i) {
+      auto& block = made.blocks.emplace_back(pipeline::TransformerBlock{kind, {}, {}});
+      for (const auto& one : spec.blocks[kind].linears) block.linears.push_back(linear(one));
+      for (const auto& one : spec.blocks[kind].tensors) block.tensors.push_back(at::ones(one.shape, options));
+    }
+  return made;
 }
 
 std::shared_ptr<kernel_cache::KernelCache> open_cache() {

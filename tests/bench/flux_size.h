@@ -34,7 +34,7 @@ void row(const std::string& metric, double value, const char* unit, const std::s
 
 pipeline::FluxConfig config();
 // Weights from N(0, 0.02²), like those of the peer's script; norms are 1. Reserves columns for adapters of this rank.
-pipeline::FluxSlots random_slots(const pipeline::FluxConfig& config, std::int64_t adapter_rank = 0);
+pipeline::TransformerWeights random_weights(const pipeline::FluxConfig& config, std::int64_t adapter_rank = 0);
 std::shared_ptr<kernel_cache::KernelCache> open_cache();  // at --cache; null if empty
 region::CompileOptions options();
 

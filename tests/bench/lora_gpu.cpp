@@ -39,9 +39,9 @@ class Bench {
     fs::create_directories(folder_);
     const auto c = config();
     host = region::make_region_host(options(), gpu, open_cache());
-    flux.emplace(c, random_slots(c, kRoom), 0, pipeline::Placement{gpu, ScalarType::BFloat16}, host);
-    auto slots = flux->slots();
-    const auto base = pipeline::flux_lora_base(pipeline::base_linears(pipeline::named_linears(slots)), {}, {});
+    flux.emplace(c, random_weights(c, kRoom), pipeline::Placement{gpu, ScalarType::BFloat16}, host);
+    auto weights = flux->weights();
+    const auto base = pipeline::flux_lora_base(pipeline::base_linears(flux->named_linears(weights)), {}, {});
     store.emplace(base, pipeline::Placement{gpu, ScalarType::BFloat16},
                   pipeline::AdapterStore::Limits{kRoom, kSlots, std::int64_t{64} << 30});
     in.emplace(*flux, 1024, 1024, kJobSteps);
@@ -53,7 +53,7 @@ class Bench {
 
   // Writes an adapter file with PEFT's names and shapes for the linears that `wanted` accepts.
   std::string write(const std::string& name, std::int64_t rank, const std::function<bool(const std::string&)>& wanted) {
-    auto slots = flux->slots();
+    auto weights = flux->weights();
     std::vector<at::Tensor> values;
     std::vector<pipeline::TensorToWrite> tensors;
     const auto add = [&](const std::string& tensor, std::int64_t rows, std::int64_t columns) {
@@ -63,7 +63,7 @@ class Bench {
                          {rows, columns},
                          {static_cast<const std::byte*>(values.back().const_data_ptr()), values.back().nbytes()}});
     };
-    for (const auto& linear : pipeline::named_linears(slots)) {
+    for (const auto& linear : flux->named_linears(weights)) {
       if (!wanted(linear.name)) continue;
       add("transformer." + linear.name + ".lora_A.weight", rank, linear.slot->weight.size(1));
       add("transformer." + linear.name + ".lora_B.weight", linear.rows, rank);
@@ -74,11 +74,11 @@ class Bench {
   }
 
   FluxTransformer adapted(const pipeline::LoraRequest& request) {
-    auto slots = flux->slots();
-    auto linears = pipeline::named_linears(slots);
+    auto weights = flux->weights();
+    auto linears = flux->named_linears(weights);
     const auto adapter = store->get(request);
     for (const auto& term : adapter->terms) linears[term.slot].slot->low_rank.push_back(term.low_rank);
-    return flux->adapted(std::move(slots));
+    return flux->adapted(std::move(weights));
   }
 
   // A job after encoding, as the engine's encode() returns it.
@@ -104,7 +104,7 @@ class Bench {
   // Seconds from the moment the GPU is free for the job to the end of its last step.
   double job_s(const Job& job) {
     return first_s([&] {
-      flux->load_adapters(job.flux);
+      job.flux.load_adapters();
       for (int i = 0; i < kJobSteps; ++i) job.flux.velocity(in->latents, in->text, job.modulation.step(i), in->rope);
     });
   }
@@ -141,7 +141,7 @@ void step() {
                         all = b.adapted({b.write("all64", 64, any)}), all16 = b.adapted({b.write("all16", 16, any)});
   std::vector<double> base_times, qkvo_times, all_times, all16_times;
   const auto once = [&](const FluxTransformer& with, std::vector<double>& times) {
-    b.flux->load_adapters(with);
+    with.load_adapters();
     std::vector<double> runs;
     for (int i = 0; i < 4; ++i)
       runs.push_back(first_s([&] { with.velocity(b.in->latents, b.in->text, table.step(0), b.in->rope); }));
@@ -199,7 +199,7 @@ void swap() {
     b.job_s(first);
     swapped.push_back(b.job_s(next.get()));
     const FluxTransformer other = b.adapted(named(i % kAdapters));
-    resident.push_back(first_s([&] { b.flux->load_adapters(other); }));
+    resident.push_back(first_s([&] { other.load_adapters(); }));
   }
   row("host_rank16_ms", median(idle) * 1e3, "ms");
   row("host_rank16_busy_ms", median(busy) * 1e3, "ms");
@@ -212,7 +212,7 @@ void swap() {
     const Bench::Job& job = jobs[i % 2];
     const auto step = [&] {
       return first_s([&] {
-        b.flux->load_adapters(job.flux);
+        job.flux.load_adapters();
         job.flux.velocity(b.in->latents, b.in->text, job.modulation.step(0), b.in->rope);
       });
     };

@@ -56,8 +56,9 @@ bool in_blocks(const std::string& name) {
 }
 
 // The linears that the loader quantizes.
-void quantize(pipeline::FluxSlots& slots, Format format, const std::shared_ptr<const region::Dequantizer>& program) {
-  for (const auto& [name, slot, first_row, rows] : pipeline::named_linears(slots)) {
+void quantize(pipeline::TransformerWeights& weights, Format format,
+              const std::shared_ptr<const region::Dequantizer>& program) {
+  for (const auto& [name, slot, first_row, rows] : pipeline::named_linears(pipeline::flux_spec(config()), weights)) {
     if (slot->quantized || format == Format::kBf16 || (format == Format::kFp8 && !in_blocks(name))) continue;
     auto made = std::make_shared<pipeline::QuantizedWeight>();
     made->out = slot->out();
@@ -82,9 +83,9 @@ struct Run {
   }
   static FluxTransformer load(Format format, const std::shared_ptr<region::RegionHost>& host, std::int64_t rank) {
     const auto c = config();
-    auto slots = random_slots(c, rank);
-    quantize(slots, format, region::make_dequantizer(*host));
-    return FluxTransformer(c, std::move(slots), 0, {gpu, ScalarType::BFloat16}, host);
+    auto weights = random_weights(c, rank);
+    quantize(weights, format, region::make_dequantizer(*host));
+    return FluxTransformer(c, std::move(weights), {gpu, ScalarType::BFloat16}, host);
   }
   void step() const { flux.velocity(in.latents, in.text, table->step(0), in.rope); }
 
@@ -99,8 +100,8 @@ std::shared_ptr<region::RegionHost> open_host() { return region::make_region_hos
 // Everything from resident weights to the end of the first step, then steady steps.
 void steps_of(Format format) {
   const auto c = config();
-  auto slots = random_slots(c);
-  quantize(slots, format, nullptr);
+  auto weights = random_weights(c);
+  quantize(weights, format, nullptr);
   const auto bf16 = at::TensorOptions(ScalarType::BFloat16).device(gpu);
   const at::Tensor latents = at::randn({1, 4096, 64}, bf16), prompt = at::randn({1, kText, 4096}, bf16),
                    pooled = at::randn({1, 768}, bf16);
@@ -108,7 +109,7 @@ void steps_of(Format format) {
   finish();
   const auto start = Clock::now();
   auto host = open_host();
-  const FluxTransformer flux(c, std::move(slots), 0, {gpu, ScalarType::BFloat16}, host);
+  const FluxTransformer flux(c, std::move(weights), {gpu, ScalarType::BFloat16}, host);
   const at::Tensor text = flux.embed_text(prompt),
                    rope = pipeline::rope_table(c, kText, 64, 64, {gpu, ScalarType::BFloat16});
   const auto table = flux.modulation(timesteps, 3.5, pooled);
@@ -156,8 +157,8 @@ void nf4() {
 void lora_fp8() {
   constexpr std::int64_t kRank = 64;
   Run run(Format::kFp8, open_host(), kRank);
-  auto slots = run.flux.slots();
-  for (const auto& [name, slot, first_row, rows] : pipeline::named_linears(slots)) {
+  auto weights = run.flux.weights();
+  for (const auto& [name, slot, first_row, rows] : run.flux.named_linears(weights)) {
     const auto is = [&name = name](const char* end) { return name.ends_with(end); };
     if (!is(".to_q") && !is(".to_k") && !is(".to_v") && !is(".to_out.0")) continue;
     const auto random = [&](std::int64_t m, std::int64_t n) {
@@ -165,8 +166,8 @@ void lora_fp8() {
     };
     slot->low_rank.push_back({random(kRank, slot->in()), random(rows, kRank), first_row, 1.0});
   }
-  const FluxTransformer adapted = run.flux.adapted(std::move(slots));
-  run.flux.load_adapters(adapted);
+  const FluxTransformer adapted = run.flux.adapted(std::move(weights));
+  adapted.load_adapters();
   in_turns([&] { adapted.velocity(run.in.latents, run.in.text, run.table->step(0), run.in.rope); },
            [&] { run.step(); });
 }

@@ -36,7 +36,7 @@ using region::ElementType;
 // Times everything from resident weights to the end of the first step.
 void first_forward() {
   const auto c = config();
-  auto slots = random_slots(c);
+  auto weights = random_weights(c);
   const auto options_bf16 = at::TensorOptions(ScalarType::BFloat16).device(gpu);
   const at::Tensor latents = at::randn({1, 4096, 64}, options_bf16), prompt = at::randn({1, kText, 4096}, options_bf16),
                    pooled = at::randn({1, 768}, options_bf16);
@@ -47,7 +47,7 @@ void first_forward() {
   auto cache = open_cache();
   auto host = region::make_region_host(options(), gpu, cache);
   const double opened = since(start);
-  const FluxTransformer flux(c, std::move(slots), 0, {gpu, ScalarType::BFloat16}, host);
+  const FluxTransformer flux(c, std::move(weights), {gpu, ScalarType::BFloat16}, host);
   const double compiled = since(start);
   const at::Tensor text = flux.embed_text(prompt),
                    rope = pipeline::rope_table(c, kText, 64, 64, {gpu, ScalarType::BFloat16});
@@ -127,7 +127,7 @@ class TextStage {
 void warm() {
   const auto c = config();
   auto host = region::make_region_host(options(), gpu, open_cache());
-  const FluxTransformer flux(c, random_slots(c), 0, {gpu, ScalarType::BFloat16}, host);
+  const FluxTransformer flux(c, random_weights(c), {gpu, ScalarType::BFloat16}, host);
   const auto steps_of = [&](const Inputs& in, const pipeline::ModulationTable& table) {
     return [&in, &table, &flux] { flux.velocity(in.latents, in.text, table.step(0), in.rope); };
   };
@@ -220,31 +220,22 @@ void numerics() {
     worst = std::max(worst, of_block);
   }
   const auto c = config();
-  const auto slots = random_slots(c);
-  const auto as_float = [](pipeline::FluxSlots s) {
+  const auto weights = random_weights(c);
+  const auto as_float = [](pipeline::TransformerWeights w) {
     const auto linear = [](pipeline::LinearSlot& l) {
       l.weight = l.weight.to(ScalarType::Float);
       l.bias = l.bias.to(ScalarType::Float);
     };
-    for (auto* l : {&s.image_in, &s.text_in, &s.time.first, &s.time.second, &s.guidance.first, &s.guidance.second,
-                    &s.pooled.first, &s.pooled.second, &s.final_modulation, &s.image_out})
-      linear(*l);
-    for (auto& b : s.double_blocks)
-      for (auto* one : {&b.image, &b.text}) {
-        for (auto* l : {&one->modulation, &one->qkv, &one->out, &one->mlp_in, &one->mlp_out}) linear(*l);
-        one->norm_q = one->norm_q.to(ScalarType::Float);
-        one->norm_k = one->norm_k.to(ScalarType::Float);
-      }
-    for (auto& b : s.single_blocks) {
-      for (auto* l : {&b.modulation, &b.qkv, &b.mlp_in, &b.out}) linear(*l);
-      b.norm_q = b.norm_q.to(ScalarType::Float);
-      b.norm_k = b.norm_k.to(ScalarType::Float);
+    for (auto& l : w.linears) linear(l);
+    for (auto& block : w.blocks) {
+      for (auto& l : block.linears) linear(l);
+      for (at::Tensor& norm : block.tensors) norm = norm.to(ScalarType::Float);
     }
-    return s;
+    return w;
   };
-  const FluxTransformer compiled(c, slots, 0, {gpu, ScalarType::BFloat16}, host),
-      eager(c, slots, 0, {gpu, ScalarType::BFloat16}, nullptr),
-      reference(c, as_float(slots), 0, {gpu, ScalarType::Float}, nullptr);
+  const FluxTransformer compiled(c, weights, {gpu, ScalarType::BFloat16}, host),
+      eager(c, weights, {gpu, ScalarType::BFloat16}, nullptr),
+      reference(c, as_float(weights), {gpu, ScalarType::Float}, nullptr);
   double of_step = 0;
   for (int i = 0; i < 8; ++i) {
     Inputs in(eager, 512, 512);
@@ -298,7 +289,7 @@ void vae() {
 void profile() {
   const auto c = config();
   auto host = region::make_region_host(options(), gpu, open_cache());
-  const FluxTransformer flux(c, random_slots(c), 0, {gpu, ScalarType::BFloat16}, host);
+  const FluxTransformer flux(c, random_weights(c), {gpu, ScalarType::BFloat16}, host);
   const Inputs in(flux, 1024, 1024);
   const auto table = flux.modulation(in.timesteps, 3.5, in.pooled);
   for (int i = 0; i < 3; ++i) flux.velocity(in.latents, in.text, table.step(0), in.rope);

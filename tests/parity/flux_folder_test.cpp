@@ -12,7 +12,7 @@
 
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
-#include "pipeline/families/flux/slots.h"
+#include "pipeline/families/flux/parameters.h"
 #include "pipeline/nn/text/t5_encoder.h"
 #include "pipeline/nn/vae/config.h"
 #include "pipeline/weights/safetensors_writer.h"
@@ -129,7 +129,7 @@ TEST_F(FluxFolderTest, RefusesWeightsThatAreNotNumbersToComputeWith) {
 TEST_F(FluxFolderTest, LeavesTensorsAloneThatNobodyAsksFor) {
   const auto unused = [&] {
     auto parameters = Parameters::open((dir_ / "transformer").string(), Library::kDiffusers, {});
-    bind_flux_slots(read_flux_config(ConfigFile((dir_ / "transformer/config.json").string())), parameters, 0);
+    load_weights(flux_spec(read_flux_config(ConfigFile((dir_ / "transformer/config.json").string()))), parameters);
     return parameters.unused("");
   };
   EXPECT_EQ(unused(), std::vector<std::string>());

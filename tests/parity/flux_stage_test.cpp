@@ -98,8 +98,9 @@ TEST_P(FluxStage, SetsTheSchedule) {
 class FluxDenoising : public FluxStage {};
 
 TEST_P(FluxDenoising, Denoises) {
-  const auto transformer = FluxTransformer::load(dir("transformer"), placement(),
-                                                 region::make_region_host(golden::test_compile(), device_, nullptr));
+  const auto transformer = FluxTransformer::load(
+      {.dir = dir("transformer"), .regions = region::make_region_host(golden::test_compile(), device_, nullptr)},
+      placement());
   const at::Tensor noise = input("noise"), prompt = input("prompt_embeds"), sigmas = input("sigmas");
   const auto table = transformer.modulation(input("timesteps"), *golden_.request.fields.real("guidance_scale"),
                                             input("pooled_prompt_embeds"));

@@ -192,24 +192,16 @@ TEST_F(RegionParity, EagerIsWhatTheModelComputes) {
       ADD_FAILURE() << "no input " << name;
       return at::Tensor();
     };
-    const auto linear = [&](const std::string& name) {
-      return pipeline::LinearSlot{of(name + ".weight"), of(name + ".bias")};
-    };
-    const auto stream = [&](const std::string& p) {
-      return pipeline::StreamSlots{{},
-                                   linear(p + "qkv"),
-                                   of(p + "norm_q"),
-                                   of(p + "norm_k"),
-                                   linear(p + "out"),
-                                   linear(p + "mlp_in"),
-                                   linear(p + "mlp_out")};
-    };
+    pipeline::TransformerBlock block{0, {}, {}};
+    for (const std::string name : kDoubleLinears) block.linears.push_back({of(name + ".weight"), of(name + ".bias")});
+    for (const char* name : {"image.norm_q", "image.norm_k", "text.norm_q", "text.norm_k"})
+      block.tensors.push_back(of(name));
     const auto rows = [&](const std::string& p) {
       return pipeline::Modulation{of(p + "shift"), of(p + "scale"), of(p + "gate")};
     };
     at::Tensor x = of("image"), y = of("text");
     const at::Tensor rope = at::view_as_complex(of("rope").unflatten(1, {head_dim / 2, 2})).unsqueeze(0).unsqueeze(2);
-    pipeline::double_block(x, y, {stream("image."), stream("text.")},
+    pipeline::double_block(x, y, block,
                            {rows("image.attention_"), rows("image.mlp_"), rows("text.attention_"), rows("text.mlp_")},
                            rope, geometry);
     const auto made = interpret(program, inputs);

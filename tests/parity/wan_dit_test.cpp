@@ -51,7 +51,7 @@ TEST_P(WanDit, PredictsWhatDiffusersPredicts) {
   for (const auto& [type, compiled] :
        {std::pair(at::kFloat, false), {at::kFloat, true}, {at::kBFloat16, false}, {at::kBFloat16, true}}) {
     SCOPED_TRACE(compiled);
-    auto model = WanTransformer::load(fixture(name.substr(0, name.find('-'))), {.dtype = type});
+    auto model = WanTransformer::load({.dir = fixture(name.substr(0, name.find('-')))}, {.dtype = type});
     if (compiled) WanTransformer::compile(model, nullptr, compiling_host());
     const at::Tensor text = model.embed_text(read("text")),
                      rope = model.rope(latents.size(2), latents.size(3), latents.size(4));
@@ -62,9 +62,9 @@ TEST_P(WanDit, PredictsWhatDiffusersPredicts) {
     } else {
       EXPECT_LE(golden::distance(got.to(at::kFloat), fp32), 1.5 * roundings);
       EXPECT_LE(golden::distance(got.to(at::kFloat), bf16.to(at::kFloat)), 1.5 * roundings);
-      EXPECT_EQ(model.slots().time_first.weight.scalar_type(), at::kFloat);
-      EXPECT_EQ(model.slots().table.scalar_type(), at::kFloat);
-      EXPECT_EQ(model.slots().blocks[0].norm_q.scalar_type(), at::kBFloat16);
+      EXPECT_EQ(model.weights().linears[WanLinear::kTimeFirst].weight.scalar_type(), at::kFloat);
+      EXPECT_EQ(model.weights().tensors[WanTensor::kTable].scalar_type(), at::kFloat);
+      EXPECT_EQ(model.weights().blocks[0].tensors[WanBlockTensor::kNormQ].scalar_type(), at::kBFloat16);
     }
   }
 }
@@ -77,7 +77,7 @@ TEST(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
   const at::Tensor prompt = golden::read_tensor(fixture("t2v-video.safetensors"), "text");
   for (const std::string format : {"", "nf4", "fp8"}) {
     SCOPED_TRACE(format);
-    const auto eager = WanTransformer::load(fixture("t2v"), {}, nullptr, format);
+    const auto eager = WanTransformer::load({.dir = fixture("t2v"), .quantize = format}, {});
     auto first = eager, second = eager;
     const auto host = compiling_host();
     WanTransformer::compile(first, &second, host);
@@ -100,8 +100,7 @@ TEST(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
 }
 
 // A random adapter of this rank at every linear, and a change of every bias. The same at the linears of both models.
-void add_adapter_to(std::int64_t rank, WanSlots& slots, WanSlots& others) {
-  const auto linears = named_linears(slots), same = named_linears(others);
+void add_adapter_to(std::int64_t rank, const std::vector<NamedLinear>& linears, const std::vector<NamedLinear>& same) {
   for (std::size_t i = 0; i < linears.size(); ++i) {
     const auto& [name, slot, first_row, rows] = linears[i];
     const LowRank term{at::randn({rank, slot->in()}) / std::sqrt(slot->in()), 0.5 * at::randn({rows, rank}), first_row,
@@ -119,9 +118,11 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
   const at::Tensor prompt = golden::read_tensor(fixture("t2v-video.safetensors"), "text");
   for (const std::string format : {"", "nf4", "fp8"}) {
     SCOPED_TRACE(format);
-    const auto eager = WanTransformer::load(fixture("t2v"), {}, nullptr, format);
+    const auto eager = WanTransformer::load({.dir = fixture("t2v"), .quantize = format}, {});
     const auto host = compiling_host();
-    const auto load = [&] { return WanTransformer::load(fixture("t2v"), {}, host, format, "transformer", 16); };
+    const auto load = [&] {
+      return WanTransformer::load({.dir = fixture("t2v"), .quantize = format, .adapter_rank = 16, .regions = host}, {});
+    };
     WanTransformer experts[] = {load(), load()};
     WanTransformer::compile(experts[0], &experts[1], host);
     const at::Tensor latents = at::randn({1, eager.config().in_channels, 3, 4, 6}), rope = eager.rope(3, 4, 6);
@@ -135,9 +136,9 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
     for (const std::int64_t rank : {16, 3, 7}) {  // 3: columns beyond hold what was there before
       std::vector<WanTransformer> adapted, expected;
       for (const WanTransformer& expert : experts) {
-        WanSlots slots = expert.slots(), same = eager.slots();
-        add_adapter_to(rank, slots, same);
-        adapted.push_back(expert.adapted(std::move(slots)));
+        TransformerWeights weights = expert.weights(), same = eager.weights();
+        add_adapter_to(rank, expert.named_linears(weights), eager.named_linears(same));
+        adapted.push_back(expert.adapted(std::move(weights)));
         expected.push_back(eager.adapted(std::move(same)));
       }
       for (const WanTransformer& one : adapted) one.load_adapters();
@@ -151,9 +152,9 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
     for (const WanTransformer& expert : experts) {
       const auto used = [&] {
         std::int64_t count = 0;
-        for (const WanBlockSlots& b : expert.slots().blocks)
-          for (const LinearSlot* slot : {&b.qkv, &b.out, &b.cross_q, &b.cross_kv, &b.cross_out, &b.mlp_in, &b.mlp_out})
-            count += lora_columns_of(*slot).count_nonzero().item<std::int64_t>();
+        for (const TransformerBlock& block : expert.weights().blocks)
+          for (const LinearSlot& slot : block.linears)
+            count += lora_columns_of(slot).count_nonzero().item<std::int64_t>();
         return count;
       };
       EXPECT_GT(used(), 0);
@@ -161,7 +162,7 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
       EXPECT_EQ(used(), 0);
     }
     EXPECT_EQ(host->counters->counts().compiles, 2u);  // without and with adapters
-    const auto ahead = WanTransformer::programs(fixture("t2v"), {}, format, /*fp8_products=*/true);
+    const auto ahead = WanTransformer::programs({.dir = fixture("t2v"), .quantize = format}, {}, /*fp8_products=*/true);
     ASSERT_EQ(ahead.size(), 2u);
     EXPECT_EQ(ahead[1].block, format.empty()    ? "wan.block.adapted"
                               : format == "fp8" ? "wan.block.fp8.adapted"
@@ -243,7 +244,7 @@ TEST(WanDitConfig, RefusesWhatIsNotSupported) {
 }
 
 TEST(WanDitShapes, AreChecked) {
-  const auto model = WanTransformer::load(fixture("t2v"), {});
+  const auto model = WanTransformer::load({.dir = fixture("t2v")}, {});
   const at::Tensor latents = golden::read_tensor(fixture("i2v-image.safetensors"), "latents");
   expect_refusal([&] { model.velocity(latents, 1, {}, {}); }, {"36", "[1, 16,"});
   expect_refusal([&] { model.rope(1, 4098, 2); }, {"2049", "1024"});

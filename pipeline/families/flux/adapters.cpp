@@ -18,10 +18,10 @@ std::string bits_of(double value) {
 }  // namespace
 
 LoraBase lora_base(const FluxFolder& folder) {
-  FluxSlots slots = folder.transformer.slots();
+  TransformerWeights weights = folder.transformer.weights();
   ClipEncoder clip = folder.clip;
   T5Encoder t5 = folder.t5;
-  return flux_lora_base(base_linears(named_linears(slots)), base_linears(clip.named_linears()),
+  return flux_lora_base(base_linears(folder.transformer.named_linears(weights)), base_linears(clip.named_linears()),
                         base_linears(t5.named_linears()));
 }
 
@@ -33,13 +33,14 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
   for (const LoraRequest& request : requests)
     if (auto adapter = adapters.get(request); request.scale != 0) used.emplace_back(std::move(adapter), request.scale);
   if (used.empty()) return nullptr;
-  FluxSlots slots = folder.transformer.slots();
+  TransformerWeights weights = folder.transformer.weights();
   ClipEncoder clip = folder.clip;
   T5Encoder t5 = folder.t5;
   std::string text_key;
   {
     // In the order of flux_lora_base().
-    const std::vector<NamedLinear> linears[] = {named_linears(slots), clip.named_linears(), t5.named_linears()};
+    const std::vector<NamedLinear> linears[] = {folder.transformer.named_linears(weights), clip.named_linears(),
+                                                t5.named_linears()};
     for (const auto& [adapter, strength] : used) {
       add_adapter(*adapter, strength, linears);
       for (const Adapter::Term& term : adapter->terms) {
@@ -50,7 +51,7 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
       held.push_back(adapter);
     }
   }
-  return std::make_shared<const AdaptedModels>(AdaptedModels{folder.transformer.adapted(std::move(slots)),
+  return std::make_shared<const AdaptedModels>(AdaptedModels{folder.transformer.adapted(std::move(weights)),
                                                              std::move(clip), std::move(t5), std::move(text_key),
                                                              std::move(held)});
 }

@@ -64,9 +64,11 @@ region::AheadPrograms programs(const ModelSource& source, region::ElementType ty
   const bool quantized = has_quantized_linears(source);
   if (options.transformer) {
     const bool wide = type == region::ElementType::kF32;
-    made.blocks = FluxTransformer::programs(source.dir + "/transformer",
+    made.blocks = FluxTransformer::programs({.dir = source.dir + "/transformer",
+                                             .file = source.transformer,
+                                             .quantize = quantize_of(source, "transformer")},
                                             {c10::kCPU, wide ? c10::ScalarType::Float : c10::ScalarType::BFloat16},
-                                            source.transformer, quantize_of(source, "transformer"), arch.fp8_products);
+                                            arch.fp8_products);
   }
   if (!arch.gpu) return made;
   if (!made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());  // brings adapters to the blocks

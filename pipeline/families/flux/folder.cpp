@@ -58,7 +58,7 @@ bool has_quantized_linears(const ModelSource& source) {
     }
   };
   look("transformer", source.transformer,
-       [&](const std::string& dir) { return FluxTransformer::open(dir, source.transformer, host); });
+       [&](const std::string& dir) { return Transformer::open(dir, source.transformer, host); });
   for (const char* component : {"text_encoder", "text_encoder_2"})
     look(component, "", [&](const std::string& dir) { return Parameters::open(dir, Library::kTransformers, host); });
   return found;
@@ -107,8 +107,12 @@ FluxFolder load_flux_folder(const ModelSource& source, Placement placement, std:
   auto text_encoder = ClipEncoder::load(dir + "/text_encoder", placement, regions, quantize("text_encoder"));
   auto text_encoder_2 = T5Encoder::load(dir + "/text_encoder_2", placement, regions, quantize("text_encoder_2"));
   const auto text_time = lap();
-  auto transformer = FluxTransformer::load(dir + "/transformer", placement, regions, adapter_rank, source.transformer,
-                                           quantize("transformer"));
+  auto transformer = FluxTransformer::load({.dir = dir + "/transformer",
+                                            .file = source.transformer,
+                                            .quantize = quantize("transformer"),
+                                            .adapter_rank = adapter_rank,
+                                            .regions = regions},
+                                           placement);
   const auto transformer_time = lap(), compile_time = transformer.compile_time();
   auto decoder = VaeDecoder::load(dir + "/vae", placement, std::move(regions));
   const auto vae_time = lap();

@@ -44,7 +44,7 @@ void check_quantize(const ModelSource& source);
 bool has_quantized_linears(const ModelSource& source);
 
 // `source`: its name is not used. Reads every configuration and checks that the parts fit together before it reads
-// weights. `adapter_rank`: see FluxTransformer::load. Throws Failure: kNotFound (a missing file or tensor),
+// weights. `adapter_rank`: see TransformerSource. Throws Failure: kNotFound (a missing file or tensor),
 // kDataCorrupt (the message contains the file and what would be right), kInvalidArgument (`quantize`). Throws
 // LibTorch's exceptions when memory runs out, and what compiling regions throws.
 FluxFolder load_flux_folder(const ModelSource& source, Placement placement,

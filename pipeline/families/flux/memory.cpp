@@ -37,10 +37,10 @@ FluxNeeds::FluxNeeds(const LoadContext& context)
         weights_.fixed = dry_bytes() - before;
         return folder;
       }()) {
-  const FluxParts& parts = folder_.transformer.parts();
+  const TransformerParts& parts = folder_.transformer.parts();
   weights_.text = {folder_.clip.parts().bytes() + folder_.t5.parts().bytes(),
                    std::max(folder_.clip.parts().ahead_bytes(), folder_.t5.parts().ahead_bytes())};
-  weights_.modulation = group_of(*parts.modulation);
+  weights_.modulation = group_of(*parts.apart);
   weights_.blocks = group_of(*parts.blocks);
   // The first request allocates memory for values of quantized weights, which stays.
   const std::int64_t before = dry_bytes();

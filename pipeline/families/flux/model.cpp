@@ -38,9 +38,9 @@ std::string strengths(const std::vector<LoraRequest>& loras) {
 
 ModelMemory::Source memory_source(const FluxFolder& folder, const AdapterStore& adapters,
                                   std::shared_ptr<FluxNeeds> needs) {
-  const FluxParts& flux = folder.transformer.parts();
+  const TransformerParts& flux = folder.transformer.parts();
   ModelMemory::Source source{
-      .parts = {{&folder.clip.parts(), &folder.t5.parts()}, flux.modulation.get(), {flux.blocks.get()}}};
+      .parts = {{&folder.clip.parts(), &folder.t5.parts()}, flux.apart.get(), {flux.blocks.get()}}};
   source.ranks = static_cast<bool>(folder.transformer.team());
   if (!needs) return source;
   source.small = needs->square(512);

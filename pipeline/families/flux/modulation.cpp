@@ -17,8 +17,8 @@ namespace {
 constexpr std::int64_t kHalf = 128;  // of the 256 sinusoids
 constexpr double kMaxPeriod = 10000;
 
-at::Tensor embed(const EmbedderSlots& slots, const at::Tensor& x) {
-  return apply_linear(slots.second, at::silu(apply_linear(slots.first, x)));
+at::Tensor embed(const TransformerWeights& weights, std::size_t embedder, const at::Tensor& x) {
+  return apply_linear(weights.linears[embedder + 1], at::silu(apply_linear(weights.linears[embedder], x)));
 }
 
 // [n] → [n, 256] fp32: cosines, then sines.
@@ -49,43 +49,43 @@ Modulation triple(const at::Tensor& all, std::int64_t first) {
 
 }  // namespace
 
-ModulationTable::ModulationTable(const FluxConfig& config, const FluxSlots& slots, const at::Tensor& timesteps,
-                                 double guidance, const at::Tensor& pooled, PartSequence* sequence)
-    : double_blocks_(slots.double_blocks.size()), single_blocks_(slots.single_blocks.size()) {
+ModulationTable::ModulationTable(const FluxConfig& config, const TransformerWeights& weights,
+                                 const at::Tensor& timesteps, double guidance, const at::Tensor& pooled,
+                                 PartSequence* sequence)
+    : config_(config) {
   const auto type = pooled.scalar_type();
   const at::Tensor t = (timesteps.to(type) / 1000).to(type) * 1000;
-  at::Tensor conditioning = embed(slots.time, sinusoids(t).to(type));
+  at::Tensor conditioning = embed(weights, FluxLinear::kTime, sinusoids(t).to(type));
   if (config.guidance_embeds) {
     const at::Tensor g = at::full({1}, guidance, timesteps.options()).to(type) * 1000;
-    conditioning = conditioning + embed(slots.guidance, sinusoids(g).to(type));
+    conditioning = conditioning + embed(weights, FluxLinear::kGuidance, sinusoids(g).to(type));
   }
-  conditioning = conditioning + embed(slots.pooled, pooled);
+  conditioning = conditioning + embed(weights, FluxLinear::kPooled, pooled);
   const at::Tensor activated = at::silu(conditioning);
   std::vector<at::Tensor> parts;
   PartSequence::Pass pass(sequence);
-  std::size_t i = 0;
-  for (const auto& block : slots.double_blocks) {
+  for (std::size_t i = 0; i < weights.blocks.size(); ++i) {
+    const auto& linears = weights.blocks[i].linears;
     pass.begin(i);
-    parts.push_back(rows_of(block.image.modulation, activated, 6, {1, 4}));
-    parts.push_back(rows_of(block.text.modulation, activated, 6, {1, 4}));
-    pass.end(i++);
+    if (weights.blocks[i].spec == 0) {
+      parts.push_back(rows_of(linears[FluxDoubleLinear::kImageModulation], activated, 6, {1, 4}));
+      parts.push_back(rows_of(linears[FluxDoubleLinear::kTextModulation], activated, 6, {1, 4}));
+    } else {
+      parts.push_back(rows_of(linears[FluxSingleLinear::kModulation], activated, 3, {1}));
+    }
+    pass.end(i);
   }
-  for (const auto& block : slots.single_blocks) {
-    pass.begin(i);
-    parts.push_back(rows_of(block.modulation, activated, 3, {1}));
-    pass.end(i++);
-  }
-  parts.push_back(rows_of(slots.final_modulation, activated, 2, {0}));
+  parts.push_back(rows_of(weights.linears[FluxLinear::kFinalModulation], activated, 2, {0}));
   table_ = at::cat(parts, 1);
 }
 
-StepModulation ModulationTable::views(const at::Tensor& all, std::size_t double_blocks, std::size_t single_blocks) {
+StepModulation ModulationTable::views(const at::Tensor& all, const FluxConfig& config) {
   StepModulation m;
   m.all = all;
   std::int64_t at = 0;
-  for (std::size_t b = 0; b < double_blocks; ++b, at += 12)
+  for (std::int64_t b = 0; b < config.num_layers; ++b, at += 12)
     m.double_blocks.push_back({triple(all, at), triple(all, at + 3), triple(all, at + 6), triple(all, at + 9)});
-  for (std::size_t b = 0; b < single_blocks; ++b, at += 3) m.single_blocks.push_back(triple(all, at));
+  for (std::int64_t b = 0; b < config.num_single_layers; ++b, at += 3) m.single_blocks.push_back(triple(all, at));
   m.final.scale = row_of(all, at);
   m.final.shift = row_of(all, at + 1);
   return m;

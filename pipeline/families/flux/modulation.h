@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "pipeline/families/flux/slots.h"
+#include "pipeline/families/flux/parameters.h"
 
 namespace ditfleet::pipeline {
 
@@ -30,18 +30,18 @@ class ModulationTable {
  public:
   // `timesteps`: [n] fp32 of the schedule, on the device. `guidance` is ignored without guidance_embeds. `pooled`: [1,
   // pooled_projection_dim]. Timesteps / 1000 and guidance are rounded to pooled's type, as in diffusers. The table has
-  // n · (12·double + 3·single + 2) · D elements. `parts`: FluxParts::modulation.
-  ModulationTable(const FluxConfig& config, const FluxSlots& slots, const at::Tensor& timesteps, double guidance,
-                  const at::Tensor& pooled, PartSequence* parts = nullptr);
+  // n · (12·double + 3·single + 2) · D elements. `parts`: TransformerParts::apart.
+  ModulationTable(const FluxConfig& config, const TransformerWeights& weights, const at::Tensor& timesteps,
+                  double guidance, const at::Tensor& pooled, PartSequence* parts = nullptr);
   StepModulation step(std::int64_t index) const {  // views into the table
-    return views(table_.narrow(0, index, 1), double_blocks_, single_blocks_);
+    return views(table_.narrow(0, index, 1), config_);
   }
   // Splits the rows of a step. Their order: 6 for image and 6 for text of each double block, 3 of each single block, 2
   // of the final norm.
-  static StepModulation views(const at::Tensor& all, std::size_t double_blocks, std::size_t single_blocks);
+  static StepModulation views(const at::Tensor& all, const FluxConfig& config);
 
  private:
-  std::size_t double_blocks_, single_blocks_;
+  FluxConfig config_;
   at::Tensor table_;  // [n, rows, D]
 };
 

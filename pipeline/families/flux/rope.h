@@ -1,10 +1,9 @@
-// Rotary position embedding over three axes: text 0, row, column.
+// Rotary position embedding (nn/rope.h) over three axes: text 0, row, column.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include "pipeline/device/device.h"
 #include "pipeline/families/flux/config.h"
+#include "pipeline/nn/rope.h"
 
 namespace ditfleet::pipeline {
 
@@ -13,8 +12,5 @@ namespace ditfleet::pipeline {
 // and angles are computed in float64.
 at::Tensor rope_table(const FluxConfig& config, std::int64_t text, std::int64_t rows, std::int64_t columns,
                       Placement placement);
-
-// Rotates adjacent pairs of x [1, tokens, heads, head_dim] by the table. Computes in fp32 and returns x's type.
-at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table);
 
 }  // namespace ditfleet::pipeline

@@ -65,7 +65,7 @@ Result<void> run_steps(FluxFolder& folder, Placement placement, FluxGeneration& 
   const auto begun = Clock::now();
   const std::shared_ptr<PartSequence> blocks = folder.transformer.parts().blocks;
   const std::shared_ptr<void> finish(nullptr, [&](void*) { blocks->finish(); });
-  if (p.adapted) folder.transformer.load_adapters(p.adapted->transformer);
+  if (p.adapted) p.adapted->transformer.load_adapters();
   FluxDenoiser denoiser(p.adapted ? p.adapted->transformer : folder.transformer, placement, p);
   FlowMatchEuler sampler(p.sigmas);
   auto latents = denoise_loop(

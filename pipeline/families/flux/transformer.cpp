@@ -9,17 +9,15 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <chrono>
 #include <future>
 #include <mutex>
 #include <optional>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/flux/blocks.h"
-#include "pipeline/families/flux/regions.h"
 #include "pipeline/families/flux/rope.h"
 #include "pipeline/region/run/graphs.h"
+#include "pipeline/region/run/region_host.h"
 #include "shared/core/background_threads.h"
 
 namespace ditfleet::pipeline {
@@ -27,166 +25,114 @@ namespace {
 
 constexpr std::size_t kMostGraphs = 16;  // buckets; each keeps its inputs, a few MB
 
-bool takes_fp8(std::string_view linear) {
-  return linear.find("transformer_blocks.") != std::string_view::npos && linear.find(".norm") == std::string_view::npos;
-}
-bool takes_nf4(std::string_view) { return true; }
-
-void set_up(Parameters& parameters, const FluxConfig& config, const std::string& quantize) {
-  parameters.set_file_names(flux_file_names(config, parameters));
-  if (!quantize.empty()) parameters.quantize_on_load(quantize, quantize == "fp8" ? takes_fp8 : takes_nf4);
-}
-
 }  // namespace
 
-Parameters FluxTransformer::open(const std::string& dir, const std::string& file, Placement placement) {
-  if (file.empty()) return Parameters::open(dir, Library::kDiffusers, placement);
-  return Parameters(unwrap(Checkpoint::open_file(file, {"model.diffusion_model.", "diffusion_model."})), placement);
-}
-
-FluxTransformer FluxTransformer::load(const std::string& dir, Placement placement,
-                                      std::shared_ptr<region::RegionHost> regions, std::int64_t adapter_rank,
-                                      const std::string& file, const std::string& quantize) {
-  const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
-  auto team = parallel::Team::all(regions ? regions->ranks : nullptr);
-  team.check_heads(config.heads);
-  auto parameters = open(dir, file, placement);
-  set_up(parameters, config, quantize);
-  parameters.set_regions(regions);
-  const bool compiled = regions && regions->compiler && regions->options.transformer;
-  if (adapter_rank > region::kMostAdapterColumns)
-    fail(Code::kInvalidArgument,
-         "room for adapters of rank " + std::to_string(adapter_rank) + " is asked for; at most " +
-             std::to_string(region::kMostAdapterColumns),
-         "max_lora_rank");
-  const FluxParts parts{std::make_shared<PartSequence>(placement, "modulation", /*repeats=*/false),
-                        std::make_shared<PartSequence>(placement, "blocks", /*repeats=*/true)};
-  FluxSlots slots = bind_flux_slots(config, parameters, compiled ? adapter_rank : 0, parts);
-  parameters.finish("");
-  if (compiled && parameters.computes_in_other_type() && placement.dtype == c10::ScalarType::Float) {
-    regions->fall_back("flux.double", "unsupported_op", "[flux] NF4 weights compute in another type than fp32");
-    regions = nullptr;
-  }
-  FluxTransformer made(config, std::move(slots), parameters.bytes(), placement, std::move(regions), parts);
-  made.linears_ = parameters.linears();
-  made.team_ = std::move(team);
+FluxTransformer FluxTransformer::load(const TransformerSource& source, Placement placement) {
+  FluxTransformer made(read_flux_config(ConfigFile(source.dir + "/config.json")), std::move(placement));
+  made.Transformer::load(source, made.config_.heads);
+  made.compile(source.regions);
   return made;
 }
 
-std::vector<region::Program> FluxTransformer::programs(const std::string& dir, Placement placement,
-                                                       const std::string& file, const std::string& quantize,
+std::vector<region::Program> FluxTransformer::programs(const TransformerSource& source, Placement placement,
                                                        bool fp8_products) {
-  const FluxConfig config = read_flux_config(ConfigFile(dir + "/config.json"));
-  auto parameters = [&] {
-    try {
-      return open(dir, file, placement);
-    } catch (const Failure& failure) {  // configuration without weights: nothing is stored quantized
-      if (failure.error().code != Code::kNotFound || !file.empty()) throw;
-      return Parameters(Checkpoint(), placement);
-    }
-  }();
-  set_up(parameters, config, quantize);
-  parameters.set_fp8_products(fp8_products);
-  return FluxRegions::programs(config, flux_formats(config, parameters), placement);
+  const FluxConfig config = read_flux_config(ConfigFile(source.dir + "/config.json"));
+  return Transformer::programs(flux_spec(config), source, std::move(placement), fp8_products);
 }
 
-FluxTransformer::FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement,
-                                 std::shared_ptr<region::RegionHost> regions, FluxParts parts)
-    : config_(config), slots_(std::move(slots)), parts_(std::move(parts)), bytes_(bytes), placement_(placement) {
+FluxTransformer::FluxTransformer(FluxConfig config, TransformerWeights weights, Placement placement,
+                                 std::shared_ptr<region::RegionHost> regions)
+    : FluxTransformer(config, std::move(placement)) {
+  use(std::move(weights));
+  compile(regions);
+}
+
+void FluxTransformer::compile(const std::shared_ptr<region::RegionHost>& regions) {
   if (!regions || !regions->compiler || !regions->options.transformer) return;
   const auto begun = std::chrono::steady_clock::now();
   BackgroundThreads threads("gpu_libraries", 1);  // loads the libraries while the programs compile
   std::future<void> libraries;
-  if (placement.device.is_cuda())
-    libraries = threads.run([&, host = regions] {
+  if (placement().device.is_cuda())
+    libraries = threads.run([&] {
       try {
-        open_libraries(placement, *host);
+        open_libraries(*regions);
       } catch (...) {  // no harm: what could not be loaded now is loaded when it is needed, or fails there
         spdlog::warn("cannot load the GPU's libraries ahead of time; the first step will take longer: {}",
                      error_in_flight("libraries").message);
       }
     });
-  regions_ = std::make_shared<FluxRegions>(config_, slots_, placement, std::move(regions), parts_.blocks);
+  Transformer::compile({this}, regions);
   if (libraries.valid()) libraries.get();
-  if (placement.device.is_cuda()) graphs_ = region::make_graphs(placement.device, kMostGraphs);
+  if (compiled() && placement().device.is_cuda()) graphs_ = region::make_graphs(placement().device, kMostGraphs);
   compile_time_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
 }
 
-FluxTransformer FluxTransformer::adapted(FluxSlots slots) const {
+FluxTransformer FluxTransformer::adapted(TransformerWeights weights) const {
   FluxTransformer made = *this;
-  made.slots_ = std::move(slots);
-  if (!made.regions_) return made;
-  if (const std::string problem = made.regions_->adapter_problem(made.slots_); !problem.empty()) {
-    made.regions_->leave_adapters(problem);
-    made.regions_ = nullptr;
-  } else {
-    made.adapters_ = made.regions_->plan(made.slots_);
-  }
+  made.adapt(std::move(weights));
   return made;
-}
-
-void FluxTransformer::load_adapters(const FluxTransformer& adapted) {
-  if (adapted.adapters_) regions_->load(*adapted.adapters_);
-}
-
-void FluxTransformer::clear_adapters() {
-  if (regions_) regions_->clear_adapters();
 }
 
 // The first use of cuBLAS, of cuDNN and of each of LibTorch's kernels loads it: half a second in all. So whatever a
 // request needs beside its blocks is done here once, on next to nothing.
-void FluxTransformer::open_libraries(Placement placement, const region::RegionHost& host) const {
+void FluxTransformer::open_libraries(const region::RegionHost& host) const {
+  const Placement where = placement();
   const c10::InferenceMode inference(true);
-  const c10::DeviceGuard guard(placement.device);
-  region::open_attention(placement.device, placement.dtype, config_.heads, config_.head_dim, host.attention,
+  const c10::DeviceGuard guard(where.device);
+  region::open_attention(where.device, where.dtype, config_.heads, config_.head_dim, host.attention,
                          host.direct_attention.get());
-  const auto options = at::TensorOptions(placement.dtype).device(placement.device);
+  const auto options = at::TensorOptions(where.dtype).device(where.device);
+  const auto& linears = weights().linears;
   const at::Tensor text = embed_text(at::zeros({1, 8, config_.joint_attention_dim}, options));
-  const at::Tensor image = apply_linear(slots_.image_in, at::zeros({1, 4, config_.in_channels}, options));
+  const at::Tensor image = apply_linear(linears[FluxLinear::kImageIn], at::zeros({1, 4, config_.in_channels}, options));
   const auto rows = modulation(at::ones({1}, options.dtype(c10::ScalarType::Float)), 1,
                                at::zeros({1, config_.pooled_projection_dim}, options))
                         .step(0);
-  rope_table(config_, 8, 2, 2, placement);
-  apply_linear(slots_.image_out, modulated_norm(at::cat({text, image}, 1).slice(1, 8), rows.final));
-  synchronize(placement.device);
+  rope_table(config_, 8, 2, 2, where);
+  apply_linear(linears[FluxLinear::kImageOut], modulated_norm(at::cat({text, image}, 1).slice(1, 8), rows.final));
+  synchronize(where.device);
 }
 
+// To a library a picture's tokens and both streams' together are one shape.
 void FluxTransformer::prewarm(std::int64_t text_tokens, std::int64_t image_tokens) const {
-  if (!regions_ || regions_->mode_for(image_tokens, 1) == region::Mode::kNone) return;
-  regions_->prewarm(placement_, text_tokens, image_tokens);
+  if (mode_for(image_tokens, 1) == region::Mode::kNone) return;
+  const region::Sizes sizes[] = {{{"batch", 1}, {"text", text_tokens}, {"image", image_tokens}},
+                                 {{"batch", 1}, {"tokens", text_tokens + image_tokens}}};
+  Transformer::prewarm(sizes, /*adapters=*/false);
 }
 
 ModulationTable FluxTransformer::modulation(const at::Tensor& timesteps, double guidance,
                                             const at::Tensor& pooled) const {
-  return ModulationTable(config_, slots_, timesteps, guidance, pooled, parts_.modulation.get());
+  return ModulationTable(config_, weights(), timesteps, guidance, pooled, parts().apart.get());
 }
 
 at::Tensor FluxTransformer::embed_text(const at::Tensor& prompt_embeds) const {
-  return apply_linear(slots_.text_in, prompt_embeds);
+  return apply_linear(weights().linears[FluxLinear::kTextIn], prompt_embeds);
 }
 
 at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text,
                                      const StepModulation& modulation, const at::Tensor& rope,
                                      const parallel::Team& team) const {
-  // Images have one frame.
-  const region::Mode mode = regions_ ? regions_->mode_for(latents.size(1), 1) : region::Mode::kNone;
+  const region::Mode mode = mode_for(latents.size(1), 1);  // images have one frame
   // A recording keeps addresses. Adapters of the first and the last linear are read from their slots, which change.
-  const bool reads_slots = !slots_.image_in.low_rank.empty() || !slots_.image_out.low_rank.empty();
-  const bool blocks_stay = !parts_.blocks || parts_.blocks->all_stay();
+  const auto& linears = weights().linears;
+  const bool reads_slots =
+      !linears[FluxLinear::kImageIn].low_rank.empty() || !linears[FluxLinear::kImageOut].low_rank.empty();
+  const PartSequence* const blocks = parts().blocks.get();
+  const bool blocks_stay = !blocks || blocks->all_stay();
   if (graphs_ && region::uses_graphs(mode) && !blocks_stay) {
     static std::once_flag told;
     std::call_once(told, [] { spdlog::warn("blocks are copied in each step, so CUDA graphs are not used"); });
   }
   if (!graphs_ || !region::uses_graphs(mode) || reads_slots || !blocks_stay || team)
     return velocity(latents, text, modulation, rope, mode, team);
-  std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode), parts_.blocks ? parts_.blocks->moves() : 0};
+  std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode), blocks ? blocks->moves() : 0};
   for (const at::Tensor* t : {&latents, &text}) bucket.insert(bucket.end(), t->sizes().begin(), t->sizes().end());
-  if (adapters_) regions_->join_adapters();
-  if (adapters_) bucket.insert(bucket.end(), adapters_->signature.begin(), adapters_->signature.end());
+  join_adapters();
+  if (adapters())
+    for (const auto& operands : adapters()->operands) bucket.push_back(operands.adapter.size(1));
   return graphs_->run(bucket, {latents, text, modulation.all, rope}, [&](const std::vector<at::Tensor>& in) {
-    return velocity(in[0], in[1],
-                    ModulationTable::views(in[2], slots_.double_blocks.size(), slots_.single_blocks.size()), in[3],
-                    mode, {});
+    return velocity(in[0], in[1], ModulationTable::views(in[2], config_), in[3], mode, {});
   });
 }
 
@@ -208,34 +154,47 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   }
   const parallel::Sequence* const shared = sequence ? &*sequence : nullptr;
   const BlockGeometry geometry{config_.heads, config_.head_dim};
-  const FluxRegions* regions = mode != region::Mode::kNone ? regions_.get() : nullptr;
-  const at::Tensor rope_rows = regions ? FluxRegions::rope_rows(own_rope) : at::Tensor();
-  at::Tensor image = apply_linear(slots_.image_in, of_image ? of_image->own(latents) : latents);
-  PartSequence::Pass pass(parts_.blocks.get());
-  std::size_t part = 0;
-  for (std::size_t i = 0; i < slots_.double_blocks.size(); ++i) {
-    pass.begin(part);
-    // The first block's text is the caller's, who needs it for the next step.
-    if (regions)
-      regions->double_block(i, image, text, i > 0, modulation.double_blocks[i], rope_rows, mode, adapters_.get(),
-                            shared);
-    else
-      double_block(image, text, slots_.double_blocks[i], modulation.double_blocks[i], own_rope, geometry, shared);
-    pass.end(part++);
-  }
-  if (!slots_.single_blocks.empty()) {
-    at::Tensor tokens = at::cat({text, image}, 1);
-    for (std::size_t i = 0; i < slots_.single_blocks.size(); ++i) {
-      pass.begin(part);
-      if (regions)
-        regions->single_block(i, tokens, modulation.single_blocks[i], rope_rows, mode, adapters_.get(), shared);
-      else
-        single_block(tokens, slots_.single_blocks[i], modulation.single_blocks[i], own_rope, geometry, shared);
-      pass.end(part++);
+  const bool eager = mode == region::Mode::kNone;
+  const at::Tensor rows = eager ? at::Tensor() : rope_rows(own_rope);
+  const auto& linears = weights().linears;
+  at::Tensor image = apply_linear(linears[FluxLinear::kImageIn], of_image ? of_image->own(latents) : latents), tokens;
+  PartSequence::Pass pass(parts().blocks.get());
+  const std::size_t doubles = modulation.double_blocks.size();
+  for (std::size_t i = 0; i < weights().blocks.size(); ++i) {
+    const TransformerBlock& block = weights().blocks[i];
+    if (i == doubles) tokens = at::cat({text, image}, 1);
+    pass.begin(i);
+    if (i < doubles) {
+      const DoubleModulation& m = modulation.double_blocks[i];
+      if (eager) {
+        double_block(image, text, block, m, own_rope, geometry, shared);
+      } else {
+        // No other code reads the memory of an output that is given. The first block's text is the caller's, who needs
+        // it for the next step.
+        std::vector<at::Tensor> outputs{image, i > 0 ? text : at::Tensor()};
+        run_block(
+            i,
+            {&image, &text, &rows, &m.image_attention.shift, &m.image_attention.scale, &m.image_attention.gate,
+             &m.image_mlp.shift, &m.image_mlp.scale, &m.image_mlp.gate, &m.text_attention.shift,
+             &m.text_attention.scale, &m.text_attention.gate, &m.text_mlp.shift, &m.text_mlp.scale, &m.text_mlp.gate},
+            outputs, mode, shared);
+        image = std::move(outputs[0]);
+        text = std::move(outputs[1]);
+      }
+    } else {
+      const Modulation& m = modulation.single_blocks[i - doubles];
+      if (eager) {
+        single_block(tokens, block, m, own_rope, geometry, shared);
+      } else {
+        std::vector<at::Tensor> outputs{tokens};
+        run_block(i, {&tokens, &rows, &m.shift, &m.scale, &m.gate}, outputs, mode, shared);
+        tokens = std::move(outputs[0]);
+      }
     }
-    image = tokens.slice(1, text.size(1));
+    pass.end(i);
   }
-  image = apply_linear(slots_.image_out, modulated_norm(image, modulation.final));
+  if (tokens.defined()) image = tokens.slice(1, text.size(1));
+  image = apply_linear(linears[FluxLinear::kImageOut], modulated_norm(image, modulation.final));
   return of_image ? of_image->gather(image) : image;
 }
 

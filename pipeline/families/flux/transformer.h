@@ -2,59 +2,36 @@
 #pragma once
 
 #include <chrono>
-#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "pipeline/families/flux/modulation.h"
-#include "pipeline/parallel/sequence.h"
-#include "pipeline/region/ir/program.h"
-#include "pipeline/region/options.h"
+#include "pipeline/nn/transformer/transformer.h"
 
 namespace ditfleet::region {
-struct RegionHost;
 class Graphs;
-}  // namespace ditfleet::region
+}
 
 namespace ditfleet::pipeline {
 
-class FluxRegions;
-struct FluxAdapters;
-
-class FluxTransformer {
+class FluxTransformer : public Transformer {
  public:
-  // The weights in `dir`, or those in `file` unless it is empty.
-  static Parameters open(const std::string& dir, const std::string& file, Placement placement);
-  // Reads config.json and the weights in `dir`, or those in `file`, in diffusers' or BFL's names, unless it is empty.
-  // `quantize`: empty, "fp8" (the linears of the blocks but modulation) or "nf4" (all linears). The blocks are compiled
-  // if the backend of `regions` is not eager. Compiled blocks reserve `adapter_rank` columns for adapters next to each
-  // weight. Throws what ConfigFile, Parameters and Region throw.
-  static FluxTransformer load(const std::string& dir, Placement placement,
-                              std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0,
-                              const std::string& file = {}, const std::string& quantize = {});
-  // The programs of the blocks, without and with adapters, that load() with the same arguments compiles. Reads
-  // configuration and headers. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
-  static std::vector<region::Program> programs(const std::string& dir, Placement placement, const std::string& file,
-                                               const std::string& quantize, bool fp8_products);
-  // Uses parameters that are already loaded.
-  FluxTransformer(FluxConfig config, FluxSlots slots, std::int64_t bytes, Placement placement,
-                  std::shared_ptr<region::RegionHost> regions, FluxParts parts = {});
+  // Reads config.json and the weights, which may have BFL's names, and compiles the blocks if the backend of
+  // source.regions is not eager. Throws what ConfigFile, Parameters and Region throw.
+  static FluxTransformer load(const TransformerSource& source, Placement placement);
+  // The programs of the blocks, without and with adapters, that load() compiles. Reads configuration and headers.
+  // `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
+  static std::vector<region::Program> programs(const TransformerSource& source, Placement placement, bool fp8_products);
+  // Uses weights that are already loaded, which have flux_spec().
+  FluxTransformer(FluxConfig config, TransformerWeights weights, Placement placement,
+                  std::shared_ptr<region::RegionHost> regions);
 
-  // A copy with other parameter structs: those of this transformer with terms of adapters added. If the columns of
-  // compiled blocks are too few, the blocks run eagerly. Throws what RegionHost::fall_back throws.
-  FluxTransformer adapted(FluxSlots slots) const;
-  // Copies the adapters of `adapted`, which adapted() of this transformer returned, to where the blocks read them. Call
-  // it before velocity() of `adapted`, on the same stream, and for one request at a time.
-  void load_adapters(const FluxTransformer& adapted);
-  // Overwrites what load_adapters() copied with zeros. Call it while no request with adapters runs.
-  void clear_adapters();
+  // A copy with these weights, which are this transformer's with terms of adapters added. If the columns of compiled
+  // blocks are too few, the blocks run eagerly. Throws what RegionHost::fall_back throws.
+  FluxTransformer adapted(TransformerWeights weights) const;
 
   const FluxConfig& config() const { return config_; }
-  const FluxParts& parts() const { return parts_; }
-  const parallel::Team& team() const { return team_; }  // all ranks of the region host
-  const FluxSlots& slots() const { return slots_; }
-  std::int64_t bytes() const { return bytes_; }
-  const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
   // Time in load() until the programs were available.
   std::chrono::microseconds compile_time() const { return compile_time_; }
 
@@ -71,21 +48,16 @@ class FluxTransformer {
                       const at::Tensor& rope, const parallel::Team& team = {}) const;
 
  private:
+  FluxTransformer(FluxConfig config, Placement placement)
+      : Transformer(flux_spec(config), placement), config_(config) {}
+  void compile(const std::shared_ptr<region::RegionHost>& regions);
   at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation,
                       const at::Tensor& rope, region::Mode mode, const parallel::Team& team) const;
-  void open_libraries(Placement placement, const region::RegionHost& host) const;
+  void open_libraries(const region::RegionHost& host) const;
 
   FluxConfig config_{};
-  FluxSlots slots_;
-  FluxParts parts_;
-  std::shared_ptr<FluxRegions> regions_;    // null: blocks run eagerly (blocks.h)
   std::shared_ptr<region::Graphs> graphs_;  // null: not available on this device or in this build
-  std::int64_t bytes_ = 0;
-  Placement placement_;
-  parallel::Team team_;
-  std::map<std::string, int> linears_;
   std::chrono::microseconds compile_time_{0};
-  std::shared_ptr<const FluxAdapters> adapters_;  // null: no adapters, or they are added eagerly
 };
 
 }  // namespace ditfleet::pipeline

@@ -45,8 +45,8 @@ Expert expert_in_name(std::string_view name) {
 }
 
 LoraBase lora_base(const WanFolder& folder) {
-  WanSlots slots = folder.transformer.slots();
-  return wan_lora_base(base_linears(named_linears(slots)));
+  TransformerWeights weights = folder.transformer.weights();
+  return wan_lora_base(base_linears(folder.transformer.named_linears(weights)));
 }
 
 WanAdapters adapt(const WanFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests) {
@@ -61,15 +61,15 @@ WanAdapters adapt(const WanFolder& folder, AdapterStore& adapters, const std::ve
   }
   for (std::size_t expert = 0; expert < (folder.transformer_2 ? 2 : 1); ++expert) {
     const WanTransformer& transformer = expert ? *folder.transformer_2 : folder.transformer;
-    WanSlots slots = transformer.slots();
-    const std::vector<NamedLinear> linears[] = {named_linears(slots)};
+    TransformerWeights weights = transformer.weights();
+    const std::vector<NamedLinear> linears[] = {transformer.named_linears(weights)};
     bool changed = false;
     for (const auto& [adapter, request] : used) {
       if (request->expert == (expert ? Expert::kHigh : Expert::kLow)) continue;
       add_adapter(*adapter, request->scale, linears);
       changed = true;
     }
-    if (changed) out.transformers[expert] = transformer.adapted(std::move(slots));
+    if (changed) out.transformers[expert] = transformer.adapted(std::move(weights));
   }
   return out;
 }

@@ -31,23 +31,28 @@ at::Tensor wan_modulated_norm(const at::Tensor& x, const at::Tensor& shift, cons
 }
 
 at::Tensor wan_block(at::Tensor x, const at::Tensor& text, const at::Tensor& time, const at::Tensor& rope,
-                     const WanBlockSlots& s, const WanConfig& c, const parallel::Sequence* sequence) {
-  const std::vector<at::Tensor> m = (s.table + time.to(kFp32)).chunk(6, 1);
-  const std::vector<at::Tensor> qkv = apply_linear(s.qkv, wan_modulated_norm(x, m[0], m[1], c.eps)).chunk(3, 2);
+                     const TransformerBlock& block, const WanConfig& c, const parallel::Sequence* sequence) {
+  using L = WanBlockLinear;
+  using T = WanBlockTensor;
+  const auto linear = [&](std::size_t which, const at::Tensor& of) { return apply_linear(block.linears[which], of); };
+  const auto& tensors = block.tensors;
+  const std::vector<at::Tensor> m = (tensors[T::kTable] + time.to(kFp32)).chunk(6, 1);
+  const std::vector<at::Tensor> qkv = linear(L::kQkv, wan_modulated_norm(x, m[0], m[1], c.eps)).chunk(3, 2);
   const at::Tensor attended =
-      parallel::attend(apply_wan_rope(norm_heads(qkv[0], s.norm_q, c), rope),
-                       apply_wan_rope(norm_heads(qkv[1], s.norm_k, c), rope), heads_of(qkv[2], c), sequence);
-  x = gated_sum(x, m[2], apply_linear(s.out, attended));
-  const at::Tensor normed =
-      c.cross_attn_norm
-          ? at::layer_norm(x.to(kFp32), {c.width()}, s.norm2.weight, s.norm2.bias, c.eps).to(x.scalar_type())
-          : x;
-  const std::vector<at::Tensor> kv = apply_linear(s.cross_kv, text).chunk(2, 2);
-  const at::Tensor crossed = parallel::attend(norm_heads(apply_linear(s.cross_q, normed), s.cross_norm_q, c),
-                                              norm_heads(kv[0], s.cross_norm_k, c), heads_of(kv[1], c), nullptr);
-  x = x + apply_linear(s.cross_out, crossed);
-  const at::Tensor inner = at::gelu(apply_linear(s.mlp_in, wan_modulated_norm(x, m[3], m[4], c.eps)), "tanh");
-  return gated_sum(x, m[5], apply_linear(s.mlp_out, inner));
+      parallel::attend(apply_rope(norm_heads(qkv[0], tensors[T::kNormQ], c), rope),
+                       apply_rope(norm_heads(qkv[1], tensors[T::kNormK], c), rope), heads_of(qkv[2], c), sequence);
+  x = gated_sum(x, m[2], linear(L::kOut, attended));
+  const at::Tensor normed = c.cross_attn_norm ? at::layer_norm(x.to(kFp32), {c.width()}, tensors[T::kNorm2Weight],
+                                                               tensors[T::kNorm2Bias], c.eps)
+                                                    .to(x.scalar_type())
+                                              : x;
+  const std::vector<at::Tensor> kv = linear(L::kCrossKv, text).chunk(2, 2);
+  const at::Tensor crossed =
+      parallel::attend(norm_heads(linear(L::kCrossQ, normed), tensors[T::kCrossNormQ], c),
+                       norm_heads(kv[0], tensors[T::kCrossNormK], c), heads_of(kv[1], c), nullptr);
+  x = x + linear(L::kCrossOut, crossed);
+  const at::Tensor inner = at::gelu(linear(L::kMlpIn, wan_modulated_norm(x, m[3], m[4], c.eps)), "tanh");
+  return gated_sum(x, m[5], linear(L::kMlpOut, inner));
 }
 
 }  // namespace ditfleet::pipeline

@@ -27,6 +27,10 @@ struct WanConfig {
   }
 };
 
+// The VAE makes four frames of each latent frame but the first.
+inline std::int64_t wan_frames(std::int64_t latent_frames) { return 4 * (latent_frames - 1) + 1; }
+inline std::int64_t wan_latent_frames(std::int64_t frames) { return (frames - 1) / 4 + 1; }
+
 // Throws Failure (kDataCorrupt); the message contains file and field. Also throws it for models with CLIP conditioning.
 WanConfig read_wan_config(const ConfigFile& file);
 

@@ -99,7 +99,9 @@ WanFolder load_wan_folder(const ModelSource& source, Placement placement, std::s
   const auto text_time = lap();
   const std::string format = quantize_of(source, "transformer");
   const auto load = [&](const std::string& name) {
-    return WanTransformer::load(dir + "/" + name, placement, regions, format, name, adapter_rank);
+    return WanTransformer::load(
+        {.dir = dir + "/" + name, .quantize = format, .name = name, .adapter_rank = adapter_rank, .regions = regions},
+        placement);
   };
   auto transformer = load("transformer");
   std::optional<WanTransformer> transformer_2;

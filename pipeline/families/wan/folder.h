@@ -36,7 +36,7 @@ struct WanFolder {
 // Reads every configuration and checks that the parts fit together before it reads weights. Throws Failure: kNotFound
 // (a missing file or tensor), kDataCorrupt (the message contains the file and what would be right), kInvalidArgument
 // (`quantize`, `transformer`). Throws LibTorch's exceptions when memory runs out, and what
-// compiling regions throws. `adapter_rank`: see WanTransformer::load.
+// compiling regions throws. `adapter_rank`: see TransformerSource.
 WanFolder load_wan_folder(const ModelSource& source, Placement placement,
                           std::shared_ptr<region::RegionHost> regions = nullptr, std::int64_t adapter_rank = 0);
 

@@ -21,15 +21,15 @@ constexpr int kSteps = 4;  // after which the sampler keeps as many tensors as l
 
 // With adapters that fill the columns.
 WanTransformer filled(const WanTransformer& transformer) {
-  WanSlots slots = transformer.slots();
-  for (const NamedLinear& linear : named_linears(slots)) {
+  TransformerWeights weights = transformer.weights();
+  for (const NamedLinear& linear : transformer.named_linears(weights)) {
     LinearSlot& slot = *linear.slot;
     const std::int64_t rank = slot.lora_columns.count;
     if (rank > 0 && slot.low_rank.empty())
       slot.low_rank = {{at::empty({rank, slot.in()}, slot.wide.options()),
                         at::empty({slot.out(), rank}, slot.wide.options()), 0, 1}};
   }
-  return transformer.adapted(std::move(slots));
+  return transformer.adapted(std::move(weights));
 }
 
 }  // namespace
@@ -46,10 +46,10 @@ WanNeeds::WanNeeds(const LoadContext& context)
         return folder;
       }()) {
   weights_.text = {folder_.text.parts().bytes(), folder_.text.parts().ahead_bytes()};
-  const PartSequence& blocks = folder_.transformer.parts();
+  const PartSequence& blocks = *folder_.transformer.parts().blocks;
   weights_.blocks = {blocks.bytes(), blocks.ahead_bytes()};
   if (folder_.transformer_2) {
-    const PartSequence& second = folder_.transformer_2->parts();
+    const PartSequence& second = *folder_.transformer_2->parts().blocks;
     weights_.other_blocks = std::min(blocks.bytes(), second.bytes());
     weights_.blocks = {std::max(blocks.bytes(), second.bytes()), std::max(blocks.ahead_bytes(), second.ahead_bytes())};
   }

@@ -108,8 +108,8 @@ constexpr std::array<std::array<float, 3>, 17> kRgb{{{-0.1299F, -0.1692F, 0.2932
 
 ModelMemory::Source memory_source(const WanFolder& folder, const AdapterStore& adapters, PartSequence& none,
                                   std::shared_ptr<WanNeeds> needs) {
-  ModelMemory::Source source{.parts = {{&folder.text.parts()}, &none, {&folder.transformer.parts()}}};
-  if (folder.transformer_2) source.parts.blocks.push_back(&folder.transformer_2->parts());
+  ModelMemory::Source source{.parts = {{&folder.text.parts()}, &none, {folder.transformer.parts().blocks.get()}}};
+  if (folder.transformer_2) source.parts.blocks.push_back(folder.transformer_2->parts().blocks.get());
   source.ranks = static_cast<bool>(folder.transformer.team());
   if (!needs) return source;
   source.small = needs->video(25);

@@ -1,28 +1,14 @@
 #include "pipeline/families/wan/rope.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/complex.h>
-#include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/outer.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/reciprocal.h>
-#include <ATen/ops/sin.h>
-#include <ATen/ops/view_as_complex.h>
-#include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 
 #include "pipeline/device/failure.h"
 
 namespace ditfleet::pipeline {
-namespace {
-
-constexpr double kTheta = 10000;  // WanRotaryPosEmbed
-
-}  // namespace
 
 at::Tensor wan_rope_table(const WanConfig& config, std::int64_t frames, std::int64_t rows, std::int64_t columns,
                           c10::Device device) {
@@ -38,22 +24,11 @@ at::Tensor wan_rope_table(const WanConfig& config, std::int64_t frames, std::int
   std::vector<at::Tensor> axes;
   for (std::size_t axis = 0; axis < 3; ++axis) {
     const std::int64_t dim = config.rope_axes()[axis];
-    const at::Tensor exponents = at::arange(0, dim, 2, ScalarType::Double) / static_cast<double>(dim);
-    const at::Tensor angles =
-        at::outer(at::arange(size[axis], ScalarType::Double), at::reciprocal(at::pow(kTheta, exponents)));
     std::vector<std::int64_t> shape{1, 1, 1, dim / 2};
     shape[axis] = size[axis];
-    axes.push_back(at::complex(at::cos(angles).to(ScalarType::Float), at::sin(angles).to(ScalarType::Float))
-                       .view(shape)
-                       .expand({frames, rows, columns, dim / 2}));
+    axes.push_back(rope_axis(at::arange(size[axis]), dim).view(shape).expand({frames, rows, columns, dim / 2}));
   }
   return at::cat(axes, 3).view({1, frames * rows * columns, 1, config.head_dim / 2}).to(device);
-}
-
-at::Tensor apply_wan_rope(const at::Tensor& x, const at::Tensor& table) {
-  const at::Tensor pairs =
-      at::view_as_complex(x.to(c10::ScalarType::Float).contiguous().unflatten(-1, {x.size(-1) / 2, 2}));
-  return at::view_as_real(pairs * table).flatten(3).to(x.scalar_type());
 }
 
 }  // namespace ditfleet::pipeline

@@ -1,9 +1,8 @@
-// Rotary position embedding over three axes: frame, row, column.
+// Rotary position embedding (nn/rope.h) over three axes: frame, row, column.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include "pipeline/families/wan/config.h"
+#include "pipeline/nn/rope.h"
 
 namespace ditfleet::pipeline {
 
@@ -12,8 +11,5 @@ namespace ditfleet::pipeline {
 // rope_max_seq_len.
 at::Tensor wan_rope_table(const WanConfig& config, std::int64_t frames, std::int64_t rows, std::int64_t columns,
                           c10::Device device);
-
-// Rotates adjacent pairs of x [1, tokens, heads, head_dim] by the table. Computes in fp32 and returns x's type.
-at::Tensor apply_wan_rope(const at::Tensor& x, const at::Tensor& table);
 
 }  // namespace ditfleet::pipeline

@@ -6,18 +6,16 @@
 #include <ATen/ops/cos.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/sin.h>
 
-#include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
-#include <tuple>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/families/wan/block_program.h"
 #include "pipeline/families/wan/blocks.h"
-#include "pipeline/families/wan/regions.h"
 #include "pipeline/families/wan/rope.h"
 
 namespace ditfleet::pipeline {
@@ -34,150 +32,86 @@ at::Tensor sinusoids(double timestep, std::int64_t count, c10::Device device) {
   return at::cat({at::cos(angles), at::sin(angles)}, 1);
 }
 
-bool takes_fp8(std::string_view linear) { return linear.starts_with("blocks."); }
-bool takes_nf4(std::string_view) { return true; }
-
-void set_up(Parameters& parameters, const std::string& quantize) {
-  if (!quantize.empty()) parameters.quantize_on_load(quantize, quantize == "fp8" ? takes_fp8 : takes_nf4);
-}
-
-bool same_blocks(const WanConfig& a, const WanConfig& b) {
-  const auto of = [](const WanConfig& c) {
-    return std::tuple(c.heads, c.head_dim, c.ffn_dim, c.eps, c.cross_attn_norm);
-  };
-  return of(a) == of(b);
-}
-
 }  // namespace
 
-WanTransformer WanTransformer::load(const std::string& dir, Placement placement,
-                                    std::shared_ptr<region::RegionHost> regions, const std::string& quantize,
-                                    const std::string& name, std::int64_t adapter_rank) {
-  const bool compiled = regions && regions->compiler && regions->options.transformer;
-  WanTransformer made;
-  made.config_ = read_wan_config(ConfigFile(dir + "/config.json"));
-  made.placement_ = placement;
-  made.team_ = parallel::Team::all(regions ? regions->ranks : nullptr);
-  made.team_.check_heads(made.config_.heads);
-  auto parameters = Parameters::open(dir, Library::kDiffusers, placement);
-  set_up(parameters, quantize);
-  parameters.set_regions(std::move(regions));
-  made.parts_ = std::make_shared<PartSequence>(placement, name, /*repeats=*/true);
-  made.slots_ = bind_wan_slots(made.config_, parameters, *made.parts_,
-                               compiled ? std::min(adapter_rank, region::kMostAdapterColumns) : 0);
-  parameters.finish("");
-  made.bytes_ = parameters.bytes();
-  made.linears_ = parameters.linears();
-  made.computes_in_other_type_ = parameters.computes_in_other_type();
+WanTransformer WanTransformer::load(const TransformerSource& source, Placement placement) {
+  WanTransformer made(read_wan_config(ConfigFile(source.dir + "/config.json")), std::move(placement));
+  made.Transformer::load(source, made.config_.heads);
   return made;
 }
 
-std::vector<region::Program> WanTransformer::programs(const std::string& dir, Placement placement,
-                                                      const std::string& quantize, bool fp8_products) {
-  const WanConfig config = read_wan_config(ConfigFile(dir + "/config.json"));
-  auto parameters = [&] {
-    try {
-      return Parameters::open(dir, Library::kDiffusers, placement);
-    } catch (const Failure& failure) {  // configuration without weights: nothing is stored quantized
-      if (failure.error().code != Code::kNotFound) throw;
-      return Parameters(Checkpoint(), placement);
-    }
-  }();
-  set_up(parameters, quantize);
-  parameters.set_fp8_products(fp8_products);
-  return WanRegions::programs(config, wan_formats(config, parameters), placement);
+std::vector<region::Program> WanTransformer::programs(const TransformerSource& source, Placement placement,
+                                                      bool fp8_products) {
+  const WanConfig config = read_wan_config(ConfigFile(source.dir + "/config.json"));
+  return Transformer::programs(wan_spec(config), source, std::move(placement), fp8_products);
 }
 
 void WanTransformer::compile(WanTransformer& first, WanTransformer* second,
                              const std::shared_ptr<region::RegionHost>& host) {
-  if (!host || !host->compiler || !host->options.transformer) return;
-  if (second && !same_blocks(first.config_, second->config_)) {
-    compile(first, nullptr, host);
-    return compile(*second, nullptr, host);
-  }
-  std::vector<WanTransformer*> experts{&first};
+  std::vector<Transformer*> experts{&first};
   if (second) experts.push_back(second);
-  std::vector<WanRegions::Expert> parts;
-  for (const WanTransformer* expert : experts) {
-    if (expert->computes_in_other_type_ && expert->placement_.dtype == c10::ScalarType::Float)
-      return host->fall_back("wan", "unsupported_op", "[wan] NF4 weights compute in another type than fp32");
-    parts.push_back({&expert->slots_, expert->parts_});
-  }
-  const auto regions = std::make_shared<const WanRegions>(first.config_, parts, first.placement_, host);
-  for (std::size_t i = 0; i < experts.size(); ++i) {
+  Transformer::compile(experts, host);
+  for (WanTransformer* expert : {&first, second}) {
+    if (!expert || !expert->compiled()) continue;
     std::vector<at::Tensor> tables;
-    for (const WanBlockSlots& block : experts[i]->slots_.blocks) tables.push_back(block.table);
-    experts[i]->tables_ = at::cat(tables);
-    experts[i]->regions_ = regions;
-    experts[i]->expert_ = i;
+    for (const TransformerBlock& block : expert->weights().blocks)
+      tables.push_back(block.tensors[WanBlockTensor::kTable]);
+    expert->tables_ = at::cat(tables);
   }
 }
 
-WanTransformer WanTransformer::adapted(WanSlots slots) const {
+WanTransformer WanTransformer::adapted(TransformerWeights weights) const {
   WanTransformer made = *this;
-  made.slots_ = std::move(slots);
-  if (!regions_) return made;
-  const auto terms = WanRegions::terms_of(made.slots_);
-  const AdapterColumns* columns = regions_->columns(expert_);
-  if (const std::string problem = AdapterColumns::problem(columns, terms); !problem.empty()) {
-    made.regions_->leave("adapters", problem);
-    made.regions_ = nullptr;
-  } else if (columns) {
-    made.adapters_ = columns->plan(terms);
-  }
+  made.adapt(std::move(weights));
   return made;
-}
-
-void WanTransformer::load_adapters() const {
-  if (adapters_) regions_->columns(expert_)->load(adapters_);
-}
-
-void WanTransformer::clear_adapters() const {
-  if (regions_ && regions_->columns(expert_)) regions_->columns(expert_)->clear();
-}
-
-// Rules count the frames of the video; the VAE makes four of each latent frame but the first.
-region::Mode WanTransformer::mode_for(std::int64_t frames, std::int64_t tokens) const {
-  return regions_ ? regions_->mode_for(tokens, 4 * (frames - 1) + 1) : region::Mode::kNone;
 }
 
 void WanTransformer::prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text,
                              bool adapters) const {
   const std::int64_t tokens = frames * (rows / 2) * (columns / 2);
-  if (mode_for(frames, tokens) != region::Mode::kNone) regions_->prewarm(tokens, text, adapters);
+  if (mode_for(tokens, wan_frames(frames)) == region::Mode::kNone) return;
+  const region::Sizes sizes[] = {{{"batch", 1}, {"tokens", tokens}, {"text", text}}};
+  Transformer::prewarm(sizes, adapters);
 }
 
 at::Tensor WanTransformer::run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time,
                                       const at::Tensor& rope, region::Mode mode,
                                       const parallel::Sequence* sequence) const {
-  PartSequence::Pass pass(parts_.get());
+  PartSequence::Pass pass(parts().blocks.get());
+  const auto& blocks = weights().blocks;
   if (mode == region::Mode::kNone) {
-    for (std::size_t i = 0; i < slots_.blocks.size(); ++i) {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
       pass.begin(i);
-      x = wan_block(std::move(x), text, time, rope, slots_.blocks[i], config_, sequence);
+      x = wan_block(std::move(x), text, time, rope, blocks[i], config_, sequence);
       pass.end(i);
     }
     return x;
   }
-  const at::Tensor rows = tables_ + time.to(c10::ScalarType::Float), table = WanRegions::rope_rows(rope);
+  const at::Tensor rows = tables_ + time.to(c10::ScalarType::Float), table = rope_rows(rope);
   rows.select(1, 1).add_(1);  // the blocks multiply by 1 + scale
   rows.select(1, 4).add_(1);
-  for (std::size_t i = 0; i < slots_.blocks.size(); ++i) {
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
     pass.begin(i);
-    regions_->block(expert_, i, x, text, rows.narrow(0, static_cast<std::int64_t>(i), 1), table, mode, slots_.blocks[i],
-                    adapters_.get(), sequence);
+    std::array<at::Tensor, 6> m;
+    for (std::size_t row = 0; row < m.size(); ++row)
+      m[row] = rows.narrow(0, static_cast<std::int64_t>(i), 1).narrow(1, static_cast<std::int64_t>(row), 1);
+    std::vector<at::Tensor> outputs{x};  // no other code reads x
+    run_block(i, {&x, &text, &table, &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]}, outputs, mode, sequence);
+    x = std::move(outputs[0]);
     pass.end(i);
   }
   return x;
 }
 
 at::Tensor WanTransformer::embed_text(const at::Tensor& prompt_embeds) const {
-  const at::Tensor inner = at::gelu(apply_linear(slots_.text_first, prompt_embeds.to(placement_.dtype)), "tanh");
-  return apply_linear(slots_.text_second, inner);
+  const auto& linears = weights().linears;
+  const at::Tensor inner =
+      at::gelu(apply_linear(linears[WanLinear::kTextFirst], prompt_embeds.to(placement().dtype)), "tanh");
+  return apply_linear(linears[WanLinear::kTextSecond], inner);
 }
 
 at::Tensor WanTransformer::rope(std::int64_t frames, std::int64_t rows, std::int64_t columns) const {
-  return wan_rope_table(config_, frames, rows / 2, columns / 2, placement_.device);
+  return wan_rope_table(config_, frames, rows / 2, columns / 2, placement().device);
 }
 
 at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, const at::Tensor& text,
@@ -190,22 +124,26 @@ at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, 
                                      std::to_string(config_.in_channels) + ", frames, even rows, even columns]");
   }
   const std::int64_t frames = latents.size(2), rows = latents.size(3) / 2, columns = latents.size(4) / 2;
-  const at::Tensor patches = latents.to(placement_.dtype)
+  const at::Tensor patches = latents.to(placement().dtype)
                                  .reshape({config_.in_channels, frames, rows, 2, columns, 2})
                                  .permute({1, 2, 4, 0, 3, 5})
                                  .reshape({1, frames * rows * columns, 4 * config_.in_channels});
   // With fewer tokens than ranks each rank computes all.
   std::optional<parallel::Sequence> sequence;
   if (team && patches.size(1) >= team.count) sequence.emplace(team, patches.size(1));
-  at::Tensor x = apply_linear(slots_.patch_in, sequence ? sequence->own(patches) : patches);
-  const at::Tensor sines = sinusoids(timestep, config_.freq_dim, placement_.device);
+  const auto& [linears, tensors, blocks] = weights();
+  const at::Tensor patch_weight = tensors[WanTensor::kPatchWeight].view({config_.width(), -1});
+  at::Tensor x = at::linear(sequence ? sequence->own(patches) : patches, patch_weight, tensors[WanTensor::kPatchBias]);
+  const at::Tensor sines = sinusoids(timestep, config_.freq_dim, placement().device);
   const at::Tensor conditioning =
-      apply_linear(slots_.time_second, at::silu(apply_linear(slots_.time_first, sines))).to(placement_.dtype);
-  const at::Tensor time = apply_linear(slots_.time_proj, at::silu(conditioning)).unflatten(1, {6, config_.width()});
+      apply_linear(linears[WanLinear::kTimeSecond], at::silu(apply_linear(linears[WanLinear::kTimeFirst], sines)))
+          .to(placement().dtype);
+  const at::Tensor time =
+      apply_linear(linears[WanLinear::kTimeProjection], at::silu(conditioning)).unflatten(1, {6, config_.width()});
   x = run_blocks(std::move(x), text, time, sequence ? sequence->own(rope) : rope,
-                 mode_for(frames, frames * rows * columns), sequence ? &*sequence : nullptr);
-  const std::vector<at::Tensor> head = (slots_.table + conditioning.unsqueeze(1)).chunk(2, 1);
-  x = apply_linear(slots_.patch_out, wan_modulated_norm(x, head[0], head[1], config_.eps));
+                 mode_for(frames * rows * columns, wan_frames(frames)), sequence ? &*sequence : nullptr);
+  const std::vector<at::Tensor> head = (tensors[WanTensor::kTable] + conditioning.unsqueeze(1)).chunk(2, 1);
+  x = apply_linear(linears[WanLinear::kPatchOut], wan_modulated_norm(x, head[0], head[1], config_.eps));
   return (sequence ? sequence->gather(x) : x)
       .view({frames, rows, columns, 2, 2, config_.out_channels})
       .permute({5, 0, 1, 3, 2, 4})

@@ -1,58 +1,32 @@
 // Wan's transformer (diffusers WanTransformer3DModel): latents, timestep and text to a velocity.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "pipeline/families/wan/slots.h"
-#include "pipeline/nn/adapter_columns.h"
-#include "pipeline/parallel/sequence.h"
-#include "pipeline/region/ir/program.h"
-
-namespace ditfleet::region {
-struct RegionHost;
-enum class Mode;
-}  // namespace ditfleet::region
+#include "pipeline/families/wan/parameters.h"
+#include "pipeline/nn/transformer/transformer.h"
 
 namespace ditfleet::pipeline {
 
-class WanRegions;
-
-// Immutable after loading; copies share the weights. The functions may be called from any thread.
-class WanTransformer {
+class WanTransformer : public Transformer {
  public:
-  // Reads config.json and the weights in `dir`. `quantize`: empty, "fp8" (the linears of the blocks) or "nf4" (all
-  // linears in the placement's type). `regions`: see Parameters::set_regions. `name`: of the blocks' parts. If the
-  // blocks will be compiled, reserves `adapter_rank` columns for adapters next to each weight; the most that compiled
-  // blocks take if it is more. Throws what ConfigFile and Parameters throw.
-  static WanTransformer load(const std::string& dir, Placement placement,
-                             std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {},
-                             const std::string& name = "transformer", std::int64_t adapter_rank = 0);
+  // Reads config.json and the weights. Throws what ConfigFile and Parameters throw.
+  static WanTransformer load(const TransformerSource& source, Placement placement);
 
   // Compiles the blocks of one or two experts, which share their programs, unless the host runs transformers eagerly.
-  // `second` may be null. Throws what WanRegions and RegionHost::fall_back throw.
+  // `second` may be null. Throws what BlockRegions and RegionHost::fall_back throw.
   static void compile(WanTransformer& first, WanTransformer* second, const std::shared_ptr<region::RegionHost>& host);
   // The programs of the blocks, without and with adapters, that compile() uses after load() with the same arguments.
   // Reads configuration and headers. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
-  static std::vector<region::Program> programs(const std::string& dir, Placement placement, const std::string& quantize,
-                                               bool fp8_products);
+  static std::vector<region::Program> programs(const TransformerSource& source, Placement placement, bool fp8_products);
 
-  // A copy with other parameter structs: those of this transformer with terms of adapters added. If the columns of
-  // compiled blocks are too few, the blocks run eagerly. Throws what RegionHost::fall_back throws.
-  WanTransformer adapted(WanSlots slots) const;
-  // Copies the copy's adapters to where compiled blocks read them. Call it on what adapted() returned, before
-  // velocity(), on the same stream, and for one request at a time.
-  void load_adapters() const;
-  // Overwrites what load_adapters() copied with zeros. Call it while no request with adapters runs.
-  void clear_adapters() const;
+  // A copy with these weights, which are this transformer's with terms of adapters added. If the columns of compiled
+  // blocks are too few, the blocks run eagerly. Throws what RegionHost::fall_back throws.
+  WanTransformer adapted(TransformerWeights weights) const;
 
   const WanConfig& config() const { return config_; }
-  const WanSlots& slots() const { return slots_; }
-  PartSequence& parts() const { return *parts_; }       // one for each block
-  const parallel::Team& team() const { return team_; }  // all ranks of the region host
-  std::int64_t bytes() const { return bytes_; }
-  const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
 
   // Prewarms library plans for velocity() of latents of this size in the background, on request also with adapters.
   // Does not block. Thread-safe.
@@ -71,23 +45,12 @@ class WanTransformer {
                       const parallel::Team& team = {}) const;
 
  private:
-  WanTransformer() = default;
+  WanTransformer(WanConfig config, Placement placement) : Transformer(wan_spec(config), placement), config_(config) {}
   at::Tensor run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time, const at::Tensor& rope,
                         region::Mode mode, const parallel::Sequence* sequence) const;
-  region::Mode mode_for(std::int64_t frames, std::int64_t tokens) const;  // frames and tokens of the latents
 
-  WanConfig config_{};
-  WanSlots slots_;
-  std::shared_ptr<PartSequence> parts_;
-  std::int64_t bytes_ = 0;
-  Placement placement_;
-  parallel::Team team_;
-  std::map<std::string, int> linears_;
-  bool computes_in_other_type_ = false;                     // as in Parameters
-  std::shared_ptr<const WanRegions> regions_;               // of both experts; null: blocks run eagerly
-  std::size_t expert_ = 0;                                  // in regions_
-  std::shared_ptr<const AdapterColumns::Layout> adapters_;  // null: no adapters, or they are added eagerly
-  at::Tensor tables_;                                       // [num_layers, 6, D]: of all blocks, if they are compiled
+  WanConfig config_;
+  at::Tensor tables_;  // [num_layers, 6, D]: of all blocks, if they are compiled
 };
 
 }  // namespace ditfleet::pipeline

@@ -79,7 +79,8 @@ region::AheadPrograms programs(const ModelSource& source, region::ElementType ty
   for (const char* name : {"/transformer", "/transformer_2"}) {
     const std::string dir = source.dir + name;
     if (!options.transformer || !std::filesystem::exists(dir + "/config.json")) continue;
-    for (auto& one : WanTransformer::programs(dir, host, quantize_of(source, "transformer"), arch.fp8_products))
+    for (auto& one : WanTransformer::programs({.dir = dir, .quantize = quantize_of(source, "transformer")}, host,
+                                              arch.fp8_products))
       made.blocks.push_back(std::move(one));
   }
   if (arch.gpu && !made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());

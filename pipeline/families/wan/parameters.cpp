@@ -1,0 +1,53 @@
+#include "pipeline/families/wan/parameters.h"
+
+#include "pipeline/families/wan/block_program.h"
+
+namespace ditfleet::pipeline {
+
+TransformerSpec wan_spec(const WanConfig& c) {
+  constexpr auto kFp32 = c10::ScalarType::Float;
+  const std::int64_t d = c.width();
+  BlockSpec blocks{
+      .prefix = "blocks.",
+      .count = c.num_layers,
+      .linears = {{{"attn1.to_q", "attn1.to_k", "attn1.to_v"}, d, d},
+                  {{"attn1.to_out.0"}, d, d},
+                  {{"attn2.to_q"}, d, d},
+                  {{"attn2.to_k", "attn2.to_v"}, d, d},
+                  {{"attn2.to_out.0"}, d, d},
+                  {{"ffn.net.0.proj"}, d, c.ffn_dim},
+                  {{"ffn.net.2"}, c.ffn_dim, d}},
+      .tensors = {{"attn1.norm_q.weight", {d}, {}, "norm_q"},
+                  {"attn1.norm_k.weight", {d}, {}, "norm_k"},
+                  {"attn2.norm_q.weight", {d}, {}, "cross_norm_q"},
+                  {"attn2.norm_k.weight", {d}, {}, "cross_norm_k"},
+                  {"scale_shift_table", {1, 6, d}, kFp32}},
+      .given = {"tokens", "text", "rope"},
+      .program = [c](region::ElementType type, bool adapters, const std::vector<BlockSpec::Weight>& weights) {
+        return region::wan_block({.heads = c.heads,
+                                  .head_dim = c.head_dim,
+                                  .ffn = c.ffn_dim,
+                                  .eps = c.eps,
+                                  .cross_norm = c.cross_attn_norm,
+                                  .type = type,
+                                  .adapters = adapters,
+                                  .weights = weights});
+      }};
+  for (std::size_t i = 0; i < region::kWanLinears.size(); ++i) blocks.linears[i].input = region::kWanLinears[i];
+  blocks.given.insert(blocks.given.end(), region::kWanRows.begin(), region::kWanRows.end());
+  if (c.cross_attn_norm)
+    for (const char* name : {"norm2.weight", "norm2.bias"}) blocks.tensors.push_back({name, {d}, kFp32, name});
+  return {.family = "wan",
+          .linears = {{{"condition_embedder.time_embedder.linear_1"}, c.freq_dim, d, "", false, kFp32},
+                      {{"condition_embedder.time_embedder.linear_2"}, d, d, "", false, kFp32},
+                      {{"condition_embedder.time_proj"}, d, 6 * d},
+                      {{"condition_embedder.text_embedder.linear_1"}, c.text_dim, d},
+                      {{"condition_embedder.text_embedder.linear_2"}, d, d},
+                      {{"proj_out"}, d, 4 * c.out_channels}},  // in the order (1, 2, 2, C)
+          .tensors = {{"patch_embedding.weight", {d, c.in_channels, 1, 2, 2}},
+                      {"patch_embedding.bias", {d}},
+                      {"scale_shift_table", {1, 2, d}, kFp32}},
+          .blocks = {std::move(blocks)}};
+}
+
+}  // namespace ditfleet::pipeline

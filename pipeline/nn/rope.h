@@ -1,0 +1,21 @@
+// Rotary position embedding of adjacent pairs (RoPE, https://arxiv.org/abs/2104.09864) over several axes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace ditfleet::pipeline {
+
+// The part of a table that rotates `channels` channels by positions along one axis: [n] → [n, channels / 2] complex64,
+// cos + i sin of each angle with θ = 10000. Angles are computed in float64, on a CPU.
+at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels);
+
+// Rotates adjacent pairs of x [1, tokens, heads, head_dim] by the table [1, tokens, 1, head_dim / 2]. Computes in fp32
+// and returns x's type.
+at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table);
+
+// A view of the table as input of compiled blocks: [tokens, head_dim] fp32, cosine and sine of each pair.
+at::Tensor rope_rows(const at::Tensor& table);
+
+}  // namespace ditfleet::pipeline

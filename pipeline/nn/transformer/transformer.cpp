@@ -1,0 +1,131 @@
+#include "pipeline/nn/transformer/transformer.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/nn/transformer/regions.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+void set_up(Parameters& parameters, const TransformerSpec& spec, const std::string& quantize) {
+  if (spec.file_names) parameters.set_file_names(spec.file_names(parameters));
+  if (quantize.empty()) return;
+  std::set<std::string, std::less<>> of_programs;
+  each_linear(spec, [&](const LinearSpec& linear, const std::vector<std::string>& names) {
+    if (!linear.input.empty()) of_programs.insert(names.begin(), names.end());
+  });
+  parameters.quantize_on_load(quantize, [all = quantize != "fp8", of_programs = std::move(of_programs)](
+                                            std::string_view linear) { return all || of_programs.contains(linear); });
+}
+
+bool is_compiled(const std::shared_ptr<region::RegionHost>& host) {
+  return host && host->compiler && host->options.transformer;
+}
+
+}  // namespace
+
+Parameters Transformer::open(const std::string& dir, const std::string& file, Placement placement, bool optional) {
+  if (!file.empty())
+    return Parameters(unwrap(Checkpoint::open_file(file, {"model.diffusion_model.", "diffusion_model."})), placement);
+  try {
+    return Parameters::open(dir, Library::kDiffusers, placement);
+  } catch (const Failure& failure) {
+    if (!optional || failure.error().code != Code::kNotFound) throw;
+    return Parameters(Checkpoint(), placement);
+  }
+}
+
+Transformer::Transformer(TransformerSpec spec, Placement placement)
+    : spec_(std::make_shared<const TransformerSpec>(std::move(spec))), placement_(std::move(placement)) {}
+
+void Transformer::load(const TransformerSource& source, std::int64_t heads) {
+  team_ = parallel::Team::all(source.regions ? source.regions->ranks : nullptr);
+  team_.check_heads(heads);
+  auto parameters = open(source.dir, source.file, placement_);
+  set_up(parameters, *spec_, source.quantize);
+  parameters.set_regions(source.regions);
+  const bool apart = std::any_of(spec_->blocks.begin(), spec_->blocks.end(), [](const BlockSpec& blocks) {
+    return std::any_of(blocks.linears.begin(), blocks.linears.end(), [](const auto& l) { return l.input.empty(); });
+  });
+  parts_.blocks = std::make_shared<PartSequence>(placement_, source.name, /*repeats=*/true);
+  if (apart) parts_.apart = std::make_shared<PartSequence>(placement_, source.name + ".apart", /*repeats=*/false);
+  const std::int64_t rank = std::min(source.adapter_rank, region::kMostAdapterColumns);
+  weights_ = load_weights(*spec_, parameters, is_compiled(source.regions) ? rank : 0, parts_);
+  parameters.finish("");
+  bytes_ = parameters.bytes();
+  linears_ = parameters.linears();
+  computes_in_other_type_ = parameters.computes_in_other_type();
+}
+
+std::vector<region::Program> Transformer::programs(const TransformerSpec& spec, const TransformerSource& source,
+                                                   Placement placement, bool fp8_products) {
+  auto parameters = open(source.dir, source.file, placement, /*optional=*/true);
+  set_up(parameters, spec, source.quantize);
+  parameters.set_fp8_products(fp8_products);
+  return BlockRegions::programs(spec, weight_formats(spec, parameters), placement);
+}
+
+void Transformer::use(TransformerWeights weights, TransformerParts parts) {
+  weights_ = std::move(weights);
+  parts_ = std::move(parts);
+}
+
+void Transformer::compile(const std::vector<Transformer*>& experts, const std::shared_ptr<region::RegionHost>& host) {
+  if (!is_compiled(host)) return;
+  std::vector<BlockRegions::Expert> all;
+  for (const Transformer* expert : experts) {
+    if (expert->computes_in_other_type_ && expert->placement_.dtype == c10::ScalarType::Float)
+      return host->fall_back(expert->spec_->family, "unsupported_op",
+                             "[" + expert->spec_->family + "] NF4 weights compute in another type than fp32");
+    all.push_back({expert->spec_.get(), &expert->weights_, expert->parts_.blocks});
+  }
+  const auto regions = std::make_shared<const BlockRegions>(all, experts.front()->placement_, host);
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    experts[i]->regions_ = regions;
+    experts[i]->expert_ = i;
+  }
+}
+
+void Transformer::adapt(TransformerWeights weights) {
+  weights_ = std::move(weights);
+  if (!regions_) return;
+  const auto terms = BlockRegions::terms_of(*spec_, weights_);
+  const AdapterColumns* columns = regions_->columns(expert_);
+  if (const std::string problem = AdapterColumns::problem(columns, terms); !problem.empty()) {
+    regions_->host().fall_back(spec_->family, "adapters", problem);
+    regions_ = nullptr;
+  } else if (columns) {
+    adapters_ = columns->plan(terms);
+  }
+}
+
+void Transformer::load_adapters() const {
+  if (adapters_) regions_->columns(expert_)->load(adapters_);
+}
+
+void Transformer::clear_adapters() const {
+  if (regions_ && regions_->columns(expert_)) regions_->columns(expert_)->clear();
+}
+
+void Transformer::join_adapters() const {
+  if (adapters_) regions_->columns(expert_)->join();
+}
+
+region::Mode Transformer::mode_for(std::int64_t tokens, std::int64_t frames) const {
+  return regions_ ? region::mode_for(regions_->host().options, tokens, frames) : region::Mode::kNone;
+}
+
+void Transformer::prewarm(std::span<const region::Sizes> sizes, bool adapters) const {
+  if (regions_) regions_->prewarm(sizes, adapters);
+}
+
+void Transformer::run_block(std::size_t index, std::initializer_list<const at::Tensor*> given,
+                            std::vector<at::Tensor>& outputs, region::Mode mode,
+                            const parallel::Sequence* sequence) const {
+  regions_->run(expert_, index, weights_.blocks[index], given, outputs, mode, adapters_.get(), sequence);
+}
+
+}  // namespace ditfleet::pipeline

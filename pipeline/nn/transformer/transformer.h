@@ -1,0 +1,107 @@
+// A diffusion transformer: its weights, its compiled blocks, and the adapters of a request. Families derive from it and
+// add what their blocks compute.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pipeline/nn/adapter_columns.h"
+#include "pipeline/nn/transformer/weights.h"
+#include "pipeline/parallel/sequence.h"
+#include "pipeline/region/options.h"
+
+namespace ditfleet::region {
+struct RegionHost;
+}
+
+namespace ditfleet::pipeline {
+
+class BlockRegions;
+
+// Where a transformer's weights come from, and how it computes.
+struct TransformerSource {
+  std::string dir;                   // with config.json and weights
+  std::string file = {};             // of the weights if they are not in `dir`
+  std::string quantize = {};         // "fp8" (the linears of the blocks' programs), "nf4" (all linears) or empty
+  std::string name = "transformer";  // of its weights in Placement::host_key
+  std::int64_t adapter_rank = 0;     // columns beside each linear of compiled blocks
+  std::shared_ptr<region::RegionHost> regions = nullptr;
+};
+
+// Immutable after compile(); copies share the weights. The functions may be called from any thread.
+class Transformer {
+ public:
+  // The weights in `dir`, or those in `file` unless it is empty. `optional`: no weights if there are none in `dir`.
+  // Throws what Parameters::open throws.
+  static Parameters open(const std::string& dir, const std::string& file, Placement placement, bool optional = false);
+
+  // Copies the adapters of a request to where compiled blocks read them. Call it on a copy with adapters, before its
+  // blocks run, on the same stream, and for one request at a time.
+  void load_adapters() const;
+  // Overwrites what load_adapters() copied with zeros. Call it while no request with adapters runs.
+  void clear_adapters() const;
+
+  const TransformerWeights& weights() const { return weights_; }
+  // Every linear of `weights` by its name in diffusers; the result points into them.
+  std::vector<NamedLinear> named_linears(TransformerWeights& weights) const {
+    return pipeline::named_linears(*spec_, weights);
+  }
+  const TransformerParts& parts() const { return parts_; }
+  const parallel::Team& team() const { return team_; }  // all ranks of the region host
+  std::int64_t bytes() const { return bytes_; }
+  const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
+  Placement placement() const { return placement_; }
+
+ protected:
+  Transformer(TransformerSpec spec, Placement placement);
+
+  // Loads the weights. `heads`: of attention; each rank must get as many. Throws what Parameters and Team throw.
+  void load(const TransformerSource& source, std::int64_t heads);
+  // The programs of the blocks, without and with adapters, that load() and compile() with the same arguments compile.
+  // Reads headers only. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
+  static std::vector<region::Program> programs(const TransformerSpec& spec, const TransformerSource& source,
+                                               Placement placement, bool fp8_products);
+  // Uses weights that are already loaded.
+  void use(TransformerWeights weights, TransformerParts parts = {});
+  // Compiles the blocks of a model's transformers, which share programs, unless the host runs transformers eagerly.
+  // Throws what BlockRegions and RegionHost::fall_back throw.
+  static void compile(const std::vector<Transformer*>& experts, const std::shared_ptr<region::RegionHost>& host);
+  // Replaces the weights by a copy with terms of adapters. If the columns of compiled blocks are too few, the blocks
+  // run eagerly from now on. Throws what RegionHost::fall_back throws.
+  void adapt(TransformerWeights weights);
+
+  const TransformerSpec& spec() const { return *spec_; }
+  bool compiled() const { return regions_ != nullptr; }
+  // How blocks run with this number of tokens and frames; kNone: eagerly.
+  region::Mode mode_for(std::int64_t tokens, std::int64_t frames) const;
+  // See BlockRegions::prewarm(). Does nothing if blocks run eagerly.
+  void prewarm(std::span<const region::Sizes> sizes, bool adapters) const;
+  // Runs compiled block `index`; see BlockRegions::run().
+  void run_block(std::size_t index, std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
+                 region::Mode mode, const parallel::Sequence* sequence) const;
+  // The adapters that compiled blocks read; null: none, or they are added eagerly.
+  const AdapterColumns::Layout* adapters() const { return adapters_.get(); }
+  // Makes the current stream wait for the copies of load_adapters(). run_block() does so itself.
+  void join_adapters() const;
+
+ private:
+  std::shared_ptr<const TransformerSpec> spec_;
+  TransformerWeights weights_;
+  TransformerParts parts_;
+  Placement placement_;
+  parallel::Team team_;
+  std::int64_t bytes_ = 0;
+  std::map<std::string, int> linears_;
+  bool computes_in_other_type_ = false;          // as in Parameters
+  std::shared_ptr<const BlockRegions> regions_;  // of all experts; null: blocks run eagerly
+  std::size_t expert_ = 0;                       // in regions_
+  std::shared_ptr<const AdapterColumns::Layout> adapters_;
+};
+
+}  // namespace ditfleet::pipeline
