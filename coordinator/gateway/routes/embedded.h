@@ -1,4 +1,4 @@
-// Files embedded in the binary (embed.cmake).
+// Files embedded in the binary (shared/build/embed.cmake).
 #pragma once
 
 #include <string_view>

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "pipeline/families/wan/html_entities.h"
@@ -27,10 +29,27 @@ constexpr std::array<char32_t, 32> kWindows1252 = {0x20AC, 0,      0x201A, 0x019
 
 void append(std::string& out, char32_t c) { icu::UnicodeString(static_cast<UChar32>(c)).toUTF8String(out); }
 
+// The lines of html_entities.txt, a name and its characters' numbers, as a map from names to texts.
+std::unordered_map<std::string_view, std::string> parsed_entities() {
+  std::unordered_map<std::string_view, std::string> texts;
+  for (std::string_view rest = kHtmlEntities; !rest.empty();) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(line.size() + 1);
+    std::size_t space = line.find(' ');
+    std::string& text = texts[line.substr(0, space)];
+    for (; space != line.npos; space = line.find(' ', space + 1)) {
+      std::uint32_t number = 0;
+      std::from_chars(line.data() + space + 1, line.data() + line.size(), number, 16);
+      append(text, number);
+    }
+  }
+  return texts;
+}
+
 std::optional<std::string_view> entity(std::string_view name) {
-  const auto at = std::lower_bound(kHtmlEntities.begin(), kHtmlEntities.end(), name,
-                                   [](const auto& row, std::string_view key) { return row.first < key; });
-  return at != kHtmlEntities.end() && at->first == name ? std::optional(at->second) : std::nullopt;
+  static const auto texts = parsed_entities();
+  const auto at = texts.find(name);
+  return at != texts.end() ? std::optional<std::string_view>(at->second) : std::nullopt;
 }
 
 bool is_invalid(char32_t c) {
