@@ -38,7 +38,7 @@ struct CompileOptions {
   bool error_on_recompile = false;  // a second program for a region is an error
   int recompile_limit = 8;          // programs per region; above it calls run eagerly (an error with fullgraph)
   // Which components are compiled. The VAE can be compiled on a GPU only; unset: compiled if possible.
-  bool transformer = true, text_encoders = false;
+  bool transformer = true;
   std::optional<bool> vae;
   std::vector<CompileRule> rules;  // see mode_for()
   std::string cxx, nvrtc;          // C++ compiler, libnvrtc's file; empty: DITFLEET_CXX, DITFLEET_NVRTC, else searched

@@ -336,7 +336,6 @@ const Option kOptions[] = {
                     "the usual locations.",
      .form = Form::kPath},
     {DITFLEET_OPTION(compile.components.transformer), .description = "Compile the transformer."},
-    {DITFLEET_OPTION(compile.components.text_encoders), .description = "Compile the layers of the text encoders."},
     {DITFLEET_OPTION(compile.components.vae),
      .description = "Compile the operations between the VAE's convolutions, on a GPU. auto: if possible. true on a CPU "
                     "counts as a fallback, or fails with compile.fullgraph.",

@@ -177,6 +177,9 @@ Result<void> apply(const Assignment& a, const std::string& base, Settings& setti
   if (section == "tenants") return apply_tenant(a, settings);
   if (section == "keys") return apply_key(a, settings);
   if (is_list_path(a.path)) return apply_list(a, settings);
+  // An option of earlier versions. Files that `ditfleet config show` has written contain it.
+  if (a.key() == "compile.components.text_encoders")
+    return a.value == "false" ? Result<void>() : wrong(a, a.key() + " was removed: text encoders are not compiled");
   const Option* option = find_option(a.key());
   if (!option) return unknown_key(a);
   if (auto r = assign(*option, resolve(*option, a.value, base), settings); !r)

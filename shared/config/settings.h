@@ -133,7 +133,7 @@ struct Settings {
     std::vector<CompileRule> rules;
     std::string cxx, nvrtc;
     struct {
-      bool transformer = true, text_encoders = false;
+      bool transformer = true;
       std::string vae = "auto";
     } components;
   } compile;

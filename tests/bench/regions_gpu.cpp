@@ -6,8 +6,12 @@
 //
 // SCENARIO: cold | shared_cache (the same, with another content of --cache) | warm | numerics | vae | profile
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <algorithm>
 #include <chrono>
@@ -15,7 +19,6 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/flux/rope.h"
-#include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/nn/vae/decoder.h"
 #include "pipeline/region/libraries/driver.h"
 #include "pipeline/region/run/interpreter.h"
@@ -66,52 +69,48 @@ void first_forward() {
   row("compiles", host->cache ? static_cast<double>(host->cache->counts().compiles) : 0, "programs");
 }
 
-// The layers of a text encoder over one prompt. All layers share random weights.
+// The layers of a text encoder over one prompt, with heads of 64. All layers share random weights.
 class EncoderLayers {
  public:
-  EncoderLayers(std::string name, const region::Region::Recipe& recipe, int layers, std::int64_t tokens,
-                std::shared_ptr<region::RegionHost> host)
-      : layers_(layers), layer_(std::move(name), recipe, std::move(host)) {
-    inputs_ = region::testing::random_inputs(pipeline::unwrap(recipe(ElementType::kBF16)),
-                                             {{"batch", 1}, {"tokens", tokens}}, 1, {.device = gpu});
+  // `gated`: as in T5, the activated branch is multiplied with another.
+  EncoderLayers(int layers, std::int64_t tokens, std::int64_t heads, std::int64_t inner, bool gated)
+      : layers_(layers), heads_(heads) {
+    const auto random = [](std::int64_t rows, std::int64_t columns) {
+      return 0.02 * at::randn({rows, columns}, at::TensorOptions(ScalarType::BFloat16).device(gpu));
+    };
+    const std::int64_t width = 64 * heads;
+    hidden_ = random(tokens, width);
+    for (at::Tensor* square : {&q_, &k_, &v_, &o_}) *square = random(width, width);
+    wi_ = random(inner, width);
+    if (gated) gate_ = random(inner, width);
+    wo_ = random(width, inner);
   }
   void run() {
+    at::Tensor x = hidden_;
     for (int i = 0; i < layers_; ++i) {
-      std::vector<at::Tensor> outputs;
-      layer_.run(inputs_, outputs);
+      at::Tensor normed = at::layer_norm(x, {x.size(1)});
+      const auto heads = [&](const at::Tensor& weight) {
+        return at::linear(normed, weight).view({1, -1, heads_, 64}).transpose(1, 2);
+      };
+      const at::Tensor attended = at::scaled_dot_product_attention(heads(q_), heads(k_), heads(v_));
+      x = x + at::linear(attended.transpose(1, 2).reshape(x.sizes()), o_);
+      normed = at::layer_norm(x, {x.size(1)});
+      at::Tensor branch = at::gelu(at::linear(normed, wi_), "tanh");
+      if (gate_.defined()) branch = branch * at::linear(normed, gate_);
+      x = x + at::linear(branch, wo_);
     }
   }
 
  private:
   const int layers_;
-  region::Region layer_;
-  std::vector<at::Tensor> inputs_;
+  const std::int64_t heads_;
+  at::Tensor hidden_, q_, k_, v_, o_, wi_, gate_, wo_;
 };
 
 // The GPU work of FLUX's encode(): CLIP-L, T5-XXL, and the modulation of all steps.
 class TextStage {
  public:
-  TextStage(const FluxTransformer& flux, const std::shared_ptr<region::RegionHost>& host)
-      : flux_(flux),
-        clip_(
-            "clip",
-            [](ElementType type) {
-              return region::clip_layer({.width = 768,
-                                         .heads = 12,
-                                         .head_dim = 64,
-                                         .inner = 3072,
-                                         .eps = 1e-5,
-                                         .activation = region::OpCode::kQuickGelu,
-                                         .type = type});
-            },
-            12, 77, host),
-        t5_(
-            "t5",
-            [](ElementType type) {
-              return region::t5_layer(
-                  {.width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = type});
-            },
-            24, kText, host) {}
+  explicit TextStage(const FluxTransformer& flux) : flux_(flux) {}
   void run(const Inputs& in) {
     clip_.run();
     t5_.run();
@@ -121,7 +120,7 @@ class TextStage {
 
  private:
   const FluxTransformer& flux_;
-  EncoderLayers clip_, t5_;
+  EncoderLayers clip_{12, 77, 12, 3072, false}, t5_{24, kText, 64, 10240, true};
 };
 
 void warm() {
@@ -153,12 +152,7 @@ void warm() {
                                              : "default_peak_gb",
       static_cast<double>(total - free) / 1e9, "GB", "memory");
 
-  auto eager_options = options();
-  eager_options.backend = "eager";
-  eager_options.fullgraph = false;
-  const auto eager = region::make_region_host(eager_options, gpu,
-                                              nullptr);  // as text encoders run unless the configuration says otherwise
-  TextStage text(flux, eager);
+  TextStage text(flux);
   text.run(at_1024);
   row("text_stage_ms", steady_s([&] { text.run(at_1024); }, 5) * 1e3, "ms");
   const auto compiles = host->counters->counts().compiles;

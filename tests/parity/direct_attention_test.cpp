@@ -56,14 +56,11 @@ TEST_F(RegionParityAttention, WritesWhereItIsToldAndNowhereElse) {
     const auto [q, k, v] = columns(batch, tokens, heads, size, 3 * heads * size + beside);
     const at::Tensor wide = at::full({batch, tokens, beside + heads * size + 8}, 7, q.options());
     const at::Tensor out = wide.narrow(2, beside, heads * size).view({batch, tokens, heads, size});
-    for (const double scale : {0.0, 0.25}) {
-      ASSERT_TRUE(direct->run(q, k, v, out, scale)) << tokens;
-      const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double),
-                                v.to(c10::ScalarType::Double), AttentionBackend::kMath, {.scale = scale});
-      const auto theirs = attend(q, k, v, AttentionBackend::kAuto, {.scale = scale});
-      EXPECT_LE(testing::relative_error(out, exact), 1.1 * testing::relative_error(theirs, exact))
-          << tokens << " tokens, scale " << scale;
-    }
+    ASSERT_TRUE(direct->run(q, k, v, out)) << tokens;
+    const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double),
+                              v.to(c10::ScalarType::Double), AttentionBackend::kMath);
+    const auto theirs = attend(q, k, v, AttentionBackend::kAuto);
+    EXPECT_LE(testing::relative_error(out, exact), 1.1 * testing::relative_error(theirs, exact)) << tokens;
     EXPECT_TRUE(wide.narrow(2, 0, beside).eq(7).all().item<bool>()) << tokens;
     EXPECT_TRUE(wide.narrow(2, beside + heads * size, 8).eq(7).all().item<bool>()) << tokens;
   }
@@ -76,7 +73,7 @@ TEST_F(RegionParityAttention, KeysMayHaveAnotherLength) {
     const auto [q, unused_k, unused_v] = columns(2, queries, 3, 64, 3 * 3 * 64);
     const auto [unused_q, k, v] = columns(2, keys, 3, 64, 3 * 3 * 64);
     const at::Tensor out = at::empty(q.sizes(), q.options());
-    ASSERT_TRUE(direct->run(q, k, v, out, 0)) << queries << " on " << keys;
+    ASSERT_TRUE(direct->run(q, k, v, out)) << queries << " on " << keys;
     const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double),
                               v.to(c10::ScalarType::Double), AttentionBackend::kMath);
     const auto theirs = attend(q, k, v, AttentionBackend::kAuto);
@@ -92,9 +89,9 @@ TEST_F(RegionParityAttention, PlansAreShared) {
   const auto [q, k, v] = columns(1, 209, 3, 64, 3 * 3 * 64);
   const at::Tensor a = at::full(q.sizes(), 0, q.options().memory_format(c10::MemoryFormat::Contiguous)),
                    b = at::full_like(a, 1);
-  ASSERT_TRUE(first->run(q, k, v, a, 0));
+  ASSERT_TRUE(first->run(q, k, v, a));
   ASSERT_EQ(cache->counts().compiles, 1u);
-  ASSERT_TRUE(second->run(q, k, v, b, 0));
+  ASSERT_TRUE(second->run(q, k, v, b));
   EXPECT_EQ(cache->counts().compiles, 1u);
   EXPECT_EQ(cache->counts().memory_hits, 1u);
   EXPECT_TRUE(a.equal(b));
@@ -112,25 +109,25 @@ TEST_F(RegionParityAttention, ExpectedPlansAreMadeMeanwhile) {
   direct->prewarm(shape);  // the library is not open: nothing happens
   const auto [q2, k2, v2] = columns(1, 40, 3, 64, 3 * 3 * 64);
   const at::Tensor small = at::full(q2.sizes(), 0, a.options());
-  ASSERT_TRUE(direct->run(q2, k2, v2, small, 0));
+  ASSERT_TRUE(direct->run(q2, k2, v2, small));
   ASSERT_EQ(cache->counts().compiles, 1u);
   direct->prewarm(shape);
   direct->prewarm(shape);
-  ASSERT_TRUE(direct->run(q2, k2, v2, small, 0));  // of a shape that is known: waits for nothing
-  ASSERT_TRUE(direct->run(q, k, v, a, 0));
+  ASSERT_TRUE(direct->run(q2, k2, v2, small));  // of a shape that is known: waits for nothing
+  ASSERT_TRUE(direct->run(q, k, v, a));
   EXPECT_EQ(cache->counts().compiles, 2u);
-  ASSERT_TRUE(other->run(q, k, v, b, 0));
+  ASSERT_TRUE(other->run(q, k, v, b));
   EXPECT_TRUE(a.equal(b));
 }
 
 TEST_F(RegionParityAttention, LeavesAloneWhatItCannotDo) {
   const auto direct = make(make_memory_cache());
   const auto [q, k, v] = columns(1, 32, 2, 64, 3 * 2 * 64 + 4);  // rows that begin at odd places
-  EXPECT_FALSE(direct->run(q, k, v, at::full(q.sizes(), 0, q.options()), 0));
+  EXPECT_FALSE(direct->run(q, k, v, at::full(q.sizes(), 0, q.options())));
   const at::Tensor exact = at::randn({1, 32, 2, 64}, q.options().dtype(c10::ScalarType::Float));
-  EXPECT_FALSE(direct->run(exact, exact, exact, at::full_like(exact, 0), 0));
+  EXPECT_FALSE(direct->run(exact, exact, exact, at::full_like(exact)));
   const at::Tensor frames = at::randn({1, 5, 32, 2, 64}, q.options());
-  EXPECT_FALSE(direct->run(frames, frames, frames, at::full_like(frames, 0), 0));
+  EXPECT_FALSE(direct->run(frames, frames, frames, at::full_like(frames)));
   EXPECT_EQ(make_direct_attention(0, arch_, AttentionBackend::kFlash, make_memory_cache()), nullptr);
 }
 

@@ -207,7 +207,8 @@ TEST_F(FluxFolderTest, RefusesFieldsOfTheWrongKind) {
 // transformers keeps what feed_forward_proj comes to beside it, and believes that.
 TEST_F(FluxFolderTest, ReadsT5sActivationWhereTransformersDoes) {
   replace("text_encoder_2/config.json", "\"dense_act_fn\": \"gelu_new\"", "\"dense_act_fn\": \"relu\"");
-  EXPECT_EQ(read_t5_config(ConfigFile((dir_ / "text_encoder_2/config.json").string())).activation_name, "relu");
+  EXPECT_EQ(read_t5_config(ConfigFile((dir_ / "text_encoder_2/config.json").string())).activation,
+            find_activation("relu"));
   replace("text_encoder_2/config.json", "\"is_gated_act\": true", "\"is_gated_act\": false");
   EXPECT_FALSE(read_t5_config(ConfigFile((dir_ / "text_encoder_2/config.json").string())).gated);
   replace("text_encoder_2/config.json", "\"dense_act_fn\": \"relu\"", "\"dense_act_fn\": \"rely\"");

@@ -54,24 +54,6 @@ TEST_P(FluxStage, EncodesWithT5) {
   EXPECT_LE(distance(t5.encode(ids("t5_ids")), golden_.tensor("prompt_embeds")), limit());
 }
 
-// The same with the encoders' layers compiled.
-TEST_P(FluxStage, EncodesTextWithCompiledLayers) {
-  const auto regions = region::make_region_host(
-      {.backend = device_.is_cpu() ? "cpu_jit" : "nvrtc", .error_on_recompile = true, .text_encoders = true}, device_,
-      nullptr);
-  const auto clip = ClipEncoder::load(dir("text_encoder"), placement(), regions);
-  const auto t5 = T5Encoder::load(dir("text_encoder_2"), placement(), regions);
-  for (int call = 0; call < 2; ++call) {
-    EXPECT_LE(distance(clip.pooled(ids("clip_ids")), golden_.tensor("pooled_prompt_embeds")), limit());
-    EXPECT_LE(distance(t5.encode(ids("t5_ids")), golden_.tensor("prompt_embeds")), limit());
-  }
-  // A program an encoder, but for activations that have no kernel (relu, exact GELU).
-  const auto counts = regions->counters->counts();
-  const auto unsupported = counts.fallback_reasons.find("unsupported_op");
-  EXPECT_EQ(counts.fallbacks, unsupported == counts.fallback_reasons.end() ? 0u : unsupported->second);
-  EXPECT_EQ(counts.compiles + counts.fallbacks, 2u);
-}
-
 TEST_P(FluxStage, DrawsTheNoise) {
   const at::Tensor noise = golden_.tensor("noise");
   const at::Tensor drawn =

@@ -432,28 +432,5 @@ TEST_F(BflFile, QuantizesTextEncodersOnLoad) {
   EXPECT_EQ(linears_.at("text_encoder_2"), (std::map<std::string, int>{{"fp32", 2}, {"nf4", 12}}));  // fp32: wo
 }
 
-TEST(QuantizedText, CompiledLayersComputeAsEagerOnes) {
-  if (auto compiler = region::open_cpu_jit(); !compiler) GTEST_SKIP() << compiler.error().message;
-  const c10::InferenceMode inference;
-  const std::string model = golden::Case{"dev", "plain"}.model_dir();
-  const std::vector<std::int32_t> ids = {3, 5, 7, 11, 2, 1, 0, 0};
-  for (const auto type : {ScalarType::Float, ScalarType::BFloat16}) {
-    const Placement placement{c10::kCPU, type};
-    const auto host = region::make_region_host(
-        {.backend = "cpu_jit", .fullgraph = true, .transformer = false, .text_encoders = true}, c10::kCPU, nullptr);
-    const double limit = type == ScalarType::Float ? 1e-5 : 3e-2;
-    const auto expect_near = [&](const at::Tensor& got, const at::Tensor& wanted) {
-      const auto wide = [](const at::Tensor& t) { return t.to(ScalarType::Double); };
-      EXPECT_LE((wide(got) - wide(wanted)).norm().item<double>(), limit * wide(wanted).norm().item<double>());
-    };
-    const std::string t5 = model + "/text_encoder_2", clip = model + "/text_encoder";
-    expect_near(T5Encoder::load(t5, placement, host, "nf4").encode(ids),
-                T5Encoder::load(t5, placement, nullptr, "nf4").encode(ids));
-    expect_near(ClipEncoder::load(clip, placement, host, "nf4").pooled(ids),
-                ClipEncoder::load(clip, placement, nullptr, "nf4").pooled(ids));
-    EXPECT_EQ(host->counters->counts().compiles, 2u);
-  }
-}
-
 }  // namespace
 }  // namespace ditfleet::pipeline

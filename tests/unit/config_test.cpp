@@ -295,6 +295,15 @@ TEST(Settings, UnknownKeysNameTheNearestAndTheLine) {
               testing::AllOf(HasSubstr("DITFLEET_GATEWAY__LISTN"), HasSubstr("'DITFLEET_GATEWAY__LISTEN'")));
 }
 
+// Files that an earlier version has written contain its default.
+TEST(Settings, ARemovedOptionMayKeepItsDefault) {
+  const auto loaded = load_text("compile: {components: {text_encoders: false, vae: \"false\"}}", "fleet.yaml");
+  ASSERT_TRUE(loaded) << loaded.error().message;
+  EXPECT_EQ(loaded->compile.components.vae, "false");
+  EXPECT_THAT(refusal("compile: {components: {text_encoders: true}}"),
+              HasSubstr("compile.components.text_encoders was removed: text encoders are not compiled"));
+}
+
 TEST(Settings, InvalidValuesSayWhatWouldBeRight) {
   EXPECT_THAT(refusal("worker: {count: many}"),
               testing::AllOf(HasSubstr("worker.count is 'many'"), HasSubstr("an integer from 0 to 256")));

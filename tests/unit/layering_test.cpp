@@ -79,7 +79,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"pipeline/nn/transformer",
      {"pipeline/device", "pipeline/nn", "pipeline/parallel", "pipeline/region", "pipeline/region/ir",
       "pipeline/region/run", "shared/telemetry"}},
-    {"pipeline/nn/text", {"pipeline/device", "pipeline/nn", "pipeline/region/ir", "pipeline/region/run"}},
+    {"pipeline/nn/text", {"pipeline/device", "pipeline/nn"}},
     {"pipeline/nn/video_vae", {"pipeline/device", "pipeline/nn", "pipeline/region/programs", "pipeline/region/run"}},
     {"pipeline/nn/vae", {"pipeline/nn", "pipeline/nn/text", "pipeline/region/programs", "pipeline/region/run"}},
     {"pipeline/lora", {"pipeline/api", "pipeline/device", "pipeline/nn", "pipeline/weights", "shared/safetensors"}},

@@ -5,7 +5,6 @@
 #include <set>
 
 #include "pipeline/families/flux/block_programs.h"
-#include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/region/fusion/plan.h"
 #include "pipeline/region/ir/builder.h"
 #include "tests/unit/region_temporal_block.h"
@@ -95,64 +94,6 @@ TEST(RegionVerify, NamesBlockAndOpAndWhatWouldBeRight) {
               HasSubstr("does not broadcast to [batch, tokens, 64]"));
   EXPECT_THAT(message([](Builder& b, Ref x) { return b.rope("y", x, b.table("t", ElementType::kBF16, {64})); }),
               HasSubstr("[block] y = rope: the table %t must be f32"));
-  const auto attended = [](Builder& b, Ref x, Builder::Attention form) {
-    const Ref q = b.reshape("q", x, {kBatch, kTokens, 4, 16});
-    return b.attention("y", q, q, q, form);
-  };
-  EXPECT_THAT(message([&](Builder& b, Ref x) {
-                return attended(b, x, {.bias = b.table("bias", ElementType::kF32, {1, 3, kTokens, kTokens})});
-              }),
-              HasSubstr("[block] y = attention: the bias is [1, 3, tokens, tokens]; it must be [1 or batch, 1 or "
-                        "heads, tokens of the queries, of the keys], as [1, 4, tokens, tokens]"));
-  EXPECT_THAT(message([&](Builder& b, Ref x) {
-                return attended(b, x, {.bias = b.table("bias", ElementType::kBF16, {1, 4, kTokens, kTokens})});
-              }),
-              HasSubstr("cast one of them"));
-  EXPECT_THAT(
-      message([&](Builder& b, Ref x) {
-        return attended(b, x, {.bias = b.table("bias", ElementType::kF32, {1, 1, kTokens, kTokens}), .causal = true});
-      }),
-      HasSubstr("is causal and has a bias; write the mask into the bias"));
-  EXPECT_THAT(message([&](Builder& b, Ref x) { return attended(b, x, {.bias = {}, .scale = -1}); }),
-              HasSubstr("scale must be above 0"));
-}
-
-TEST(RegionVerify, TheFormOfAttentionIsPartOfTheProgram) {
-  const auto program = [](Builder::Attention form, bool biased) {
-    Builder b("block", ElementType::kF32);
-    const Ref x = b.activation("x", {kBatch, kTokens, 4, 16});
-    if (biased) form.bias = b.table("bias", ElementType::kF32, {kBatch, 4, kTokens, kTokens});
-    return b.finish({b.attention("y", x, x, x, form)}).value();
-  };
-  const Program plain = program({}, false), causal = program({.bias = {}, .causal = true}, false),
-                scaled = program({.bias = {}, .scale = 1}, false), biased = program({}, true);
-  EXPECT_THAT(print(causal), HasSubstr("attention(%x, %x, %x, causal)"));
-  EXPECT_THAT(print(scaled), HasSubstr("attention(%x, %x, %x, scale 1)"));
-  EXPECT_THAT(print(biased), HasSubstr("attention(%x, %x, %x, %bias)"));
-  EXPECT_THAT(print(plain), HasSubstr("attention(%x, %x, %x)"));
-}
-
-TEST(RegionBlocks, TextLayersVerifyAndFuse) {
-  for (ElementType type : {ElementType::kF32, ElementType::kBF16}) {
-    const auto t5 = t5_layer({.width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = type});
-    ASSERT_TRUE(t5) << t5.error().message;
-    EXPECT_THAT(print(*t5), HasSubstr("attention(%q.heads, %k.heads, %v.heads, %position_bias, scale 1)"));
-    const auto clip = clip_layer({.width = 768,
-                                  .heads = 12,
-                                  .head_dim = 64,
-                                  .inner = 3072,
-                                  .eps = 1e-5,
-                                  .activation = OpCode::kQuickGelu,
-                                  .type = type});
-    ASSERT_TRUE(clip) << clip.error().message;
-    for (const auto& program : {t5, clip}) {
-      const auto plan = fuse(*program);
-      ASSERT_TRUE(plan) << plan.error().message;
-      int copies = 0;
-      for (const Step& step : plan->steps) copies += std::holds_alternative<CopyStep>(step);
-      EXPECT_EQ(copies, 0) << print(*plan);
-    }
-  }
 }
 
 TEST(RegionVerify, RefusesWrongViews) {

@@ -14,7 +14,6 @@
 
 #include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/wan/block_program.h"
-#include "pipeline/nn/text/layer_programs.h"
 #include "pipeline/region/compile/nvrtc.h"
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/programs/channels_last_source.h"
@@ -51,16 +50,6 @@ WanBlockShape wan(std::optional<Builder::Weight> weight = {}, bool adapters = fa
   if (weight) shape.weights.assign(kWanLinears.size(), *weight);
   return shape;
 }
-
-const TextLayerShape kT5{
-    .width = 4096, .heads = 64, .head_dim = 64, .inner = 10240, .gated = true, .type = ElementType::kBF16};  // XXL
-const TextLayerShape kClip{.width = 768,
-                           .heads = 12,
-                           .head_dim = 64,
-                           .inner = 3072,
-                           .eps = 1e-5,
-                           .activation = OpCode::kQuickGelu,
-                           .type = ElementType::kBF16};
 
 std::shared_ptr<const Compiler> compiler() {
   static const auto opened = open_nvrtc();
@@ -111,8 +100,6 @@ const std::vector<std::pair<std::string, Source>>& programs() {
         {"fp8 wan adapted", source_of(wan_block(wan(kF8, true)))},
         {"NF4 wan adapted", source_of(wan_block(wan(kWide, true)))},
         {"dequantize", dequantize_program().source},
-        {"t5", source_of(t5_layer(kT5))},
-        {"clip", source_of(clip_layer(kClip))},
         {"odd widths", source_of(norms_of_odd_widths())},
         {"matrix_copies", matrix_copies_program().source},
         {"channels_last", channels_last_program().source}};

@@ -54,7 +54,7 @@ Result<void> check_compile(const region::CompileOptions& options) {
   if (options.backend == "eager") return nothing("compile.backend=eager", "workers that run eagerly use no programs");
   if (!options.transformer && !options.vae.value_or(true))
     return nothing("compile.components.transformer=false and compile.components.vae=false",
-                   "workers compile the programs of text encoders when they load them");
+                   "workers compile no other component");
   return {};
 }
 

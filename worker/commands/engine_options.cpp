@@ -25,7 +25,6 @@ region::CompileOptions compile_options(const config::Settings& settings) {
       .error_on_recompile = compile.error_on_recompile,
       .recompile_limit = compile.recompile_limit,
       .transformer = compile.components.transformer,
-      .text_encoders = compile.components.text_encoders,
       .vae = compile.components.vae == "auto" ? std::nullopt : std::optional(compile.components.vae == "true"),
       .rules = {},
       .cxx = compile.cxx,

@@ -43,10 +43,6 @@ std::shared_ptr<const AdaptedModels> adapt(const FluxFolder& folder, AdapterStor
                                                 t5.named_linears()};
     for (const auto& [adapter, strength] : used) {
       add_adapter(*adapter, strength, linears);
-      for (const Adapter::Term& term : adapter->terms) {
-        if (term.component == 1) clip.run_eagerly();
-        if (term.component == 2) t5.run_eagerly();
-      }
       if (adapter->changes_text) text_key += std::to_string(adapter->id) + ":" + bits_of(strength) + ";";
       held.push_back(adapter);
     }

@@ -9,7 +9,6 @@
 #include <cmath>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/nn/text/layer_region.h"
 #include "pipeline/nn/text/token_tensor.h"
 
 namespace ditfleet::pipeline {
@@ -37,7 +36,6 @@ ClipConfig read_clip_config(const ConfigFile& file) {
                 std::to_string(c.num_attention_heads) + ") must divide");
   const std::string name = file.text("hidden_act", "quick_gelu");
   c.activation = find_activation(name);
-  c.activation_name = name;
   if (!c.activation) file.refuse("hidden_act is \"" + name + "\"; it must be one of " + known_activations());
   return c;
 }
@@ -48,7 +46,7 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
   m.config_ = read_clip_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
   auto p = Parameters::open(dir, Library::kTransformers, placement);
-  p.set_regions(regions);
+  p.set_regions(std::move(regions));
   if (!quantize.empty()) p.quantize_on_load(quantize, takes_nf4);
   // transformers 4 saved the names below "text_model."; 5 saves them bare.
   const std::string at = p.contains("text_model.embeddings.token_embedding.weight") ? "text_model." : "";
@@ -80,27 +78,6 @@ ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::
   p.finish(at + "encoder.");
   m.bytes_ = p.bytes();
   m.linears_ = p.linears();
-  const auto activation = activation_op(regions, "clip.layer", m.config_.activation_name, p);
-  if (!activation || m.layers_.empty()) return m;
-  std::vector<Weights> slots;
-  for (const Layer& l : m.layers_) {
-    auto& one = slots.emplace_back();
-    for (const auto& [name, norm] : {std::pair("norm1", &l.norm1), std::pair("norm2", &l.norm2)}) {
-      one.emplace(name + std::string(".weight"), norm->weight);
-      one.emplace(name + std::string(".bias"), norm->bias);
-    }
-    for (const auto& [name, linear] : {std::pair("q", &l.q), std::pair("k", &l.k), std::pair("v", &l.v),
-                                       std::pair("out", &l.out), std::pair("fc1", &l.fc1), std::pair("fc2", &l.fc2)})
-      add_linear(one, name, *linear);
-  }
-  const region::TextLayerShape shape{.width = d,
-                                     .heads = m.config_.num_attention_heads,
-                                     .head_dim = d / m.config_.num_attention_heads,
-                                     .inner = inner,
-                                     .eps = m.config_.layer_norm_eps,
-                                     .activation = *activation};
-  m.region_ = std::make_shared<const LayerRegion>("clip.layer", region::clip_layer, shape, slots, placement,
-                                                  std::move(regions));
   return m;
 }
 
@@ -143,12 +120,7 @@ at::Tensor ClipEncoder::pooled(const std::vector<std::int32_t>& ids) const {
   at::Tensor hidden =
       at::embedding(token_embedding_, token_tensor(ids, config_.vocab_size, placement_.device, "clip")) +
       position_embedding_.slice(0, 0, length);
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if (region_)
-      region_->run(i, hidden, true, {});  // the sum above is this call's own
-    else
-      hidden = layer(hidden, layers_[i]);
-  }
+  for (const Layer& one : layers_) hidden = layer(hidden, one);
   hidden = at::layer_norm(hidden, {config_.hidden_size}, final_norm_.weight, final_norm_.bias, config_.layer_norm_eps);
   pass.end(0);
   auto end = std::find(ids.begin(), ids.end(), static_cast<std::int32_t>(config_.eos_token_id));

@@ -16,14 +16,11 @@ struct RegionHost;
 
 namespace ditfleet::pipeline {
 
-class LayerRegion;
-
 struct ClipConfig {
   std::int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
       max_position_embeddings, eos_token_id;
   double layer_norm_eps;
   Activation activation;
-  std::string activation_name;
 };
 
 // Reads the configuration, or its "text_config" in the file of a complete CLIP. Throws Failure (kDataCorrupt); the
@@ -32,8 +29,8 @@ ClipConfig read_clip_config(const ConfigFile& file);
 
 class ClipEncoder {
  public:
-  // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear). The layers run as a
-  // compiled region if `regions` compiles text encoders. Throws what ConfigFile, Parameters and LayerRegion throw.
+  // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear). `regions`
+  // computes the values of quantized weights; null: LibTorch. Throws what ConfigFile and Parameters throw.
   static ClipEncoder load(const std::string& dir, Placement placement,
                           std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {});
 
@@ -50,8 +47,6 @@ class ClipEncoder {
   // Every linear of the layers by its name in transformers. The result points into this encoder. A copy of an encoder
   // shares the weights; low-rank terms that are added to a copy do not affect the original.
   std::vector<NamedLinear> named_linears();
-  // Stops using the compiled region, which ignores low-rank terms. Does not affect other copies.
-  void run_eagerly() { region_ = nullptr; }
 
  private:
   struct Layer {
@@ -64,7 +59,6 @@ class ClipEncoder {
   Placement placement_;
   at::Tensor token_embedding_, position_embedding_;
   std::vector<Layer> layers_;
-  std::shared_ptr<const LayerRegion> region_;  // null: layers run eagerly
   NormSlot final_norm_;
   std::shared_ptr<PartSequence> parts_;
   std::int64_t bytes_ = 0;

@@ -17,7 +17,6 @@
 #include <cmath>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/nn/text/layer_region.h"
 #include "pipeline/nn/text/token_tensor.h"
 
 namespace ditfleet::pipeline {
@@ -77,7 +76,6 @@ T5Config read_t5_config(const ConfigFile& file) {
   c.gated = file.boolean("is_gated_act", c.gated);
   if (file.has("dense_act_fn")) name = file.text("dense_act_fn", name);
   c.activation = find_activation(name);
-  c.activation_name = name;
   if (!c.activation && file.has("dense_act_fn"))
     file.refuse("dense_act_fn is \"" + name + "\"; it must be one of " + known_activations());
   if (!c.activation)
@@ -92,7 +90,7 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   m.config_ = read_t5_config(ConfigFile(dir + "/config.json"));
   m.placement_ = placement;
   auto p = Parameters::open(dir, Library::kTransformers, placement);
-  p.set_regions(regions);
+  p.set_regions(std::move(regions));
   if (!quantize.empty()) p.quantize_on_load(quantize, takes_nf4);
   const T5Config& c = m.config_;
   const std::int64_t inner = c.num_heads * c.d_kv;
@@ -124,25 +122,6 @@ T5Encoder T5Encoder::load(const std::string& dir, Placement placement, std::shar
   p.finish("encoder.");
   m.bytes_ = p.bytes();
   m.linears_ = p.linears();
-  const auto activation = activation_op(regions, "t5.layer", c.activation_name, p);
-  if (!activation) return m;
-  std::vector<Weights> slots;
-  for (const Layer& l : m.layers_) {
-    Weights& one = slots.emplace_back(Weights{{"norm1", l.norm1}, {"norm2", l.norm2}});
-    for (const auto& [name, slot] : {std::pair("q", &l.q), std::pair("k", &l.k), std::pair("v", &l.v),
-                                     std::pair("o", &l.o), std::pair("wi", &l.wi), std::pair("wo", &l.wo)})
-      add_linear(one, name, *slot);
-    if (c.gated) add_linear(one, "wi_gate", l.wi_gate);
-  }
-  const region::TextLayerShape shape{.width = c.d_model,
-                                     .heads = c.num_heads,
-                                     .head_dim = c.d_kv,
-                                     .inner = c.d_ff,
-                                     .eps = c.layer_norm_epsilon,
-                                     .activation = *activation,
-                                     .gated = c.gated};
-  m.region_ =
-      std::make_shared<const LayerRegion>("t5.layer", region::t5_layer, shape, slots, placement, std::move(regions));
   return m;
 }
 
@@ -207,10 +186,7 @@ at::Tensor T5Encoder::encode(const std::vector<std::int32_t>& ids) const {
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     pass.begin(i + 1);
     if (layers_[i].relative_bias.defined()) bias = position_bias(layers_[i].relative_bias, distances, length);
-    if (region_)
-      region_->run(i, hidden, i > 0, bias);
-    else
-      hidden = layer(hidden, layers_[i], bias);
+    hidden = layer(hidden, layers_[i], bias);
     pass.end(i + 1);
   }
   return rms_norm(hidden, final_norm_, config_.layer_norm_epsilon);

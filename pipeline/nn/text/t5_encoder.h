@@ -17,8 +17,6 @@ struct RegionHost;
 
 namespace ditfleet::pipeline {
 
-class LayerRegion;
-
 struct T5Config {
   std::int64_t vocab_size, d_model, d_kv, d_ff, num_layers, num_heads, relative_attention_num_buckets,
       relative_attention_max_distance;
@@ -26,7 +24,6 @@ struct T5Config {
   bool gated;
   bool biases_of_layers;  // UMT5: each layer has its own relative position bias
   Activation activation;
-  std::string activation_name;
 };
 
 // Throws Failure (kDataCorrupt); the message contains file and field.
@@ -34,8 +31,8 @@ T5Config read_t5_config(const ConfigFile& file);
 
 class T5Encoder {
  public:
-  // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear but wo). The layers run as a
-  // compiled region if `regions` compiles text encoders. Throws what ConfigFile, Parameters and LayerRegion throw.
+  // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear but wo).
+  // `regions` computes the values of quantized weights; null: LibTorch. Throws what ConfigFile and Parameters throw.
   static T5Encoder load(const std::string& dir, Placement placement,
                         std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {});
 
@@ -50,8 +47,6 @@ class T5Encoder {
   // Every linear of the layers by its name in transformers. The result points into this encoder. A copy of an encoder
   // shares the weights; low-rank terms that are added to a copy do not affect the original.
   std::vector<NamedLinear> named_linears();
-  // Stops using the compiled region, which ignores low-rank terms. Does not affect other copies.
-  void run_eagerly() { region_ = nullptr; }
 
  private:
   struct Layer {
@@ -69,7 +64,6 @@ class T5Encoder {
   Placement placement_;
   at::Tensor embedding_;
   std::vector<Layer> layers_;
-  std::shared_ptr<const LayerRegion> region_;  // null: layers run eagerly
   at::Tensor final_norm_;
   std::shared_ptr<PartSequence> parts_;
   std::int64_t bytes_ = 0;

@@ -11,8 +11,8 @@ namespace {
 // exp: Cephes' expf (range reduction by ln 2 in two parts, polynomial of degree 5), written so that it vectorizes. The
 // argument is clamped to [-87, 89] by comparing bits: positive floats are ordered like signed integers, negative ones
 // like unsigned integers in reverse. Comparing floats costs twice as much because of NaN.
-// From 88.4 on exp is infinite, so that -3e38 and -infinity become 0 and NaN, as in eager mode. gelu_tanh, silu and
-// quick_gelu return NaN for NaN through their numerator.
+// From 88.4 on exp is infinite, so that -3e38 and -infinity become 0 and NaN, as in eager mode. gelu_tanh and silu
+// return NaN for NaN through their numerator.
 constexpr const char* kPrelude = R"(typedef unsigned short bf16;
 typedef long long i64;
 static inline float bits_to_float(unsigned u) { float f; __builtin_memcpy(&f, &u, 4); return f; }
@@ -56,7 +56,6 @@ static inline float exp_of(float x) {
 }
 static inline float gelu_tanh(float x) { return x / (1.0f + exp_of(-1.5957691216f * (x + 0.044715f * x * x * x))); }
 static inline float silu(float x) { return x / (1.0f + exp_of(-x)); }
-static inline float quick_gelu(float x) { return x / (1.0f + exp_of(-1.702f * x)); }
 )";
 
 // For kernels that write f8 (E4M3): to nearest, ties to even, larger values to 448. Adding 2^14 to a value below 2^-6

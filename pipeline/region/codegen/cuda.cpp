@@ -29,7 +29,6 @@ __device__ __forceinline__ float round_bf16(float v) { return load(to_bf16(v)); 
 __device__ __forceinline__ float gelu_tanh(float x) { return x / (1.0f + expf(-1.5957691216f * (x + 0.044715f *)"
                                  R"( x * x * x))); }
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
-__device__ __forceinline__ float quick_gelu(float x) { return x / (1.0f + expf(-1.702f * x)); }
 template <int kBytes> struct Word;
 template <> struct Word<2> { typedef unsigned short Type; };
 template <> struct Word<4> { typedef unsigned Type; };

@@ -88,7 +88,6 @@ std::string expression(const RowKernel& kernel, int index, const std::function<s
     case OpCode::kGateResidual: return arg(0) + " + " + arg(1) + " * " + arg(2);
     case OpCode::kGeluTanh: return "gelu_tanh(" + arg(0) + ")";
     case OpCode::kSilu: return "silu(" + arg(0) + ")";
-    case OpCode::kQuickGelu: return "quick_gelu(" + arg(0) + ")";
     case OpCode::kMul: return arg(0) + " * " + arg(1);
     case OpCode::kAdd: return arg(0) + " + " + arg(1);
     case OpCode::kQuantizeRow: return arg(0) + " * inverse" + std::to_string(node.operands[1]);

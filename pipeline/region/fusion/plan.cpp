@@ -65,11 +65,7 @@ class Planner {
   }
 
   void add_attention(const Op& op) {
-    AttentionStep step{.bias = op.inputs.size() > 3 ? op.inputs[3] : -1,
-                       .causal = op.causal,
-                       .scale = op.scale,
-                       .across_ranks = op.across_ranks,
-                       .name = value(op.output).name};
+    AttentionStep step{.across_ranks = op.across_ranks, .name = value(op.output).name};
     step.q = storage_.view_of(op.inputs[0]);
     step.k = storage_.view_of(op.inputs[1]);
     step.v = storage_.view_of(op.inputs[2]);

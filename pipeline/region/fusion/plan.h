@@ -48,9 +48,6 @@ struct GemmStep {
 
 struct AttentionStep {
   View q, k, v, out;
-  int bias = -1;  // an input value of the program; -1: none
-  bool causal = false;
-  double scale = 0;           // 0: 1/√ of the head size
   bool across_ranks = false;  // see Op
   std::string name;
 };

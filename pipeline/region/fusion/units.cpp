@@ -260,10 +260,6 @@ Result<std::vector<Group>> group_ops(const Program& p, const FuseOptions& option
     const Op& op = p.ops[i];
     const int index = static_cast<int>(i);
     if (is_view(op.code) || op.code == OpCode::kJoin) continue;
-    if (op.code == OpCode::kAttention && op.inputs.size() > 3 && p.value(op.inputs[3]).kind == ValueKind::kResult)
-      return invalid_argument("[" + p.block + "] " + p.value(op.output).name + " = attention: the bias %" +
-                              p.value(op.inputs[3]).name +
-                              " is computed in the block; it must be an input of the block");
     if (is_row_op(op.code)) {
       const Value& made = p.value(op.output);
       if (!has_kernel(op.code))

@@ -127,22 +127,13 @@ Builder::Ref Builder::gelu_tanh(const std::string& name, Ref x) {
 }
 Builder::Ref Builder::gelu_erf(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kGeluErf}, {x}); }
 Builder::Ref Builder::silu(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kSilu}, {x}); }
-Builder::Ref Builder::quick_gelu(const std::string& name, Ref x) {
-  return add_op(name, {.code = OpCode::kQuickGelu}, {x});
-}
 Builder::Ref Builder::rope(const std::string& name, Ref x, Ref table) {
   return add_op(name, {.code = OpCode::kRope}, {x, table});
 }
 Builder::Ref Builder::attention(const std::string& name, Ref q, Ref k, Ref v, const Attention& form) {
-  std::vector<Ref> operands{q, k, v};
-  if (form.bias.value >= 0) operands.push_back(form.bias);
   return add_op(name,
-                {.code = OpCode::kAttention,
-                 .causal = form.causal,
-                 .scale = form.scale,
-                 .token_stride = form.token_stride,
-                 .across_ranks = form.across_ranks},
-                operands);
+                {.code = OpCode::kAttention, .token_stride = form.token_stride, .across_ranks = form.across_ranks},
+                {q, k, v});
 }
 Builder::Ref Builder::mul(const std::string& name, Ref a, Ref b) {
   return add_op(name, {.code = OpCode::kMul}, {a, b});

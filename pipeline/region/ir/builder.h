@@ -42,9 +42,6 @@ class Builder {
     kF8,     // f8 with a scale per row; the input is quantized by row; B as for kApart
   };
   struct Attention {
-    Ref bias;  // an empty Ref for none
-    bool causal = false;
-    double scale = 0;               // 0: 1/√ of the head size
     std::int64_t token_stride = 0;  // see Op
     bool across_ranks = false;      // see Op
   };
@@ -84,7 +81,6 @@ class Builder {
   Ref gelu_tanh(const std::string& name, Ref x);
   Ref gelu_erf(const std::string& name, Ref x);
   Ref silu(const std::string& name, Ref x);
-  Ref quick_gelu(const std::string& name, Ref x);
   Ref rope(const std::string& name, Ref x, Ref table);
   Ref attention(const std::string& name, Ref q, Ref k, Ref v) { return attention(name, q, k, v, Attention()); }
   Ref attention(const std::string& name, Ref q, Ref k, Ref v, const Attention& form);

@@ -22,10 +22,9 @@ namespace {
 // Name and number of operands of each op.
 constexpr std::pair<std::string_view, std::size_t> kOps[] = {
     {"linear", 2},        {"scaled_linear", 5}, {"layer_norm", 1}, {"rms_norm", 2}, {"modulate", 3},
-    {"gate_residual", 3}, {"gelu_tanh", 1},     {"gelu_erf", 1},   {"silu", 1},     {"quick_gelu", 1},
-    {"rope", 2},          {"attention", 3},     {"mul", 2},        {"add", 2},      {"cast", 1},
-    {"row_scale", 1},     {"quantize_row", 2},  {"reshape", 1},    {"slice", 1},    {"permute", 1},
-    {"join", 2}};
+    {"gate_residual", 3}, {"gelu_tanh", 1},     {"gelu_erf", 1},   {"silu", 1},     {"rope", 2},
+    {"attention", 3},     {"mul", 2},           {"add", 2},        {"cast", 1},     {"row_scale", 1},
+    {"quantize_row", 2},  {"reshape", 1},       {"slice", 1},      {"permute", 1},  {"join", 2}};
 static_assert(std::size(kOps) == static_cast<std::size_t>(OpCode::kJoin) + 1);
 
 }  // namespace
@@ -96,12 +95,6 @@ std::string print(const Program& program) {
       char eps[32];
       std::snprintf(eps, sizeof eps, ", eps %g", op.eps);
       out += eps;
-    }
-    if (op.causal) out += ", causal";
-    if (op.scale != 0) {
-      char scale[32];
-      std::snprintf(scale, sizeof scale, ", scale %g", op.scale);
-      out += scale;
     }
     if (op.token_stride != 0) out += ", token stride " + std::to_string(op.token_stride);
     if (op.across_ranks) out += ", across ranks";

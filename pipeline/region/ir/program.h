@@ -44,11 +44,9 @@ enum class OpCode : std::uint8_t {
   kGeluTanh,
   kGeluErf,  // exact GELU; only `eager` computes it
   kSilu,
-  kQuickGelu,  // x · sigmoid(1.702 x)
   // x [.., W], table f32 [.., P] of (cos, sin) for each adjacent pair. P divides W: the table repeats along the row.
   kRope,
-  // softmax(q kᵀ · scale + bias) v for each head: q [.., T, H, hd], k and v [.., T of the keys, H, hd] → [.., T, H,
-  // hd]. The optional bias is an input of the program: [batch or 1, H or 1, T, T of the keys].
+  // softmax(q kᵀ / √hd) v for each head: q [.., T, H, hd], k and v [.., T of the keys, H, hd] → [.., T, H, hd].
   kAttention,
   kMul,
   kAdd,  // the second operand may broadcast
@@ -84,8 +82,6 @@ struct Op {
   int axis = 0;            // slice, join
   Dim start, length;       // slice
   std::vector<int> order;  // permute: result axis i is axis order[i] of the operand
-  bool causal = false;     // attention: a token does not attend to later ones
-  double scale = 0;        // attention; 0: 1/√hd
   // bf16 attention: elements between tokens of the result, if the library supports it. Blocks with the same stride
   // share the library's plan. 0: the best stride for this block.
   std::int64_t token_stride = 0;

@@ -18,9 +18,7 @@ class Rules {
   Result<Value> run(const Shape& wanted, ElementType type) {
     const std::size_t count = operands_.size(), least = operands_of(op_.code);
     // A bias and an addend.
-    const std::size_t most = least + (op_.code == OpCode::kLinear                                           ? 2
-                                      : op_.code == OpCode::kScaledLinear || op_.code == OpCode::kAttention ? 1
-                                                                                                            : 0);
+    const std::size_t most = least + (op_.code == OpCode::kLinear ? 2 : op_.code == OpCode::kScaledLinear ? 1 : 0);
     if (count < least || (count > most && op_.code != OpCode::kJoin))
       return wrong("has " + std::to_string(count) + " operands; it must have " + std::to_string(least) +
                    (most > least ? " to " + std::to_string(most) : ""));
@@ -66,8 +64,7 @@ class Rules {
       case OpCode::kLayerNorm:
       case OpCode::kGeluTanh:
       case OpCode::kGeluErf:
-      case OpCode::kSilu:
-      case OpCode::kQuickGelu: return row(made);
+      case OpCode::kSilu: return row(made);
       case OpCode::kCast: made.type = type; return row(made);
       case OpCode::kAttention: return attention(made);
       case OpCode::kReshape:
@@ -183,23 +180,8 @@ class Rules {
           op_.token_stride >= made.shape[made.shape.size() - 2].value() * made.shape.back().value()))
       return wrong("the token stride is " + std::to_string(op_.token_stride) + "; it must be 0 or at least the " +
                    text_of(made.shape) + "'s heads times head size");
-    if (op_.scale < 0) return wrong("scale must be above 0, or 0 for 1/√ of the head size");
-    const std::size_t axes = made.shape.size();
-    if (op_.causal && operands_[1].shape != made.shape)
-      return wrong("is causal; keys must have the tokens of the queries");
-    if (op_.across_ranks && (op_.causal || operands_.size() > 3 || axes != 4 || operands_[1].shape != made.shape))
-      return wrong("is across ranks; q, k and v must be [batch, tokens, heads, head size], without bias or mask");
-    if (op_.causal && operands_.size() > 3) return wrong("is causal and has a bias; write the mask into the bias");
-    if (operands_.size() > 3) {
-      const Shape& bias = operands_[3].shape;
-      const Dim &queries = made.shape[axes - 3], &heads = made.shape[axes - 2], &keys = operands_[1].shape[axes - 3];
-      const bool fits = bias.size() == 4 && (bias[0] == Dim(1) || (axes == 4 && bias[0] == made.shape[0])) &&
-                        (bias[1] == Dim(1) || bias[1] == heads) && bias[2] == queries && bias[3] == keys;
-      if (!fits)
-        return wrong("the bias is " + text_of(bias) +
-                     "; it must be [1 or batch, 1 or heads, tokens of the queries, of the keys], as " +
-                     text_of({Dim(1), heads, queries, keys}));
-    }
+    if (op_.across_ranks && (made.shape.size() != 4 || operands_[1].shape != made.shape))
+      return wrong("is across ranks; q, k and v must be [batch, tokens, heads, head size]");
     return made;
   }
   Result<Value> slice(Value made) const {

@@ -10,22 +10,19 @@
 namespace ditfleet::region {
 namespace {
 
-// q, k, v: [.., heads, tokens, head size]. Only math and LibTorch's own choice support every form.
-at::Tensor heads_first(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend,
-                       const AttentionForm& form) {
-  const std::optional<at::Tensor> bias = form.bias.defined() ? std::optional(form.bias) : std::nullopt;
-  const std::optional<double> scale = form.scale != 0 ? std::optional(form.scale) : std::nullopt;
-  if (backend == AttentionBackend::kMath)
-    return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, bias, 0.0, form.causal, {}, scale));
-  const bool plain = !bias && !form.causal && !scale;
-  if (plain && backend == AttentionBackend::kCudnn)
-    return std::get<0>(at::_scaled_dot_product_cudnn_attention(q, k, v, {}, false));
-  if (plain && backend == AttentionBackend::kEfficient)
-    return std::get<0>(at::_scaled_dot_product_efficient_attention(q, k, v, {}, false));
-  if (plain && backend == AttentionBackend::kFlash)
-    return q.is_cpu() ? std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v))
-                      : std::get<0>(at::_scaled_dot_product_flash_attention(q, k, v));
-  return at::scaled_dot_product_attention(q, k, v, bias, 0.0, form.causal, scale);
+// q, k, v: [.., heads, tokens, head size].
+at::Tensor heads_first(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend) {
+  switch (backend) {
+    case AttentionBackend::kMath: return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v));
+    case AttentionBackend::kCudnn: return std::get<0>(at::_scaled_dot_product_cudnn_attention(q, k, v, {}, false));
+    case AttentionBackend::kEfficient:
+      return std::get<0>(at::_scaled_dot_product_efficient_attention(q, k, v, {}, false));
+    case AttentionBackend::kFlash:
+      return q.is_cpu() ? std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v))
+                        : std::get<0>(at::_scaled_dot_product_flash_attention(q, k, v));
+    case AttentionBackend::kAuto: break;
+  }
+  return at::scaled_dot_product_attention(q, k, v);
 }
 
 }  // namespace
@@ -48,12 +45,11 @@ std::optional<AttentionBackend> parse_attention(std::string_view name) {
   return {};
 }
 
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend,
-                  const AttentionForm& form) {
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend) {
   const auto turned = [](const at::Tensor& t) {
     return (t.dim() > 4 ? t.flatten(0, -4) : t.dim() < 4 ? t.unsqueeze(0) : t).transpose(1, 2);
   };
-  return heads_first(turned(q), turned(k), turned(v), backend, form).transpose(1, 2).contiguous();
+  return heads_first(turned(q), turned(k), turned(v), backend).transpose(1, 2).contiguous();
 }
 
 }  // namespace ditfleet::region

@@ -17,17 +17,9 @@ std::string_view name_of(AttentionBackend backend);
 std::optional<AttentionBackend> parse_attention(std::string_view name);
 const std::vector<AttentionBackend>& attention_backends();  // all of them
 
-// How scores are computed from q kᵀ.
-struct AttentionForm {
-  at::Tensor bias;  // added to the scores: [1 or batch, 1 or heads, tokens, tokens of the keys]; undefined: none
-  bool causal = false;
-  double scale = 0;  // 0: 1/√head size
-};
-
-// softmax(q kᵀ · scale + bias) v for each head, as a new contiguous tensor of q's shape. q, k, v: [.., tokens, heads,
-// head size], rows may be strided; k and v may have another number of tokens than q. A form other than the default runs
-// with LibTorch's choice, or math. Throws what LibTorch throws if the backend cannot do it.
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend,
-                  const AttentionForm& form = {});
+// softmax(q kᵀ / √head size) v for each head, as a new contiguous tensor of q's shape. q, k, v: [.., tokens, heads,
+// head size], rows may be strided; k and v may have another number of tokens than q. Throws what LibTorch throws if the
+// backend cannot do it.
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend);
 
 }  // namespace ditfleet::region

@@ -37,8 +37,7 @@ class CudnnAttention : public DirectAttention {
   CudnnAttention(int device, std::string arch, std::shared_ptr<kernel_cache::KernelCache> cache)
       : device_(static_cast<c10::DeviceIndex>(device)), arch_(std::move(arch)), cache_(std::move(cache)) {}
 
-  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
-           double scale) const override {
+  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const override {
     if (q.dim() != 4 || q.numel() == 0 || k.numel() == 0 || q.scalar_type() != c10::ScalarType::BFloat16) return false;
     for (const at::Tensor* t : {&q, &k, &v, &out})
       if (!fits(*t)) return false;
@@ -47,10 +46,10 @@ class CudnnAttention : public DirectAttention {
     const c10::Device device(c10::DeviceType::CUDA, device_);
     const at::Tensor workspace =
         at::empty({Cudnn::workspace_bytes(*plan)}, at::TensorOptions(c10::ScalarType::Byte).device(device));
-    pipeline::unwrap(
-        library_->run(*plan, {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.mutable_data_ptr()},
-                      static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(q.size(3)))),
-                      workspace.mutable_data_ptr(), pipeline::current_stream(device)));
+    pipeline::unwrap(library_->run(*plan,
+                                   {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.mutable_data_ptr()},
+                                   static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3)))),
+                                   workspace.mutable_data_ptr(), pipeline::current_stream(device)));
     return true;
   }
 
@@ -177,7 +176,7 @@ void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads
   const c10::InferenceMode inference(true);
   const c10::DeviceGuard guard(device);
   const at::Tensor x = at::zeros({1, 64, heads, head_dim}, at::TensorOptions(type).device(device));
-  if (!direct || !direct->run(x, x, x, at::empty_like(x), 0)) attend(x, x, x, backend);
+  if (!direct || !direct->run(x, x, x, at::empty_like(x))) attend(x, x, x, backend);
   pipeline::synchronize(device);
 }
 

@@ -21,13 +21,12 @@ AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const a
 class DirectAttention {
  public:
   virtual ~DirectAttention() = default;
-  // softmax(q kᵀ · scale) v for each head, into `out`; scale 0: 1/√head size. q, out: [batch, tokens, heads, head
-  // size]; k, v: [batch, tokens of the keys, heads, head size]; bf16, any strides. Works on the calling thread's
-  // current device and stream. The plan of a new shape comes from the kernel cache, else cuDNN makes it in about 60 ms.
-  // Returns false, and does nothing, if cuDNN does not support the arguments: another type, rows that are not
-  // contiguous or not aligned to 16 bytes, or an old library. Throws pipeline::Failure. Thread-safe.
-  virtual bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
-                   double scale) const = 0;
+  // softmax(q kᵀ / √head size) v for each head, into `out`. q, out: [batch, tokens, heads, head size]; k, v: [batch,
+  // tokens of the keys, heads, head size]; bf16, any strides. Works on the calling thread's current device and stream.
+  // The plan of a new shape comes from the kernel cache, else cuDNN makes it in about 60 ms. Returns false, and does
+  // nothing, if cuDNN does not support the arguments: another type, rows that are not contiguous or not aligned to 16
+  // bytes, or an old library. Throws pipeline::Failure. Thread-safe.
+  virtual bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const = 0;
   // Makes the plan for this shape in the background. Does not wait. Thread-safe.
   virtual void prewarm(const AttentionShape& shape) const = 0;
 };

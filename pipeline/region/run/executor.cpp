@@ -19,8 +19,6 @@ namespace {
 // A large image must not keep its memory forever; allocating is cheap compared with computing it.
 constexpr std::int64_t kMostKeptBytes = std::int64_t{256} << 20;
 
-bool is_direct(const ResolvedAttention& step) { return step.bias < 0 && !step.causal; }
-
 class Call {
  public:
   Call(const Plan& plan, const Resolved& resolved, const RowLauncher& launcher, const Libraries& libraries,
@@ -162,33 +160,30 @@ class Call {
     const at::Tensor out = own_memory ? at::Tensor() : tensor(step.out);
     at::Tensor made;
     if (step.across_ranks && libraries_.sequence) {
-      made = libraries_.sequence->attention(q, k, v,
-                                            [&](const auto&... all) { return attended(step, all..., at::Tensor()); });
+      made = libraries_.sequence->attention(q, k, v, [&](const auto&... all) { return attended(all..., {}); });
       if (own_memory)
         made = made.contiguous();
       else
         out.copy_(made);
     } else {
-      made = attended(step, q, k, v, out);
+      made = attended(q, k, v, out);
     }
     if (own_memory) keep(step.out.buffer, std::move(made));
   }
 
   // Computes the result in `out`, or copies it there. If `out` is undefined, returns a contiguous tensor of q's shape.
-  at::Tensor attended(const ResolvedAttention& step, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& out) {
+  at::Tensor attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) {
     if (q.numel() == 0) return out.defined() ? out : at::empty(q.sizes(), q.options());
     const auto by = [&](AttentionBackend backend) {
-      if (backend == libraries_.attention && libraries_.direct_attention && is_direct(step)) {
+      if (backend == libraries_.attention && libraries_.direct_attention) {
         const at::Tensor direct = out.defined() ? out : at::empty(q.sizes(), q.options());
-        if (libraries_.direct_attention->run(q, k, v, direct, step.scale)) return direct;
+        if (libraries_.direct_attention->run(q, k, v, direct)) return direct;
       }
-      at::Tensor made =
-          attend(q, k, v, backend, {step.bias < 0 ? at::Tensor() : input(step.bias), step.causal, step.scale});
+      at::Tensor made = attend(q, k, v, backend);
       return out.defined() ? out.copy_(made) : made;
     };
     AttentionBackend backend = libraries_.attention;
-    if (libraries_.timed_attention && is_direct(step) && q.dim() == 4 && q.scalar_type() == c10::ScalarType::BFloat16)
+    if (libraries_.timed_attention && q.dim() == 4 && q.scalar_type() == c10::ScalarType::BFloat16)
       backend =
           libraries_.timed_attention->choose(attention_shape(q, k, v, out.defined() ? out : q),
                                              2 * (q.nbytes() + k.nbytes()), [&](AttentionBackend one) { by(one); });
@@ -276,7 +271,7 @@ void prewarm_attention(const DirectAttention& direct, const Plan& plan, const Re
   for (const ResolvedStep& one : resolved.steps) {
     const auto* step = std::get_if<ResolvedAttention>(&one);
     // The strides of a result in memory of its own are not known ahead.
-    if (!step || !is_direct(*step) || plan.buffer(step->out.buffer).kind == BufferKind::kLibrary) continue;
+    if (!step || plan.buffer(step->out.buffer).kind == BufferKind::kLibrary) continue;
     direct.prewarm({step->q.sizes[0], step->q.sizes[1], step->k.sizes[1], step->q.sizes[2], step->q.sizes[3],
                     strides(step->q), strides(step->k), strides(step->v), strides(step->out)});
   }

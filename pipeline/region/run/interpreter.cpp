@@ -31,13 +31,10 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& table) {
   return at::view_as_real(rows * pairs(table.to(wide)).unsqueeze(-2)).flatten(-3).to(x.scalar_type());
 }
 
-at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const std::optional<at::Tensor>& bias, const Op& op) {
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const auto heads_first = [](const at::Tensor& t) { return (t.dim() > 4 ? t.flatten(0, -4) : t).transpose(-2, -3); };
   const at::Tensor out =
-      at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), bias, 0.0, op.causal,
-                                       op.scale != 0 ? std::optional(op.scale) : std::nullopt)
-          .transpose(-2, -3);
+      at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v)).transpose(-2, -3);
   return out.reshape(q.sizes());
 }
 
@@ -80,16 +77,10 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
       case OpCode::kGeluTanh: out = at::gelu(in(0), "tanh"); break;
       case OpCode::kGeluErf: out = at::gelu(in(0)); break;
       case OpCode::kSilu: out = at::silu(in(0)); break;
-      case OpCode::kQuickGelu: out = in(0) * at::sigmoid(1.702 * in(0)); break;
       case OpCode::kRope: out = rope(in(0), in(1)); break;
       case OpCode::kAttention:
-        if (op.across_ranks && sequence) {
-          out = sequence->attention(in(0), in(1), in(2), [&](const auto& q, const auto& k, const auto& v) {
-            return attention(q, k, v, std::nullopt, op);
-          });
-          break;
-        }
-        out = attention(in(0), in(1), in(2), op.inputs.size() > 3 ? std::optional(in(3)) : std::nullopt, op);
+        out = op.across_ranks && sequence ? sequence->attention(in(0), in(1), in(2), attention)
+                                          : attention(in(0), in(1), in(2));
         break;
       case OpCode::kMul: out = in(0) * in(1); break;
       case OpCode::kAdd: out = in(0) + in(1); break;

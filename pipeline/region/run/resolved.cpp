@@ -128,8 +128,8 @@ class Resolver {
     made_.steps.push_back(std::move(r));
   }
   void add(const AttentionStep& step) {
-    made_.steps.push_back(ResolvedAttention{view(step.q), view(step.k), view(step.v), view(step.out), step.bias,
-                                            step.causal, step.scale, step.across_ranks});
+    made_.steps.push_back(
+        ResolvedAttention{view(step.q), view(step.k), view(step.v), view(step.out), step.across_ranks});
   }
   void add(const CopyStep& step) { made_.steps.push_back(ResolvedCopy{view(step.from), view(step.to)}); }
 

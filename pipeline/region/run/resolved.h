@@ -38,9 +38,6 @@ struct ResolvedGemm {
 
 struct ResolvedAttention {
   ResolvedView q, k, v, out;
-  int bias = -1;  // the program's value
-  bool causal = false;
-  double scale = 0;
   bool across_ranks = false;
 };
 
