@@ -1,15 +1,13 @@
-// `ditfleet cache {stats,list,verify,export,import,purge}`: the kernel cache on this host's disk and in the fleet's
+// `ditfleet cache {stats,list,verify,purge}`: the kernel cache on this host's disk and in the fleet's
 // Redis. Needs no running service; workers may run at the same time.
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <filesystem>
-#include <set>
 
 #include "coordinator/cli/command.h"
 #include "coordinator/cli/terminal.h"
 #include "shared/core/json.h"
-#include "shared/kernel_cache/archive.h"
 #include "shared/kernel_cache/inventory.h"
 #include "shared/kernel_cache/open.h"
 #include "shared/kernel_cache/secret.h"
@@ -24,7 +22,7 @@ using kernel_cache::Stored;
 struct CacheFlags {
   config::Sources sources;
   bool json = false;
-  std::string data, tier = "all", arch, key, file;
+  std::string data, tier = "all", arch, key;
   bool bad = false;
   bool disk() const { return tier != "redis"; }
   bool redis() const { return tier != "disk"; }
@@ -35,7 +33,7 @@ struct Opened {
   std::unique_ptr<Inventory> inventory;
 };
 
-Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing) {
+Result<Opened> open(const CacheFlags& flags) {
   if (flags.bad && !flags.arch.empty())
     return invalid_argument(
         "--bad and --arch cannot be combined: the architecture of an invalid entry is unknown; use --bad alone "
@@ -57,7 +55,7 @@ Result<Opened> open(const CacheFlags& flags, kernel_cache::FolderSecret missing)
   // The log goes to stderr: stdout has only the answer.
   if (auto log = telemetry::configure_log("ditfleet", settings->log.level, settings->log.format); !log)
     return log.error();
-  auto options = kernel_cache::cache_options(*settings, missing);
+  auto options = kernel_cache::cache_options(*settings, kernel_cache::FolderSecret::kLeave);
   if (!options) return options.error();
   std::error_code ec;
   if (!options->secret && !options->dir.empty() && std::filesystem::exists(options->dir + "/1", ec))
@@ -220,117 +218,6 @@ Result<int> verify(const CacheFlags& flags, Opened& opened) {
   return wrong + foreign == 0 ? kExitOk : kExitFailure;
 }
 
-Result<int> export_to(const CacheFlags& flags, Opened& opened) {
-  auto archive = kernel_cache::ArchiveWriter::create(flags.file);
-  if (!archive) return archive.error();
-  std::set<kernel_cache::Key> seen;
-  std::size_t bad = 0;
-  Result<void> written;
-  auto done = opened.inventory->each(flags.disk(), flags.redis(), [&](const Stored& stored) {
-    if (!written) return;
-    if (!stored.decoded) {
-      ++bad;
-    } else if (wanted(flags, stored) && seen.insert(stored.key).second) {
-      written = archive->add(stored.bytes);
-    }
-  });
-  if (!done) return done.error();
-  if (written) written = archive->finish();
-  if (!written) return written.error();
-  if (flags.json)
-    print(
-        json::object{{"file", flags.file}, {"entries", archive->values()}, {"bytes", archive->bytes()}, {"bad", bad}});
-  else
-    std::printf("%s: %llu program(s), %s%s\n", flags.file.c_str(), static_cast<unsigned long long>(archive->values()),
-                short_bytes(archive->bytes()).c_str(),
-                bad ? ("; left out " + std::to_string(bad) + " invalid").c_str() : "");
-  return kExitOk;
-}
-
-// The result of an import in one tier.
-struct Import {
-  kernel_cache::Tier tier;
-  std::size_t taken = 0, failed = 0;
-  Error why = {};  // of the first that failed
-};
-
-// "3 on disk, 0 in Redis (3 failed)"
-std::string in_words(const std::vector<Import>& imports) {
-  std::string out;
-  for (const Import& one : imports) {
-    out += (out.empty() ? "" : ", ") + std::to_string(one.taken) +
-           (one.tier == kernel_cache::Tier::kDisk ? " on disk" : " in Redis");
-    if (one.failed > 0) out += " (" + std::to_string(one.failed) + " failed)";
-  }
-  return out;
-}
-
-// Stores the values that verify. Succeeds if every value verified and every tier stored it; a tier that fails does not
-// stop the others.
-Result<int> import_from(const CacheFlags& flags, Opened& opened) {
-  std::vector<Import> imports;
-  if (flags.disk() && opened.inventory->disk()) imports.push_back({kernel_cache::Tier::kDisk});
-  if (flags.redis() && opened.inventory->redis()) imports.push_back({kernel_cache::Tier::kRedis});
-  if (imports.empty()) return invalid_argument("the cache has neither a folder nor a Redis; set cache.dir");
-  auto archive = kernel_cache::ArchiveReader::open(flags.file);
-  if (!archive) return archive.error();
-  std::size_t entries = 0;
-  json::array refused;
-  const auto refuse = [&](const std::string& key, std::string_view why, const std::string& message) {
-    refused.push_back(json::object{{"key", key}, {"problem", why}, {"message", message}});
-    if (!flags.json)
-      std::fprintf(stderr, "ditfleet cache import: rejected %s: %s: %s\n", key.c_str(), std::string(why).c_str(),
-                   message.c_str());
-  };
-  Result<void> ended;
-  for (;;) {
-    auto value = archive->next();
-    if (!value) ended = value.error();
-    if (!value || !*value) break;
-    const auto key = kernel_cache::claimed_key(**value);
-    if (!key) {
-      refuse("?", "corrupt", key.error().message);
-      continue;
-    }
-    const auto decoded = kernel_cache::decode(**value, *key, "", *opened.options.secret);
-    if (!decoded) {
-      refuse(key->hex(), kernel_cache::refusal_name(decoded.error().why), decoded.error().message);
-      continue;
-    }
-    for (Import& one : imports) {
-      const auto put = opened.inventory->put(one.tier, *key, **value);
-      if (!put && one.failed == 0) one.why = put.error();
-      ++(put ? one.taken : one.failed);
-    }
-    ++entries;
-  }
-  const std::size_t wrong = refused.size();
-  if (flags.json) {
-    json::object taken, failed;
-    for (const Import& one : imports) {
-      taken[kernel_cache::tier_name(one.tier)] = one.taken;
-      failed[kernel_cache::tier_name(one.tier)] = one.failed;
-    }
-    print(json::object{{"file", flags.file},
-                       {"entries", entries},
-                       {"taken", std::move(taken)},
-                       {"failed", std::move(failed)},
-                       {"refused", std::move(refused)},
-                       {"whole", ended.ok()}});
-  } else {
-    std::printf("%s: %zu valid program(s), %s, %zu rejected\n", flags.file.c_str(), entries, in_words(imports).c_str(),
-                wrong);
-  }
-  if (!ended) return ended.error();
-  for (const Import& one : imports)
-    if (one.failed > 0)
-      return Error{one.why.code,
-                   std::to_string(one.failed) + " of " + std::to_string(entries) + " program(s) could not be stored" +
-                       (one.tier == kernel_cache::Tier::kDisk ? " on disk: " : " in Redis: ") + one.why.message,
-                   {}};
-  return wrong == 0 ? kExitOk : kExitFailure;
-}
-
 // Counts what was removed. A value that cannot be removed does not stop the others.
 Result<int> purge(const CacheFlags& flags, Opened& opened) {
   std::size_t disk = 0, redis = 0, of_others = 0, stayed = 0;
@@ -377,10 +264,7 @@ void add_cache(CLI::App& app, Invocation& run) {
   command->footer(
       "Uses the folder and the Redis of the configuration (--config, --set), or those of a `ditfleet up` (--data).");
   const auto add = [&](const char* name, const char* what, Result<int> (*action)(const CacheFlags&, Opened&),
-                       bool filters, const char* file) {
-    // Only an import creates the folder.
-    const auto missing =
-        std::string_view(name) == "import" ? kernel_cache::FolderSecret::kMake : kernel_cache::FolderSecret::kLeave;
+                       bool filters) {
     auto flags = std::make_shared<CacheFlags>();
     auto* sub = command->add_subcommand(name, what);
     add_configuration_flags(*sub, flags->sources);
@@ -397,24 +281,20 @@ void add_cache(CLI::App& app, Invocation& run) {
     if (std::string_view(name) == "list") sub->add_flag("--bad", flags->bad, "Only invalid entries");
     if (std::string_view(name) == "purge")
       sub->add_flag("--bad", flags->bad, "Only invalid entries, except those that another secret signed");
-    if (file) sub->add_option("file", flags->file, file)->required();
-    sub->callback([flags, action, name, missing, &run] {
-      run = [flags, action, name, missing] {
+    sub->callback([flags, action, name, &run] {
+      run = [flags, action, name] {
         const std::string full = "cache " + std::string(name);
-        auto opened = open(*flags, missing);
+        auto opened = open(*flags);
         if (!opened) return report(full, opened.error());
         auto done = action(*flags, *opened);
         return done ? *done : report(full, done.error());
       };
     });
   };
-  add("stats", "Show the size of the cache on disk and in Redis", stats, false, nullptr);
-  add("list", "List the programs with their region, architecture, kernels and size", list, true, nullptr);
-  add("verify", "Check every program on disk and in Redis' index; exit 1 if one is invalid", verify, false, nullptr);
-  add("export", "Write all valid programs to one file", export_to, true, "The file to write");
-  add("import", "Store the programs of an export; each must be signed with the configured secret", import_from, false,
-      "The file to read");
-  add("purge", "Remove programs; running workers keep what they have loaded", purge, true, nullptr);
+  add("stats", "Show the size of the cache on disk and in Redis", stats, false);
+  add("list", "List the programs with their region, architecture, kernels and size", list, true);
+  add("verify", "Check every program on disk and in Redis' index; exit 1 if one is invalid", verify, false);
+  add("purge", "Remove programs; running workers keep what they have loaded", purge, true);
 }
 
 }  // namespace ditfleet::cli

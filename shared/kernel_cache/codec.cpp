@@ -17,7 +17,6 @@ constexpr std::string_view kMagic = "DFKERNEL";
 constexpr std::uint32_t kVersion = 1;
 // Magic, version, flags, total size, id of the secret, key.
 constexpr std::size_t kHeaderBytes = 8 + 4 + 4 + 8 + 8 + 32;
-constexpr std::size_t kKeyAt = 32;
 constexpr std::size_t kDigestBytes = 32;  // SHA-256, and HMAC-SHA-256
 constexpr std::size_t kTrailerBytes = 2 * kDigestBytes;
 constexpr int kCompressionLevel = 3;
@@ -215,14 +214,6 @@ Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, co
   if (!arch.empty() && entry->arch != arch)
     return refuse(Refusal::kWrongArch, "it is for " + entry->arch + ", not for " + std::string(arch));
   return std::move(*entry);
-}
-
-Result<Key> claimed_key(std::string_view bytes) {
-  if (bytes.size() < kHeaderBytes + kTrailerBytes || bytes.substr(0, kMagic.size()) != kMagic)
-    return data_corrupt("these " + std::to_string(bytes.size()) + " bytes are not a kernel cache entry");
-  Key key;
-  std::memcpy(key.bytes.data(), bytes.data() + kKeyAt, key.bytes.size());
-  return key;
 }
 
 }  // namespace ditfleet::kernel_cache

@@ -57,9 +57,6 @@ Result<std::string> encode(const Entry& entry, const Key& key, const Secret& sec
 // allocates more than the limits of entry.h. Thread-safe.
 Decoded decode(std::string_view bytes, const Key& key, std::string_view arch, const Secret& secret);
 
-// The key in an encoded entry, unverified. kDataCorrupt: not an encoded entry.
-Result<Key> claimed_key(std::string_view bytes);
-
 // The maximum size of an encoded entry.
 inline constexpr std::uint64_t kMaxValueBytes = kMaxCodeBytes + (16u << 20);
 

@@ -47,14 +47,6 @@ Result<void> Inventory::each(bool with_disk, bool with_redis, const std::functio
   return done;
 }
 
-Result<void> Inventory::put(Tier tier, const Key& key, std::string_view bytes) {
-  if (tier == Tier::kDisk) return disk_->write(key, bytes);
-  auto found = redis_->fetch(key);
-  if (!found) return found.error();
-  if (*found && decode((*found)->bytes, key, "", *secret_)) return {};
-  return without_value(redis_->store(key, bytes, found->has_value()));
-}
-
 Result<bool> Inventory::remove(const Stored& stored) {
   return stored.tier == Tier::kDisk ? disk_->remove(stored.key) : redis_->remove(stored.key);
 }

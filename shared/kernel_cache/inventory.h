@@ -43,8 +43,6 @@ class Inventory {
   // Reads and verifies every entry, first on disk and then in Redis. If a tier cannot be read, visits the entries of
   // the other tier and then returns the error.
   Result<void> each(bool with_disk, bool with_redis, const std::function<void(const Stored&)>& visit);
-  // Stores a verified encoding. On disk, it replaces any entry; in Redis, only an entry that fails verification.
-  Result<void> put(Tier tier, const Key& key, std::string_view bytes);
   // Returns whether the entry still existed. After an error, the entry still exists.
   Result<bool> remove(const Stored& stored);
   std::size_t empty_quarantine(Result<void>& emptied) { return disk_ ? disk_->empty_quarantine(emptied) : 0; }

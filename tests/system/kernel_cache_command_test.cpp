@@ -58,7 +58,7 @@ struct KernelCacheCommand : ::testing::Test {
   }
 
   Folder folder;
-  std::string dir = folder.path() + "/kernels", file = folder.path() + "/export";
+  std::string dir = folder.path() + "/kernels";
   Compiler compiler{folder.path() + "/compiled"};
 };
 
@@ -165,101 +165,14 @@ TEST_F(KernelCacheCommand, AnotherSecretsProgramsInRedisAreToldApartAndLeftAlone
       << "without --bad all is meant";
 }
 
-TEST_F(KernelCacheCommand, AnExportFillsAnotherNode) {
+// How programs reach a host without a network.
+TEST_F(KernelCacheCommand, ACopiedFolderFillsAnotherNode) {
   fill();
-  const auto exported = ask({"export", file, "--json"});
-  EXPECT_EQ(exported.exit, 0) << exported.err;
-  EXPECT_EQ(exported.json.at("entries").as_int64(), 5);
-  EXPECT_EQ(static_cast<std::uintmax_t>(exported.json.at("bytes").as_int64()), fs::file_size(file));
-
-  const RedisServer redis({.appendfsync = "no"});
-  dir = folder.path() + "/other";
-  const auto imported = ask({"import", file, "--json"}, &redis);
-  EXPECT_EQ(imported.exit, 0) << imported.err;
-  EXPECT_EQ(imported.json.at("entries").as_int64(), 5);
-  for (const auto& options : {options_of(dir, nullptr), options_of("", &redis)}) {
-    const auto cache = KernelCache::create(options);
-    for (int i = 0; i < 5; ++i) ASSERT_TRUE(compiler.get(*cache, i).ok());
-    EXPECT_EQ(cache->counts().compiles, 0u);
-  }
-}
-
-// Each tier for itself: what one cannot take the other gets, and both are told.
-TEST_F(KernelCacheCommand, AnImportGoesOnWhereATierFails) {
-  fill();
-  ASSERT_EQ(ask({"export", file}).exit, 0);
-  RedisServer redis({.appendfsync = "no"});
-  const auto import_to = [&](const std::string& name) {
-    dir = folder.path() + "/" + name;
-    return ask({"import", file, "--json"}, &redis);
-  };
-  const auto expect = [](const Answer& answer, int on_disk, int in_redis) {
-    EXPECT_EQ(answer.exit, on_disk + in_redis == 10 ? 0 : 1) << answer.err;
-    EXPECT_EQ(answer.json.at("entries").as_int64(), 5);
-    EXPECT_EQ(answer.json.at("taken").at("disk").as_int64(), on_disk);
-    EXPECT_EQ(answer.json.at("failed").at("disk").as_int64(), 5 - on_disk);
-    EXPECT_EQ(answer.json.at("taken").at("redis").as_int64(), in_redis);
-    EXPECT_EQ(answer.json.at("failed").at("redis").as_int64(), 5 - in_redis);
-  };
-  std::ofstream(folder.path() + "/file") << "x";
-  const auto no_folder = import_to("file/kernels");
-  expect(no_folder, 0, 5);
-  EXPECT_THAT(no_folder.err, HasSubstr("5 of 5 program(s) could not be stored on disk"));
-
-  RedisView view(redis.endpoint());
-  ASSERT_EQ(view({"FLUSHALL"}), "OK");
-  ASSERT_EQ(view({"CONFIG", "SET", "maxmemory", "1"}), "OK");
-  const auto full = import_to("full");
-  expect(full, 5, 0);
-  EXPECT_THAT(full.err, HasSubstr("5 of 5 program(s) could not be stored in Redis"));
-  redis.stop();
-  expect(import_to("gone"), 5, 0);
-  EXPECT_THAT(ask({"import", file}, &redis).out,
-              HasSubstr("5 valid program(s), 5 on disk, 0 in Redis (5 failed), 0 rejected"));
-  EXPECT_EQ(ask({"verify", "--json", "--tier", "disk"}).json.at("checked").as_int64(), 5);
-}
-
-TEST_F(KernelCacheCommand, AnImportTakesOnlyWhatIsSignedByThisCluster) {
-  fill();
-  ASSERT_EQ(ask({"export", file}).exit, 0);
-  const std::string whole = *read_file(file);
-  const auto import_of = [&](const std::string& bytes, const std::string& secret = kSecretText) {
-    dir = folder.path() + "/import";
-    fs::remove_all(dir);
-    EXPECT_TRUE(write_file_atomically(file, bytes).ok());
-    return ask({"import", file, "--json"}, nullptr, secret);
-  };
-  const auto foreign = import_of(whole, "the secret of someone else");
-  EXPECT_EQ(foreign.exit, 1);
-  EXPECT_EQ(foreign.json.at("entries").as_int64(), 0);
-  EXPECT_EQ(foreign.json.at("refused").as_array().size(), 5u);
-
-  std::string changed = whole;
-  changed[1000] = static_cast<char>(changed[1000] ^ 1);  // in the first value
-  const auto one_bad = import_of(changed);
-  EXPECT_EQ(one_bad.exit, 1);
-  EXPECT_EQ(one_bad.json.at("entries").as_int64(), 4);
-  EXPECT_FALSE(one_bad.json.at("whole").as_bool());
-
-  for (const std::size_t size :
-       {std::size_t{0}, std::size_t{10}, std::size_t{20}, whole.size() / 2, whole.size() - 1}) {
-    const auto half = import_of(whole.substr(0, size));
-    EXPECT_EQ(half.exit, 1) << size;
-    EXPECT_FALSE(half.err.empty()) << size;
-  }
-  EXPECT_EQ(import_of(whole + "x").exit, 1);
-  EXPECT_EQ(import_of("not an archive at all").exit, 1);
-  EXPECT_EQ(import_of(whole).exit, 0);
-  EXPECT_EQ(ask({"import", folder.path() + "/none"}).exit, 1);
-}
-
-TEST_F(KernelCacheCommand, WhatIsBadIsNotExported) {
-  fill();
-  damage(1);
-  const auto exported = ask({"export", file, "--json"});
-  EXPECT_EQ(exported.exit, 0);
-  EXPECT_EQ(exported.json.at("entries").as_int64(), 4);
-  EXPECT_EQ(exported.json.at("bad").as_int64(), 1);
+  const std::string other = folder.path() + "/other";
+  fs::copy(dir, other, fs::copy_options::recursive);
+  const auto cache = KernelCache::create(options_of(other, nullptr));
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(compiler.get(*cache, i).ok());
+  EXPECT_EQ(cache->counts().compiles, 0u);
 }
 
 TEST_F(KernelCacheCommand, PurgeRemovesWhatItIsAskedTo) {
@@ -318,10 +231,8 @@ TEST_F(KernelCacheCommand, WrongUse) {
   const auto both = ask({"list", "--bad", "--arch", "cpu"});
   EXPECT_EQ(both.exit, 2) << "an empty answer would say that nothing is bad";
   EXPECT_THAT(both.err, HasSubstr("--bad and --arch cannot be combined"));
-  EXPECT_EQ(ask({"export"}).exit, 2);
   EXPECT_EQ(ask({"verfy"}).exit, 2);
   EXPECT_EQ(ask({"stats"}, nullptr, "short").exit, 2);
-  EXPECT_EQ(ask({"export", "/no/such/folder/file"}).exit, 1);
 }
 
 TEST_F(KernelCacheCommand, ARedisThatIsGoneIsSaid) {

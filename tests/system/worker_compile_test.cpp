@@ -175,24 +175,6 @@ TEST_F(WorkerCompile, BuildsNothingForACpuInBf16UnlessToldTo) {
   EXPECT_EQ(report.at("regions").as_array()[0].at("arch"), "sm_90a");
 }
 
-TEST_F(WorkerCompile, ExportsWhatAFleetImports) {
-  const Words secret = {"--set", "cache.secret=0123456789abcdef0123456789abcdef"};
-  Words words = compile({"--arch", "cpu", "--out", dir_ + "/fleet.dfa"});
-  words.insert(words.end(), secret.begin(), secret.end());
-  Program program("ditfleet-worker", words);
-  ASSERT_EQ(program.wait(), 0) << program.err();
-  EXPECT_THAT(program.out(), HasSubstr("2 programs, for `ditfleet cache import`"));
-  Words import = {"cache", "import", dir_ + "/fleet.dfa", "--set", "cache.dir=" + dir_ + "/other"};
-  import.insert(import.end(), secret.begin(), secret.end());
-  Program imported("ditfleet", import);
-  EXPECT_EQ(imported.wait(), 0) << imported.err();
-  Words again = {"compile", "--model", kModel, "--arch", "cpu", "--set", "cache.dir=" + dir_ + "/other"};
-  again.insert(again.end(), secret.begin(), secret.end());
-  Program second("ditfleet-worker", again);
-  ASSERT_EQ(second.wait(), 0) << second.err();
-  EXPECT_THAT(second.out(), HasSubstr("0 compiled, 2 already in the cache"));
-}
-
 // Nodes with separate disks and one Redis: what the first has compiled the second takes from there.
 TEST_F(WorkerCompile, ASecondNodeCompilesNothing) {
   const RedisServer redis({.appendfsync = "no"});
@@ -221,7 +203,6 @@ TEST_F(WorkerCompile, RefusesWhatItCannotBuild) {
           "sm_120a, cpu");
   refused({"--arch", ","}, {}, 2, "is not an architecture");
   refused({"--arch", "cpu", "--dtype", "fp8"}, {}, 2, "dtype is \"fp8\"");
-  refused({"--arch", "cpu", "--out", "/nowhere/x"}, {}, 2, "its folder does not exist");
   refused({"--arch", "sm_80"}, {"DITFLEET_NVRTC=/nowhere/libnvrtc.so.13"}, 1,
           "libnvrtc.so.13 was not found (/nowhere/libnvrtc.so.13)");
   refused({"--arch", "sm_80", "--set", "compile.nvrtc=/elsewhere/libnvrtc.so.13"},

@@ -192,13 +192,6 @@ TEST(KernelCacheCodec, WhatIsBeyondTheLimitsIsNotEncoded) {
   }
 }
 
-TEST(KernelCacheCodec, TheClaimedKeyIsRead) {
-  ASSERT_TRUE(claimed_key(encoded()).ok());
-  EXPECT_EQ(*claimed_key(encoded()), kKey);
-  EXPECT_FALSE(claimed_key("DFKERNEL").ok());
-  EXPECT_FALSE(claimed_key(std::string(500, 'x')).ok());
-}
-
 TEST(KernelCacheSecret, ShortOnesAreRefusedAndNeverRepeated) {
   const auto short_secret = Secret::from_text("hunter2");
   ASSERT_FALSE(short_secret.ok());

@@ -3,15 +3,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <sstream>
 
 #include "pipeline/engine.h"
 #include "shared/core/json.h"
-#include "shared/kernel_cache/archive.h"
-#include "shared/kernel_cache/codec.h"
 #include "shared/kernel_cache/open.h"
 #include "worker/commands/command_line.h"
 #include "worker/commands/engine_options.h"
@@ -25,7 +22,6 @@ struct CompileFlags {
   std::string model_dir, transformer, quantize;
   std::string architectures;  // "sm_80,sm_90a"; empty: all GPUs
   std::string dtype = "auto";
-  std::string out;  // export file; empty: only the cache
   bool explain = false, json = false;
 };
 
@@ -58,21 +54,6 @@ Result<void> check_compile(const region::CompileOptions& options) {
   return {};
 }
 
-// Writes an archive for `ditfleet cache import`, signed with the secret of the fleet.
-Result<void> write_archive(const std::string& path, const region::AheadReport& report,
-                           const kernel_cache::Secret& secret) {
-  auto archive = kernel_cache::ArchiveWriter::create(path);
-  if (!archive) return archive.error();
-  const auto add = [&](const kernel_cache::Key& key, const kernel_cache::Entry& entry) -> Result<void> {
-    auto value = kernel_cache::encode(entry, key, secret);
-    if (!value) return value.error();
-    return archive->add(*value);
-  };
-  for (const auto& made : report.regions)
-    if (auto added = add(made.key, *made.program); !added) return added.error();
-  return archive->finish();
-}
-
 // Checks that every program is stored outside this process, since programs in memory only would be lost.
 Result<void> check_kept(const region::AheadReport& report, kernel_cache::CacheOptions options) {
   options.memory_bytes = 0;
@@ -91,7 +72,7 @@ Result<void> check_kept(const region::AheadReport& report, kernel_cache::CacheOp
       std::to_string(lost) + " of " + std::to_string(report.regions.size()) +
       " programs were compiled but could not be stored (" + why +
       "): " + (dir.empty() ? "no cache folder is configured" : "check that '" + dir + "' is writable and has space") +
-      "; set cache.dir to another folder, set redis.url and cache.secret to store them in Redis, or pass --out FILE");
+      "; set cache.dir to another folder, or set redis.url and cache.secret to store them in Redis");
 }
 
 json::object to_json(const region::AheadRegion& made, bool explain) {
@@ -114,15 +95,10 @@ Result<void> run(const CompileFlags& flags) {
   auto settings = settings_of(flags.sources);
   if (!settings) return settings.error();
   const auto architectures = split(flags.architectures.empty() ? kAllGpus : flags.architectures);
-  if (!flags.out.empty() && !std::filesystem::is_directory(std::filesystem::absolute(flags.out).parent_path()))
-    return invalid_argument("--out is '" + flags.out + "' but its folder does not exist");
   const auto wanted = compile_options(*settings);
   if (auto checked = check_compile(wanted); !checked) return checked;
   auto options = kernel_cache::cache_options(*settings);
   if (!options) return options.error();
-  if (!flags.out.empty() && !options->secret)
-    return invalid_argument(
-        "--out needs the secret of the fleet to sign the archive; set cache.secret or cache.secret_file");
   auto quantize = config::parse_quantize(flags.quantize);
   if (!quantize) return quantize.error();
   auto cache = kernel_cache::KernelCache::create(*options);
@@ -146,14 +122,7 @@ Result<void> run(const CompileFlags& flags) {
                                 "' with compile.components.transformer=false, because the VAE runs eagerly on a CPU",
                             "compile.components.transformer");
   cache->flush();
-  if (flags.out.empty()) {
-    if (auto kept = check_kept(*report, *options); !kept) return kept;
-  } else {
-    auto written = write_archive(flags.out, *report, *options->secret);
-    if (!written) return written.error();
-    if (!flags.json)
-      std::cout << flags.out << ": " << report->regions.size() << " programs, for `ditfleet cache import`\n";
-  }
+  if (auto kept = check_kept(*report, *options); !kept) return kept;
   for (const auto& line : region::spill_warnings(*report)) spdlog::warn("{}", line);
   if (flags.json) {
     json::array regions;
@@ -198,8 +167,6 @@ void add_compile(CLI::App& app, Invocation& invoked) {
           "Precision of the workers: auto (bf16 for GPUs, fp32 for cpu), fp32 or bf16; cpu in bf16 runs eagerly "
           "unless compile.backend is cpu_jit")
       ->type_name("DTYPE");
-  command.add_option("--out", flags.out, "Also write the programs to a file for `ditfleet cache import`")
-      ->type_name("FILE");
   command.add_flag("--explain", flags.explain,
                    "Print the fused steps, and the registers, spills and bytes moved of each kernel");
   command.add_flag("--json", flags.json, "Print JSON");
