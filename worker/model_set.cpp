@@ -41,7 +41,7 @@ job::JobSpec smallest(const job::ModelEntry& entry) {
 
 // Generates and encodes one image, and returns the time of each part.
 Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, std::optional<bool> alone,
-                           const ImageEncoder& encode_image) {
+                           const WriterOpener& open_writer) {
   using std::chrono::duration_cast, std::chrono::microseconds;
   pipeline::GenerationRequest request = request_of(spec, 0);
   request.alone = alone;
@@ -68,7 +68,7 @@ Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, std
     if (phase == "vae") parts.emplace_back("vae", us);
   }
   const auto begun = std::chrono::steady_clock::now();
-  auto bytes = encode_image(*image, image->frames > 1 ? job::OutputFormat::kMp4 : job::OutputFormat::kPng, 100);
+  auto bytes = open_writer(job::default_format(image->frames > 1), 100)->finish(*image);
   if (!bytes) return bytes.error();
   parts.emplace_back("encode", duration_cast<microseconds>(std::chrono::steady_clock::now() - begun));
   return parts;
@@ -105,7 +105,7 @@ std::string label_of(const job::JobSpec& spec) {
 
 }  // namespace
 
-Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder& encode_image) {
+Result<std::vector<std::string>> warm_up(const ModelSet& set, const WriterOpener& open_writer) {
   // Checks all classes before the first image.
   struct Run {
     job::JobSpec spec;
@@ -125,7 +125,7 @@ Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder
   }
   std::vector<std::string> warm;
   for (const auto& [spec, alone] : runs) {
-    auto parts = generate(*set.models.at(spec.model), spec, alone, encode_image);
+    auto parts = generate(*set.models.at(spec.model), spec, alone, open_writer);
     if (!parts) {
       return Error{
           parts.error().code,

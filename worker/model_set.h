@@ -11,11 +11,12 @@
 #include "pipeline/engine.h"
 #include "shared/core/result.h"
 #include "shared/job/catalogue.h"
+#include "shared/media/writer.h"
 
 namespace ditfleet::worker {
 
-// pipeline::encode_media, or a fake in tests.
-using ImageEncoder = std::function<Result<std::string>(const pipeline::Media&, job::OutputFormat, int quality)>;
+// media::open_writer, or a fake in tests.
+using WriterOpener = std::function<std::unique_ptr<media::MediaWriter>(job::OutputFormat, int quality)>;
 
 // A shape class to warm up before the worker is ready.
 struct WarmupClass {
@@ -42,6 +43,6 @@ struct ModelSet {
 // detected before the first job. Logs
 // the times and exports them as metrics (model_timings.h). Returns the shape classes that are warm. Errors:
 // kInvalidArgument (a model does not support a class), those of the stages. Blocks; call it on the device thread.
-Result<std::vector<std::string>> warm_up(const ModelSet& set, const ImageEncoder& encode_image);
+Result<std::vector<std::string>> warm_up(const ModelSet& set, const WriterOpener& open_writer);
 
 }  // namespace ditfleet::worker

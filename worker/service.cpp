@@ -95,7 +95,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .device = device_,
                .encode = encode_,
                .adapters = adapters_,
-               .encode_image = parts_.encode_image,
+               .open_writer = parts_.open_writer,
                .orphan = options_.timing.orphan,
                .energy_j = [this] { return energy_j(); },
                .residents_changed = [this] { report_residents(); },
@@ -226,7 +226,7 @@ asio::awaitable<void> Service::load_models() {
     }
     if (options_.warmup) {
       const telemetry::ScopedSpan span("warm_up");
-      auto warm = warm_up(loaded->first, parts_.encode_image);
+      auto warm = warm_up(loaded->first, parts_.open_writer);
       if (!warm) return warm.error();
       loaded->second = std::move(*warm);
     }

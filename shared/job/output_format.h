@@ -28,6 +28,8 @@ inline constexpr auto kOutputFormats = std::to_array<FormatRow>({
 
 constexpr const FormatRow& row_of(OutputFormat format) { return kOutputFormats[static_cast<std::size_t>(format)]; }
 
+constexpr OutputFormat default_format(bool video) { return video ? OutputFormat::kMp4 : OutputFormat::kPng; }
+
 // The format of a video's previews, which are images.
 constexpr OutputFormat preview_format(OutputFormat format) {
   return row_of(format).holds_images ? format : OutputFormat::kWebp;

@@ -148,8 +148,7 @@ Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const Ad
   const ModelEntry& entry = **found;
   if (!spec.n) spec.n = 1;
   if (!spec.seed) spec.seed = random_seed();
-  if (!spec.output_format)
-    spec.output_format = entry.media == MediaKind::kVideo ? OutputFormat::kMp4 : OutputFormat::kPng;
+  if (!spec.output_format) spec.output_format = default_format(entry.media == MediaKind::kVideo);
   if (!spec.output_compression) spec.output_compression = 100;
   if (auto error = apply_preset(spec, entry)) return *error;
   if (auto error = check_experts(spec, entry)) return *error;

@@ -26,6 +26,7 @@
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
 #include "shared/kernel_cache/cache.h"
+#include "shared/media/writer.h"
 #include "tests/bench/flux_size.h"
 
 namespace ditfleet::bench {
@@ -90,7 +91,7 @@ Result<Image> draw(pipeline::Model& model, int side = 1024, int steps = kSteps) 
     std::fprintf(stderr, "%s %.1f ms, ", phase.c_str(), static_cast<double>(us) / 1e3);
   std::fprintf(stderr, "first steps %.1f %.1f %.1f ms\n", image.steps[0] * 1e3, image.steps[1] * 1e3,
                image.steps.back() * 1e3);
-  unwrap(pipeline::encode_media(*pixels, job::OutputFormat::kPng, 100));
+  unwrap(media::encode(*pixels, job::OutputFormat::kPng, 100));
   image.seconds = since(start);
   return image;
 }

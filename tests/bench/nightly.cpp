@@ -26,6 +26,7 @@
 #include "pipeline/device/memory.h"
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
+#include "shared/media/writer.h"
 
 namespace ditfleet::bench {
 namespace {
@@ -100,7 +101,7 @@ class Images {
       begun = Clock::now();
       return true;
     }));
-    get(pipeline::encode_media(get(model_.decode(*generation)), job::OutputFormat::kPng, 100));
+    get(media::encode(get(model_.decode(*generation)), job::OutputFormat::kPng, 100));
     seconds_.push_back(since(start));
   }
 

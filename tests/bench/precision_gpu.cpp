@@ -37,6 +37,7 @@
 #include "shared/core/background_threads.h"
 #include "shared/core/json.h"
 #include "shared/kernel_cache/cache.h"
+#include "shared/media/writer.h"
 #include "tests/bench/flux_size.h"
 
 namespace ditfleet::bench {
@@ -231,7 +232,7 @@ class Pictures {
     return pipeline::unwrap(model_->decode(generation));
   }
   static std::size_t png(const pipeline::Media& image) {
-    return pipeline::unwrap(pipeline::encode_media(image, job::OutputFormat::kPng, 100)).size();
+    return pipeline::unwrap(media::encode(image, job::OutputFormat::kPng, 100)).size();
   }
 
  private:

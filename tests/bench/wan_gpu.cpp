@@ -26,6 +26,7 @@
 #include "pipeline/families/wan/wan.h"
 #include "shared/core/json.h"
 #include "shared/kernel_cache/cache.h"
+#include "shared/media/writer.h"
 #include "tests/bench/flux_size.h"
 
 namespace ditfleet::bench {
@@ -93,11 +94,11 @@ Video generate(pipeline::Model& model, const Request& r, bool decode = true) {
     return true;
   }));
   if (decode) {
-    pipeline::BackgroundMp4Writer writer(90);
-    const pipeline::Media media =
-        unwrap(model.decode(*generation, [&](const pipeline::Media& so_far) { writer.add(so_far); }));
+    const auto writer = media::open_writer(job::OutputFormat::kMp4, 90);
+    const pipeline::Media decoded_video =
+        unwrap(model.decode(*generation, [&](const pipeline::Media& so_far) { writer->add(so_far); }));
     const auto decoded = Clock::now();
-    unwrap(writer.finish(media));
+    unwrap(writer->finish(decoded_video));
     video.file_s = since(decoded);
   }
   video.seconds = since(start);

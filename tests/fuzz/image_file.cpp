@@ -7,7 +7,7 @@
 #include <ctime>
 #include <string_view>
 
-#include "shared/images/image_file.h"
+#include "shared/media/image_file.h"
 
 namespace {
 
@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace ditfleet;
   const std::string_view file(reinterpret_cast<const char*>(data), size);
   const double began = cpu_seconds();
-  const auto info = images::inspect(file);
+  const auto info = media::inspect(file);
   check_cost("inspect", began, 0.02 + 1e-6 * static_cast<double>(size));
   if (!info) {
     if (info.error().message.empty()) std::abort();
@@ -39,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   constexpr std::int64_t kMostPixels = 1 << 16;
   if (std::int64_t{info->width} * info->height > kMostPixels) return 0;
   const double decoding = cpu_seconds();
-  const auto image = images::decode(file);
+  const auto image = media::decode(file);
   check_cost("decode", decoding, 2);
   if (!image) return 0;
   const auto wanted = static_cast<std::size_t>(info->width) * static_cast<std::size_t>(info->height) * 3;

@@ -87,6 +87,19 @@ inline pipeline::Media picture(std::int64_t seed, int width, int height) {
           std::vector<std::uint8_t>(static_cast<std::size_t>(width) * height * 3, static_cast<std::uint8_t>(seed))};
 }
 
+class FakeWriter final : public media::MediaWriter {
+ public:
+  explicit FakeWriter(std::shared_ptr<Script> script) : script_(std::move(script)) {}
+  void add(const media::Media&) override {}
+  Result<std::string> finish(const media::Media& image) override {
+    if (auto error = script_->note("pixels " + std::to_string(image.rgb.at(0)))) return *error;
+    return "PIXELS" + std::string(image.rgb.begin(), image.rgb.end());
+  }
+
+ private:
+  const std::shared_ptr<Script> script_;
+};
+
 class FakeModel final : public pipeline::Model {
  public:
   explicit FakeModel(std::shared_ptr<Script> script) : script_(std::move(script)) {}
@@ -250,10 +263,7 @@ class RunningWorker {
       set.warmup_classes = script->warmup_classes;
       return set;
     };
-    parts.encode_image = [script](const pipeline::Media& image, job::OutputFormat, int) -> Result<std::string> {
-      if (auto error = script->note("pixels " + std::to_string(image.rgb.at(0)))) return *error;
-      return "PIXELS" + std::string(image.rgb.begin(), image.rgb.end());
-    };
+    parts.open_writer = [script](job::OutputFormat, int) { return std::make_unique<FakeWriter>(script); };
     service_ = std::make_unique<worker::Service>(io_, std::move(options), std::move(parts));
     thread_ = std::thread([this] {
       const auto main = [this]() -> asio::awaitable<void> {

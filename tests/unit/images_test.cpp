@@ -8,9 +8,9 @@
 
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
-#include "shared/images/image_file.h"
+#include "shared/media/image_file.h"
 
-namespace ditfleet::images {
+namespace ditfleet::media {
 namespace {
 
 using ::testing::HasSubstr;
@@ -190,4 +190,4 @@ TEST(Images, ManyScansAreRefused) {
 }
 
 }  // namespace
-}  // namespace ditfleet::images
+}  // namespace ditfleet::media

@@ -11,13 +11,15 @@
 #include <filesystem>
 #include <fstream>
 
-#include "pipeline/engine.h"
-#include "pipeline/media/resize.h"
 #include "shared/core/bytes.h"
 #include "shared/core/ids.h"
 #include "shared/core/json.h"
+#include "shared/core/sha256.h"
+#include "shared/media/mp4.h"
+#include "shared/media/resize.h"
+#include "shared/media/writer.h"
 
-namespace ditfleet::pipeline {
+namespace ditfleet::media {
 namespace {
 
 // Smooth colours with a few sharp edges, which lossy formats preserve well.
@@ -86,21 +88,21 @@ double mean_difference(const Media& a, const Media& b) {
 TEST(Media, PngIsLossless) {
   for (const auto& [width, height] : {std::pair{1, 1}, {3, 5}, {64, 48}, {257, 33}}) {
     const Media image = picture(width, height);
-    const auto bytes = encode_media(image, job::OutputFormat::kPng, 100);
+    const auto bytes = encode(image, job::OutputFormat::kPng, 100);
     ASSERT_TRUE(bytes.ok()) << bytes.error().message;
     const Media decoded = decode_png(*bytes);
     EXPECT_EQ(decoded.width, width);
     EXPECT_EQ(decoded.height, height);
     EXPECT_EQ(decoded.rgb, image.rgb);
-    EXPECT_EQ(*bytes, *encode_media(image, job::OutputFormat::kPng, 0));
+    EXPECT_EQ(*bytes, *encode(image, job::OutputFormat::kPng, 0));
   }
 }
 
 TEST(Media, LossyFormatsStayClose) {
   const Media image = picture(96, 64);
   for (const job::OutputFormat format : {job::OutputFormat::kJpeg, job::OutputFormat::kWebp}) {
-    const auto good = encode_media(image, format, 95);
-    const auto poor = encode_media(image, format, 5);
+    const auto good = encode(image, format, 95);
+    const auto poor = encode(image, format, 5);
     ASSERT_TRUE(good.ok() && poor.ok());
     EXPECT_LT(poor->size(), good->size());
     const auto decode = format == job::OutputFormat::kJpeg ? decode_jpeg : decode_webp;
@@ -114,7 +116,7 @@ TEST(Media, LossyFormatsStayClose) {
 
 TEST(Media, RefusesInvalidImages) {
   const auto refused = [](const Media& image, job::OutputFormat format, int quality, const std::string& part) {
-    const auto bytes = encode_media(image, format, quality);
+    const auto bytes = encode(image, format, quality);
     ASSERT_FALSE(bytes.ok());
     EXPECT_EQ(bytes.error().code, Code::kInvalidArgument);
     EXPECT_NE(bytes.error().message.find(part), std::string::npos) << bytes.error().message;
@@ -133,7 +135,7 @@ TEST(Media, AVideoBecomesAnAnimatedWebp) {
   Media video{16, 8, 5, 10, {}};
   for (int frame = 0; frame < video.frames; ++frame)
     video.rgb.insert(video.rgb.end(), std::size_t{16} * 8 * 3, static_cast<std::uint8_t>(50 * frame));
-  const auto bytes = encode_media(video, job::OutputFormat::kWebp, 100);
+  const auto bytes = encode(video, job::OutputFormat::kWebp, 100);
   ASSERT_TRUE(bytes) << bytes.error().message;
   const WebPData data{reinterpret_cast<const std::uint8_t*>(bytes->data()), bytes->size()};
   const std::unique_ptr<WebPAnimDecoder, decltype(&WebPAnimDecoderDelete)> decoder(WebPAnimDecoderNew(&data, nullptr),
@@ -152,7 +154,7 @@ TEST(Media, AVideoBecomesAnAnimatedWebp) {
     EXPECT_EQ(until_ms, 100 * (frame + 1));
   }
   for (const auto format : {job::OutputFormat::kPng, job::OutputFormat::kJpeg})
-    EXPECT_EQ(encode_media(video, format, 100).error().param, "output_format");
+    EXPECT_EQ(encode(video, format, 100).error().param, "output_format");
 }
 
 // What a program prints.
@@ -198,7 +200,7 @@ struct Mp4 : testing::Test {
 };
 
 TEST_F(Mp4, HasTheFramesTheRateAndTheTagsThatPlayersNeed) {
-  const auto bytes = encode_media(colours(9, 16), job::OutputFormat::kMp4, 100);
+  const auto bytes = encode(colours(9, 16), job::OutputFormat::kMp4, 100);
   ASSERT_TRUE(bytes) << bytes.error().message;
   EXPECT_EQ(probe(*bytes,
                   "stream=codec_name,width,height,pix_fmt,color_range,color_space,color_transfer,color_primaries,"
@@ -211,11 +213,11 @@ TEST_F(Mp4, HasTheFramesTheRateAndTheTagsThatPlayersNeed) {
                                    {1.0, "1/1\n"},
                                    {240.0, "240/1\n"},
                                    {0.0, "16/1\n"}}) {
-    const auto other = encode_media(colours(3, rate), job::OutputFormat::kMp4, 50);
+    const auto other = encode(colours(3, rate), job::OutputFormat::kMp4, 50);
     ASSERT_TRUE(other) << other.error().message;
     EXPECT_EQ(probe(*other, "stream=r_frame_rate"), text);
   }
-  const auto one = encode_media(colours(1, 8), job::OutputFormat::kMp4, 50);
+  const auto one = encode(colours(1, 8), job::OutputFormat::kMp4, 50);
   ASSERT_TRUE(one) << one.error().message;
   EXPECT_EQ(probe(*one, "stream=duration,nb_read_frames"), "0.125000\n1\n");
 }
@@ -223,7 +225,7 @@ TEST_F(Mp4, HasTheFramesTheRateAndTheTagsThatPlayersNeed) {
 // The matrix of bt601 would shift saturated colours by up to 50.
 TEST_F(Mp4, KeepsColours) {
   const Media video = colours(5, 16);
-  const auto bytes = encode_media(video, job::OutputFormat::kMp4, 100);
+  const auto bytes = encode(video, job::OutputFormat::kMp4, 100);
   ASSERT_TRUE(bytes) << bytes.error().message;
   std::ofstream(path, std::ios::binary) << *bytes;
   const std::string rgb = output_of("ffmpeg -v error -i " + path +
@@ -242,7 +244,7 @@ TEST_F(Mp4, KeepsColours) {
 
 TEST_F(Mp4, IsTheSameForTheSameFramesAndSmallerAtALowerQuality) {
   const Media video = colours(40, 24);
-  const auto bytes = encode_media(video, job::OutputFormat::kMp4, 80);
+  const auto bytes = encode(video, job::OutputFormat::kMp4, 80);
   ASSERT_TRUE(bytes) << bytes.error().message;
   auto writer = Mp4Writer::open(video.width, video.height, video.frame_rate, 80);
   ASSERT_TRUE(writer) << writer.error().message;
@@ -254,12 +256,12 @@ TEST_F(Mp4, IsTheSameForTheSameFramesAndSmallerAtALowerQuality) {
     std::fill(reused.begin(), reused.end(), std::uint8_t{7});
   }
   EXPECT_TRUE(*writer->finish() == *bytes);
-  for (int i = 0; i < 20; ++i) EXPECT_TRUE(*encode_media(video, job::OutputFormat::kMp4, 80) == *bytes) << i;
-  EXPECT_LT(encode_media(video, job::OutputFormat::kMp4, 10)->size(), bytes->size());
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(*encode(video, job::OutputFormat::kMp4, 80) == *bytes) << i;
+  EXPECT_LT(encode(video, job::OutputFormat::kMp4, 10)->size(), bytes->size());
 }
 
 // A model decodes groups of frames, and repeats them after a lack of memory.
-TEST(BackgroundMp4Writer, GivesTheSameFileInAnyParts) {
+TEST(MediaWriter, GivesTheSameFileInAnyParts) {
   const Media video = colours(40, 24);
   const auto first = [&](int frames) {
     Media part = video;
@@ -267,16 +269,18 @@ TEST(BackgroundMp4Writer, GivesTheSameFileInAnyParts) {
     part.rgb.resize(video.rgb.size() / 40 * static_cast<std::size_t>(frames));
     return part;
   };
-  BackgroundMp4Writer writer(80);
-  for (const int frames : {1, 5, 1, 5, 9, 33}) writer.add(first(frames));
-  EXPECT_TRUE(*writer.finish(video) == *encode_media(video, job::OutputFormat::kMp4, 80));
+  for (const auto format : {job::OutputFormat::kMp4, job::OutputFormat::kWebp}) {
+    const auto writer = open_writer(format, 80);
+    for (const int frames : {1, 5, 1, 5, 9, 33}) writer->add(first(frames));
+    EXPECT_TRUE(*writer->finish(video) == *encode(video, format, 80)) << job::row_of(format).name;
+  }
 
-  BackgroundMp4Writer abandoned(80);
-  abandoned.add(video);
+  const auto abandoned = open_writer(job::OutputFormat::kMp4, 80);
+  abandoned->add(video);
 
-  BackgroundMp4Writer odd(80);
-  for (int i = 0; i < 2; ++i) odd.add({33, 32, 1, 24, std::vector<std::uint8_t>(33 * 32 * 3)});
-  const auto refused = odd.finish({33, 32, 1, 24, std::vector<std::uint8_t>(33 * 32 * 3)});
+  const auto odd = open_writer(job::OutputFormat::kMp4, 80);
+  for (int i = 0; i < 2; ++i) odd->add({33, 32, 1, 24, std::vector<std::uint8_t>(33 * 32 * 3)});
+  const auto refused = odd->finish({33, 32, 1, 24, std::vector<std::uint8_t>(33 * 32 * 3)});
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message.find("33x32"), std::string::npos) << refused.error().message;
 }
@@ -315,4 +319,4 @@ TEST(Resize, GivesPilsPixels) {
   }
 }
 
-}  // namespace ditfleet::pipeline
+}  // namespace ditfleet::media

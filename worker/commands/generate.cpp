@@ -10,6 +10,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/output_file.h"
 #include "shared/job/flags.h"
+#include "shared/media/writer.h"
 #include "worker/commands/command_line.h"
 #include "worker/commands/engine_options.h"
 #include "worker/families.h"
@@ -73,8 +74,7 @@ Result<void> write_frames(const std::string& dir, const pipeline::Media& video) 
   const auto size = static_cast<std::ptrdiff_t>(video.rgb.size()) / video.frames;
   for (int i = 0; i < video.frames; ++i) {
     const auto at = video.rgb.begin() + i * size;
-    auto bytes =
-        pipeline::encode_media({video.width, video.height, 1, 0, {at, at + size}}, job::OutputFormat::kPng, 100);
+    auto bytes = media::encode({video.width, video.height, 1, 0, {at, at + size}}, job::OutputFormat::kPng, 100);
     if (!bytes) return bytes.error();
     std::string number = std::to_string(i);
     number.insert(0, 4 - std::min<std::size_t>(4, number.size()), '0');
@@ -150,15 +150,11 @@ Result<void> run(const GenerateFlags& flags) {
       return true;
     };
     if (auto denoised = (*model)->denoise(**prepared, on_step); !denoised) return denoised;
-    const bool mp4 = spec->output_format == job::OutputFormat::kMp4;
-    pipeline::BackgroundMp4Writer writer(*spec->output_compression);
-    auto image = (*model)->decode(**prepared, [&](const pipeline::Media& so_far) {
-      if (mp4) writer.add(so_far);
-    });
+    const auto writer = media::open_writer(*spec->output_format, *spec->output_compression);
+    auto image = (*model)->decode(**prepared, [&](const pipeline::Media& so_far) { writer->add(so_far); });
     if (!image) return image.error();
     const std::string path = job::numbered_path(flags.out, i, count);
-    auto bytes =
-        mp4 ? writer.finish(*image) : pipeline::encode_media(*image, *spec->output_format, *spec->output_compression);
+    auto bytes = writer->finish(*image);
     if (!bytes) return bytes.error();
     if (auto written = write_output_file(path, *bytes); !written) return written;
     if (!flags.frames_dir.empty()) {

@@ -136,7 +136,7 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
     parts.adapters.cache_dir = data + "/adapters";
   for (const auto& folder : loras::folders_of(settings.loras.folders)) parts.adapters.folders.push_back(folder);
   parts.adapters.cache_bytes = settings.worker.lora.cache_bytes;
-  parts.encode_image = pipeline::encode_media;
+  parts.open_writer = media::open_writer;
   return parts;
 }
 

@@ -1,6 +1,6 @@
 #include "worker/units/request.h"
 
-#include "shared/images/image_file.h"
+#include "shared/media/image_file.h"
 
 namespace ditfleet::worker {
 
@@ -14,10 +14,9 @@ pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit) {
 }
 
 Result<std::shared_ptr<const pipeline::Media>> image_of(std::string_view file) {
-  auto image = images::decode(file);
+  auto image = media::decode(file);
   if (!image) return Error{image.error().code, image.error().message, "image"};
-  return std::make_shared<const pipeline::Media>(
-      pipeline::Media{image->width, image->height, 1, 0, std::move(image->rgb)});
+  return std::make_shared<const pipeline::Media>(std::move(*image));
 }
 
 std::vector<int> preview_steps(int total, int count) {

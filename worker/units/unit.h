@@ -15,6 +15,7 @@
 #include "shared/core/deadline.h"
 #include "shared/core/result.h"
 #include "shared/job/spec.h"
+#include "shared/media/writer.h"
 #include "shared/queue/types.h"
 #include "shared/telemetry/spans.h"
 #include "worker/adapters/copies.h"
@@ -35,7 +36,7 @@ struct Unit {
   // Passed from stage to stage; only the current stage accesses it.
   std::unique_ptr<pipeline::Generation> prepared;
   std::map<std::string, std::int64_t> phases_us;
-  std::shared_ptr<pipeline::BackgroundMp4Writer> mp4;  // if the model returned frames before the last one
+  std::shared_ptr<media::MediaWriter> writer;  // of the result
 
   // Used on the io thread. The span's context does not change and may be read on any thread.
   telemetry::SpanTimer span;

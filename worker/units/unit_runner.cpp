@@ -336,14 +336,9 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   span.reset();
   if (unit->stop) return Error{Code::kCanceled, "the unit was stopped before decoding", {}};
   span.emplace("vae_decode");
-  pipeline::FrameCallback on_frames;
-  if (unit->spec.output_format == job::OutputFormat::kMp4) {
-    on_frames = [&unit](const pipeline::Media& so_far) {
-      if (!unit->mp4) unit->mp4 = std::make_shared<pipeline::BackgroundMp4Writer>(*unit->spec.output_compression);
-      unit->mp4->add(so_far);
-    };
-  }
-  auto image = unit->model->decode(*unit->prepared, on_frames);
+  unit->writer = parts_.open_writer(*unit->spec.output_format, *unit->spec.output_compression);
+  auto image =
+      unit->model->decode(*unit->prepared, [&unit](const pipeline::Media& so_far) { unit->writer->add(so_far); });
   if (!image) span->failed(image.error().message);
   if (const auto energy = parts_.energy_j(); image && energy && energy_before) {
     static const telemetry::Histograms joules("ditfleet_unit_energy_joules");
@@ -366,7 +361,7 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   auto image = co_await run_on(parts_.device, Watchdog::Work::kStep, unit, work);
   parts_.residents_changed();
   // Its destructor waits for the frames that are being encoded.
-  if (!image) asio::post(parts_.encode.executor(), [mp4 = std::exchange(unit->mp4, nullptr)] {});
+  if (!image) asio::post(parts_.encode.executor(), [writer = std::exchange(unit->writer, nullptr)] {});
   if (image) {
     parts_.table.denoised(nonce);
     note_warm(unit->entry.class_key);
@@ -385,7 +380,8 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
     ~Guard() { --unit.previews_pending; }
   } guard{*unit};
   const std::function<Result<std::string>()> work = [this, image, unit] {
-    return parts_.encode_image(*image, job::preview_format(*unit->spec.output_format), *unit->spec.output_compression);
+    return parts_.open_writer(job::preview_format(*unit->spec.output_format), *unit->spec.output_compression)
+        ->finish(*image);
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
   Result<void> sent;
@@ -407,10 +403,7 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
 asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Media> image) {
   const auto begun = Clock::now();
   telemetry::SpanTimer encoding("image_encode", unit->span.context());
-  const std::function<Result<std::string>()> work = [this, image, unit] {
-    return unit->mp4 ? unit->mp4->finish(*image)
-                     : parts_.encode_image(*image, *unit->spec.output_format, *unit->spec.output_compression);
-  };
+  const std::function<Result<std::string>()> work = [image, unit] { return unit->writer->finish(*image); };
   auto bytes = co_await run_on(parts_.encode, Watchdog::Work::kImage, unit, work);
   if (!bytes) {
     encoding.failed(bytes.error().message);

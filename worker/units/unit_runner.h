@@ -33,7 +33,7 @@ class UnitRunner {
     TaskGroup& tasks;
     NamedThread &text, &device, &encode;
     AdapterLoader& adapters;
-    ImageEncoder encode_image;
+    WriterOpener open_writer;
     std::chrono::milliseconds orphan;                 // see Timing
     std::function<std::optional<double>()> energy_j;  // that the device has used; empty: unknown; thread-safe
     std::function<void()>

@@ -22,14 +22,14 @@ std::optional<std::string> base64_decoded(std::string_view text) {
   return bytes;
 }
 
-Result<images::Info> check_image(std::string_view file, std::int64_t most, const std::string& param) {
+Result<media::Info> check_image(std::string_view file, std::int64_t most, const std::string& param) {
   if (static_cast<std::int64_t>(file.size()) > most) {
     return Error{
         Code::kPayloadTooLarge,
         "the image has " + std::to_string(file.size()) + " bytes; results.input_max_bytes is " + std::to_string(most),
         param};
   }
-  auto info = images::inspect(file);
+  auto info = media::inspect(file);
   if (info) return info;
   Error error = info.error();
   error.param = param;

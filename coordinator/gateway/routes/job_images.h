@@ -8,8 +8,8 @@
 
 #include "shared/core/json.h"
 #include "shared/core/result.h"
-#include "shared/images/image_file.h"
 #include "shared/job/fields.h"
+#include "shared/media/image_file.h"
 
 namespace ditfleet::gateway {
 
@@ -30,11 +30,11 @@ SentImages take_images(json::object& job);
 
 struct ImageFile {
   std::string sha256, bytes;
-  images::Info info;
+  media::Info info;
 };
 
 // Decodes and checks an image that becomes the value of a field of type kImage. Takes up to 100 ms for 20 MiB. `most`:
-// results.input_max_bytes. `param`: the field in errors. kPayloadTooLarge; kInvalidArgument as images::inspect(), for a
+// results.input_max_bytes. `param`: the field in errors. kPayloadTooLarge; kInvalidArgument as media::inspect(), for a
 // URL and for invalid base64.
 Result<ImageFile> read_image(SentImage image, std::int64_t most, const std::string& param = {});
 

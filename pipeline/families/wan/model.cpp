@@ -15,8 +15,8 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/denoise_loop.h"
-#include "pipeline/media/resize.h"
 #include "pipeline/sampling/latents.h"
+#include "shared/media/resize.h"
 
 namespace ditfleet::pipeline {
 namespace {

@@ -4,23 +4,14 @@
 #include <cmath>
 #include <memory>
 
-#include "pipeline/media/encoders.h"
+#include "shared/media/encoders.h"
 
-namespace ditfleet::pipeline::media {
-
+namespace ditfleet::media {
 namespace {
-
-Result<void> check_sides(const Media& media) {
-  if (media.width <= WEBP_MAX_DIMENSION && media.height <= WEBP_MAX_DIMENSION) return {};
-  return invalid_argument("[media] WebP supports at most " + std::to_string(WEBP_MAX_DIMENSION) + " pixels per side");
-}
 
 Error no_memory() { return {Code::kOutOfMemory, "[media] cannot write WebP: the encoder ran out of memory"}; }
 
-}  // namespace
-
-Result<std::string> encode_webp(const Media& image, int quality) {
-  if (auto checked = check_sides(image); !checked) return checked.error();
+Result<std::string> encode_one(const Media& image, int quality) {
   std::uint8_t* bytes = nullptr;
   const std::size_t size =
       WebPEncodeRGB(image.rgb.data(), image.width, image.height, image.width * 3, static_cast<float>(quality), &bytes);
@@ -31,8 +22,7 @@ Result<std::string> encode_webp(const Media& image, int quality) {
   return result;
 }
 
-Result<std::string> encode_animated_webp(const Media& video, int quality) {
-  if (auto checked = check_sides(video); !checked) return checked.error();
+Result<std::string> encode_animation(const Media& video, int quality) {
   const std::unique_ptr<WebPAnimEncoder, decltype(&WebPAnimEncoderDelete)> encoder(
       WebPAnimEncoderNew(video.width, video.height, nullptr), WebPAnimEncoderDelete);
   WebPConfig config;
@@ -63,4 +53,12 @@ Result<std::string> encode_animated_webp(const Media& video, int quality) {
   return result;
 }
 
-}  // namespace ditfleet::pipeline::media
+}  // namespace
+
+Result<std::string> encode_webp(const Media& media, int quality) {
+  if (media.width > WEBP_MAX_DIMENSION || media.height > WEBP_MAX_DIMENSION)
+    return invalid_argument("[media] WebP supports at most " + std::to_string(WEBP_MAX_DIMENSION) + " pixels per side");
+  return media.frames > 1 ? encode_animation(media, quality) : encode_one(media, quality);
+}
+
+}  // namespace ditfleet::media

@@ -16,11 +16,11 @@ extern "C" {
 #include <libswscale/swscale.h>
 }
 
-#include "pipeline/api/media.h"
 #include "shared/core/fd_io.h"
 #include "shared/core/unique_fd.h"
+#include "shared/media/mp4.h"
 
-namespace ditfleet::pipeline {
+namespace ditfleet::media {
 namespace {
 
 constexpr int kLargestSide = 16384;
@@ -234,40 +234,4 @@ Result<std::string> Mp4Writer::finish() {
   return std::move(*bytes);
 }
 
-Result<void> BackgroundMp4Writer::write(const Media& so_far, std::span<const std::uint8_t> rgb) {
-  if (!writer_) {
-    auto opened = Mp4Writer::open(so_far.width, so_far.height, so_far.frame_rate, quality_);
-    if (!opened) return opened.error();
-    writer_ = std::move(*opened);
-  }
-  const auto frame_bytes = static_cast<std::size_t>(so_far.width) * static_cast<std::size_t>(so_far.height) * 3;
-  for (std::size_t at = 0; at < rgb.size(); at += frame_bytes) {
-    if (auto added = writer_->add(rgb.subspan(at, std::min(frame_bytes, rgb.size() - at))); !added) return added;
-  }
-  return {};
-}
-
-void BackgroundMp4Writer::add(const Media& so_far) {
-  Media part{so_far.width, so_far.height, so_far.frames, so_far.frame_rate, {}};
-  part.rgb.assign(so_far.rgb.begin() + static_cast<std::ptrdiff_t>(std::min(added_, so_far.rgb.size())),
-                  so_far.rgb.end());
-  added_ += part.rgb.size();
-  const auto task = [this](std::future<Result<void>> before, const Media& frames) -> Result<void> {
-    if (before.valid()) {
-      if (auto written = before.get(); !written) return written;
-    }
-    return write(frames, frames.rgb);
-  };
-  written_ = std::async(std::launch::async, task, std::move(written_), std::move(part));
-}
-
-Result<std::string> BackgroundMp4Writer::finish(const Media& video) {
-  if (written_.valid()) {
-    if (auto written = written_.get(); !written) return written.error();
-  }
-  const auto rest = std::span(video.rgb).subspan(std::min(added_, video.rgb.size()));
-  if (auto written = write(video, rest); !written) return written.error();
-  return writer_->finish();
-}
-
-}  // namespace ditfleet::pipeline
+}  // namespace ditfleet::media

@@ -1,29 +1,13 @@
-#include <csetjmp>
-#include <cstdio>
 #include <cstdlib>
 
-// jpeglib.h uses FILE without including it.
-#include <jpeglib.h>
+#include "shared/media/encoders.h"
+#include "shared/media/jpeg_failure.h"
 
-#include "pipeline/media/encoders.h"
-
-namespace ditfleet::pipeline::media {
+namespace ditfleet::media {
 namespace {
 
-struct Failure {
-  jpeg_error_mgr manager = {};  // first: libjpeg gives back a pointer to it
-  std::jmp_buf leave;
-  char message[JMSG_LENGTH_MAX] = {};
-};
-
-[[noreturn]] void fail(j_common_ptr info) {
-  auto* failure = reinterpret_cast<Failure*>(info->err);
-  info->err->format_message(info, failure->message);
-  std::longjmp(failure->leave, 1);
-}
-
 // libjpeg leaves by longjmp, so nothing in here may have a destructor.
-bool write(jpeg_compress_struct& jpeg, const Media& image, int quality, Failure& failure, unsigned char** bytes,
+bool write(jpeg_compress_struct& jpeg, const Media& image, int quality, JpegFailure& failure, unsigned char** bytes,
            unsigned long* size) {
   if (setjmp(failure.leave) != 0) return false;
   jpeg_create_compress(&jpeg);
@@ -51,10 +35,9 @@ Result<std::string> encode_jpeg(const Media& image, int quality) {
   if (image.width > JPEG_MAX_DIMENSION || image.height > JPEG_MAX_DIMENSION) {
     return invalid_argument("[media] JPEG supports at most " + std::to_string(JPEG_MAX_DIMENSION) + " pixels per side");
   }
-  Failure failure;
+  JpegFailure failure;
   jpeg_compress_struct jpeg = {};
-  jpeg.err = jpeg_std_error(&failure.manager);
-  failure.manager.error_exit = fail;
+  jpeg.err = failure.install();
   unsigned char* bytes = nullptr;
   unsigned long size = 0;
   const bool done = write(jpeg, image, quality, failure, &bytes, &size);
@@ -66,4 +49,4 @@ Result<std::string> encode_jpeg(const Media& image, int quality) {
   return result;
 }
 
-}  // namespace ditfleet::pipeline::media
+}  // namespace ditfleet::media

@@ -1,10 +1,10 @@
-#include "pipeline/media/resize.h"
+#include "shared/media/resize.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
-namespace ditfleet::pipeline {
+namespace ditfleet::media {
 namespace {
 
 constexpr double kSupport = 3;
@@ -94,4 +94,4 @@ Media resize_lanczos(const Media& image, int width, int height) {
   return out;
 }
 
-}  // namespace ditfleet::pipeline
+}  // namespace ditfleet::media

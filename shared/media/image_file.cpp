@@ -1,17 +1,17 @@
-#include "shared/images/image_file.h"
+#include "shared/media/image_file.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "shared/images/formats.h"
+#include "shared/media/formats.h"
 
-namespace ditfleet::images {
+namespace ditfleet::media {
 namespace {
 
 struct Format {
   std::string_view media_type;
   Result<Header> (*header)(std::string_view file);
-  Result<Image> (*pixels)(std::string_view file, const Header& header);
+  Result<Media> (*pixels)(std::string_view file, const Header& header);
 };
 
 const Format* format_of(std::string_view file) {
@@ -54,12 +54,12 @@ int orientation_of(std::string_view tiff) {
   return 1;
 }
 
-Image upright(Image image, int orientation) {
+Media upright(Media image, int orientation) {
   if (orientation == 1) return image;
   const bool swap = orientation >= 5;
   const bool flip_x = orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
   const bool flip_y = orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
-  Image out{image.width, image.height, {}};
+  Media out{.width = image.width, .height = image.height};
   if (swap) std::swap(out.width, out.height);
   out.rgb.reserve(image.rgb.size());
   for (int y = 0; !image.rgb.empty() && y < out.height; ++y) {
@@ -96,12 +96,12 @@ Result<Info> inspect(std::string_view file) {
   const Format* format = format_of(file);
   const auto header = read_header(format, file);
   if (!header) return header.error();
-  const Image image =
-      upright({static_cast<int>(header->width), static_cast<int>(header->height), {}}, orientation_of(header->exif));
+  const Media image = upright({.width = static_cast<int>(header->width), .height = static_cast<int>(header->height)},
+                              orientation_of(header->exif));
   return Info{format->media_type, image.width, image.height};
 }
 
-Result<Image> decode(std::string_view file) {
+Result<Media> decode(std::string_view file) {
   const Format* format = format_of(file);
   const auto header = read_header(format, file);
   if (!header) return header.error();
@@ -110,4 +110,4 @@ Result<Image> decode(std::string_view file) {
   return upright(std::move(*image), orientation_of(header->exif));
 }
 
-}  // namespace ditfleet::images
+}  // namespace ditfleet::media

@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "shared/images/image_file.h"
+#include "shared/media/image_file.h"
 
-namespace ditfleet::images {
+namespace ditfleet::media {
 
 struct Header {
   std::int64_t width = 0, height = 0;  // as stored, not upright
@@ -23,9 +23,9 @@ Result<Header> webp_header(std::string_view file);
 
 // The pixels as stored, not upright. Allocates memory for the header's size. kInvalidArgument, with the library's
 // reason.
-Result<Image> decode_png(std::string_view file, const Header& header);
-Result<Image> decode_jpeg(std::string_view file, const Header& header);
-Result<Image> decode_webp(std::string_view file, const Header& header);
+Result<Media> decode_png(std::string_view file, const Header& header);
+Result<Media> decode_jpeg(std::string_view file, const Header& header);
+Result<Media> decode_webp(std::string_view file, const Header& header);
 
 Error damaged(std::string_view format, std::string_view why);
 
@@ -41,4 +41,4 @@ inline std::uint32_t little_endian(std::string_view file, std::size_t at, std::s
   return value;
 }
 
-}  // namespace ditfleet::images
+}  // namespace ditfleet::media

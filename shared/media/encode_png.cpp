@@ -2,9 +2,9 @@
 
 #include <csetjmp>
 
-#include "pipeline/media/encoders.h"
+#include "shared/media/encoders.h"
 
-namespace ditfleet::pipeline::media {
+namespace ditfleet::media {
 namespace {
 
 struct Output {
@@ -42,7 +42,7 @@ bool write(png_structp png, png_infop info, const Media& image, Output& output) 
 
 }  // namespace
 
-Result<std::string> encode_png(const Media& image) {
+Result<std::string> encode_png(const Media& image, int) {
   Output output;
   png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, &output, fail, ignore_warning);
   if (png == nullptr) return Error{Code::kOutOfMemory, "[media] cannot write PNG: the encoder ran out of memory"};
@@ -53,4 +53,4 @@ Result<std::string> encode_png(const Media& image) {
   return std::move(output.bytes);
 }
 
-}  // namespace ditfleet::pipeline::media
+}  // namespace ditfleet::media

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
 #include "shared/core/result.h"
+#include "shared/media/media.h"
 
-namespace ditfleet::images {
+namespace ditfleet::media {
 
 inline constexpr std::int64_t kMaxPixels = 1 << 25;  // width × height, 33.5 megapixels
 
@@ -16,18 +16,12 @@ struct Info {
   int width = 0, height = 0;    // upright, as the EXIF orientation says
 };
 
-// Interleaved RGB, 8 bits, rows from the top.
-struct Image {
-  int width = 0, height = 0;
-  std::vector<std::uint8_t> rgb;
-};
-
 // Reads the header: at most 10 ms, whatever the file has. kInvalidArgument: not a PNG, JPEG or WebP file, more than
 // kMaxPixels, animated, CMYK, or of a structure that decode() would refuse.
 Result<Info> inspect(std::string_view file);
 
 // Reads the pixels and turns them upright. Transparency is dropped. Takes up to two seconds for kMaxPixels.
 // kInvalidArgument: as inspect(), and for a truncated or damaged file.
-Result<Image> decode(std::string_view file);
+Result<Media> decode(std::string_view file);
 
-}  // namespace ditfleet::images
+}  // namespace ditfleet::media

@@ -4,16 +4,16 @@
 #include <csetjmp>
 #include <cstring>
 
-#include "shared/images/formats.h"
+#include "shared/media/formats.h"
 
-namespace ditfleet::images {
+namespace ditfleet::media {
 namespace {
 
 constexpr std::size_t kChunkBytes = 12;  // of a chunk without data: length, type, checksum
 
 struct Reading {
   std::string_view rest;
-  Image image;
+  Media image;
   std::vector<png_bytep> rows;
   std::string error;
 };
@@ -117,7 +117,7 @@ Result<Header> png_header(std::string_view file) {
   }
 }
 
-Result<Image> decode_png(std::string_view file, const Header& header) {
+Result<Media> decode_png(std::string_view file, const Header& header) {
   Reading reading{file, {}, {}, {}};
   png_structp png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &reading, fail, ignore);
   if (png == nullptr) return damaged("PNG", "out of memory");
@@ -128,4 +128,4 @@ Result<Image> decode_png(std::string_view file, const Header& header) {
   return std::move(reading.image);
 }
 
-}  // namespace ditfleet::images
+}  // namespace ditfleet::media

@@ -2,9 +2,9 @@
 
 #include <optional>
 
-#include "shared/images/formats.h"
+#include "shared/media/formats.h"
 
-namespace ditfleet::images {
+namespace ditfleet::media {
 namespace {
 
 // The size in the header of a lossy (RFC 6386 §9.1) or lossless bitstream. Nothing if it is damaged.
@@ -51,8 +51,8 @@ Result<Header> webp_header(std::string_view file) {
   return *picture;
 }
 
-Result<Image> decode_webp(std::string_view file, const Header& header) {
-  Image image{static_cast<int>(header.width), static_cast<int>(header.height), {}};
+Result<Media> decode_webp(std::string_view file, const Header& header) {
+  Media image{.width = static_cast<int>(header.width), .height = static_cast<int>(header.height)};
   const std::size_t stride = std::size_t{3} * static_cast<std::size_t>(header.width);
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(file.data());
   WebPBitstreamFeatures features;
@@ -65,4 +65,4 @@ Result<Image> decode_webp(std::string_view file, const Header& header) {
   return image;
 }
 
-}  // namespace ditfleet::images
+}  // namespace ditfleet::media

@@ -1,16 +1,12 @@
 #include <algorithm>
-#include <csetjmp>
-#include <cstdio>
-#include <cstdlib>
 #include <utility>
 
-// jpeglib.h uses FILE without including it.
+#include "shared/media/formats.h"
+#include "shared/media/jpeg_failure.h"
+// After jpeglib.h.
 #include <jerror.h>
-#include <jpeglib.h>
 
-#include "shared/images/formats.h"
-
-namespace ditfleet::images {
+namespace ditfleet::media {
 namespace {
 
 // A progressive file may have any number of scans of a few bytes, each as costly as the whole image. Encoders write 10
@@ -18,21 +14,10 @@ namespace {
 constexpr std::int64_t kMostScans = 100, kMostScannedPixels = 16 * kMaxPixels;
 constexpr unsigned kExifMarker = JPEG_APP0 + 1;
 
-struct Failure {
-  jpeg_error_mgr manager = {};  // first: libjpeg gives back a pointer to it
-  std::jmp_buf leave;
-  char message[JMSG_LENGTH_MAX] = {};
-};
-
-[[noreturn]] void fail(j_common_ptr info) {
-  auto* failure = reinterpret_cast<Failure*>(info->err);
-  info->err->format_message(info, failure->message);
-  std::longjmp(failure->leave, 1);
-}
-
 // Warnings of missing data are errors, as in PIL. Level -1: a warning.
 void on_message(j_common_ptr info, int level) {
-  if (level == -1 && (info->err->msg_code == JWRN_JPEG_EOF || info->err->msg_code == JWRN_HIT_MARKER)) fail(info);
+  if (level == -1 && (info->err->msg_code == JWRN_JPEG_EOF || info->err->msg_code == JWRN_HIT_MARKER))
+    JpegFailure::fail(info);
 }
 
 void on_progress(j_common_ptr info) {
@@ -40,14 +25,14 @@ void on_progress(j_common_ptr info) {
   const std::int64_t pixels = std::int64_t{jpeg->image_width} * jpeg->image_height;
   const auto most = std::min(kMostScans, kMostScannedPixels / pixels);
   if (jpeg->input_scan_number <= most) return;
-  auto* failure = reinterpret_cast<Failure*>(info->err);
+  auto* failure = reinterpret_cast<JpegFailure*>(info->err);
   std::snprintf(failure->message, sizeof failure->message, "it has more than %d scans", static_cast<int>(most));
   std::longjmp(failure->leave, 1);
 }
 
 // libjpeg leaves by longjmp, so nothing in here may have a destructor.
 bool read(jpeg_decompress_struct& jpeg, jpeg_progress_mgr& progress, std::string_view file, const Header& header,
-          Failure& failure, Image& image) {
+          JpegFailure& failure, Media& image) {
   if (setjmp(failure.leave) != 0) return false;
   jpeg_create_decompress(&jpeg);
   jpeg.progress = &progress;
@@ -118,19 +103,18 @@ Result<Header> jpeg_header(std::string_view file) {
   return damaged("JPEG", "it has more than " + std::to_string(kMostChunks) + " segments before its pixels");
 }
 
-Result<Image> decode_jpeg(std::string_view file, const Header& header) {
-  Failure failure;
+Result<Media> decode_jpeg(std::string_view file, const Header& header) {
+  JpegFailure failure;
   jpeg_decompress_struct jpeg = {};
   jpeg_progress_mgr progress = {};
-  jpeg.err = jpeg_std_error(&failure.manager);
-  failure.manager.error_exit = fail;
+  jpeg.err = failure.install();
   failure.manager.emit_message = on_message;
   progress.progress_monitor = on_progress;
-  Image image;
+  Media image;
   const bool done = read(jpeg, progress, file, header, failure, image);
   jpeg_destroy_decompress(&jpeg);
   if (!done) return damaged("JPEG", failure.message);
   return image;
 }
 
-}  // namespace ditfleet::images
+}  // namespace ditfleet::media
