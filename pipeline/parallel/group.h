@@ -38,8 +38,6 @@ class Group {
   // Copies the tensor of rank `root` to the tensors of all others, which have the same size. On a GPU enqueues the
   // work on the current stream.
   virtual Result<void> broadcast(const at::Tensor& tensor, int root) = 0;
-  // Waits until all ranks have called it and finished all earlier work, on a GPU that of the current stream.
-  virtual Result<void> barrier() = 0;
   // What rank 0 passes, in all ranks. Waits for rank 0, but not for a GPU.
   Result<bool> agree(bool mine);
 

@@ -1,9 +1,7 @@
 #include "pipeline/parallel/nccl.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -14,7 +12,7 @@
 
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
-#include "pipeline/region/libraries/symbols.h"
+#include "pipeline/device/symbols.h"
 #include "shared/core/deadline.h"
 #include "shared/core/missing_peer.h"
 
@@ -58,8 +56,7 @@ struct Library {
 
 Result<const Library*> library() {
   // LibTorch's CUDA part has loaded it already, so its name alone finds it.
-  static const Library* const opened = region::open_library<Library>("libnccl.so.2", [](void* library, Library& t) {
-    using region::bind;
+  static const Library* const opened = open_library<Library>("libnccl.so.2", [](void* library, Library& t) {
     return bind(library, "ncclGetVersion", t.version) && bind(library, "ncclGetUniqueId", t.unique_id) &&
            bind(library, "ncclCommInitRankConfig", t.init) && bind(library, "ncclGroupStart", t.group_start) &&
            bind(library, "ncclGroupEnd", t.group_end) && bind(library, "ncclSend", t.send) &&
@@ -108,18 +105,6 @@ class NcclGroup final : public Group {
     });
   }
 
-  // A byte from each rank to each rank, which it sends when its stream gets there.
-  Result<void> barrier() override try {
-    if (!token_.defined()) token_ = at::empty({size()}, at::TensorOptions(device()).dtype(at::kByte));
-    std::vector<at::Tensor> receive;
-    for (int r = 0; r < size(); ++r) receive.push_back(token_.narrow(0, r, 1));
-    if (auto sent = all_gather(receive[rank()], receive); !sent) return sent;
-    const c10::impl::VirtualGuardImpl guard(device().type());
-    return wait_until([&] { return guard.queryStream(guard.getStream(device())); });
-  } catch (...) {
-    return error_in_flight("parallel");
-  }
-
   void abort() noexcept override {
     if (host_) host_->abort();
     abort_comm();
@@ -140,7 +125,7 @@ class NcclGroup final : public Group {
 
   // Calls `work(stream)`, which returns NCCL's status, as one group of operations and waits until they are enqueued.
   Result<void> enqueue(const std::function<int(void*)>& work) {
-    if (auto joined = wait_until([] { return true; }); !joined) return joined;
+    if (auto joined = wait(); !joined) return joined;
     {
       const std::lock_guard lock(mutex_);
       if (!comm_) return aborted();
@@ -149,11 +134,11 @@ class NcclGroup final : public Group {
       first_error(status, lib_.group_end());
       if (status != kSuccess && status != kInProgress) return lib_.error(status, comm_);
     }
-    return wait_until([] { return true; });
+    return wait();
   }
 
-  // Polls until NCCL has nothing left to do on the host and `done()`.
-  Result<void> wait_until(const std::function<bool()>& done) {
+  // Polls until NCCL has nothing left to do on the host.
+  Result<void> wait() {
     const Deadline deadline = Deadline::after(timeout_), busy = Deadline::after(kPollInterval);
     for (;;) {
       {
@@ -162,7 +147,7 @@ class NcclGroup final : public Group {
         int status = kSuccess;
         if (const int failed = lib_.async_error(comm_, &status); failed != kSuccess) status = failed;
         if (status != kSuccess && status != kInProgress) return lib_.error(status, comm_);
-        if (status == kSuccess && done()) return {};
+        if (status == kSuccess) return {};
       }
       if (deadline.passed()) {
         abort();
@@ -183,7 +168,6 @@ class NcclGroup final : public Group {
   void* comm_;        // null: aborted
   const std::chrono::milliseconds timeout_;
   const std::unique_ptr<Group> host_;
-  at::Tensor token_;  // of barrier()
 };
 
 }  // namespace

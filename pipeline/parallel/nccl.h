@@ -23,10 +23,10 @@ Result<NcclId> make_nccl_id();
 
 // Starts to join as rank `rank` of `size`, on a GPU that load_device() has opened. Does not wait: the first collective
 // does, at most for `timeout`, for the other ranks and for connections. Later ones only wait until NCCL's thread has
-// enqueued them, and barrier() for the other ranks, as long. abort() ends this rank only, and blocks until its kernels
-// have stopped; the streams can then be synchronized. The destructor does the same, so call barrier() before. `host`: a
-// group of the same ranks for agree(), which abort() aborts, too; null: agree() must not be called. Errors:
-// kUnavailable (no NCCL, it is too old, or it fails).
+// enqueued them. abort() ends this rank only, and blocks until its kernels have stopped; the streams can then be
+// synchronized. The destructor does the same, so synchronize the streams before. `host`: a group of the same ranks for
+// agree(), which abort() aborts, too; null: agree() must not be called. Errors: kUnavailable (no NCCL, it is too old,
+// or it fails).
 Result<std::unique_ptr<Group>> join_nccl(const NcclId& id, int rank, int size, c10::Device device,
                                          std::chrono::milliseconds timeout, std::unique_ptr<Group> host = nullptr);
 

@@ -112,8 +112,6 @@ class SharedMemoryGroup final : public Group {
     return all_to_all(send, receive);
   }
 
-  Result<void> barrier() override { return end_round(); }
-
   void abort() noexcept override { fail(kAborted); }
 
  private:

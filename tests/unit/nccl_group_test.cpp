@@ -20,6 +20,7 @@ using std::chrono::steady_clock;
 using testing::blank;
 using testing::expect_exit;
 using testing::fork_rank;
+using testing::meet;
 using testing::play;
 using testing::run_processes;
 
@@ -72,7 +73,7 @@ class NcclGroup : public ::testing::Test {
     StageScope scope(gpu(rank));
     for (const int largest : {5000, 5 << 20})
       if (std::string problem = play(*group, 7, 60, largest, gpu(rank)); !problem.empty()) return problem;
-    unwrap(group->barrier());
+    unwrap(meet(*group, gpu(rank)));
     scope.finish();
     // Host time of a collective, which NCCL enqueues from a thread of its own.
     std::vector<at::Tensor> send, receive;
@@ -84,7 +85,7 @@ class NcclGroup : public ::testing::Test {
     for (int i = 0; i < 1000; ++i) unwrap(group->all_to_all(send, receive));
     const std::chrono::duration<double, std::micro> took = steady_clock::now() - began;
     std::fprintf(stderr, "rank %d of %d: %.1f us a collective on the host\n", rank, size, took.count() / 1000);
-    unwrap(group->barrier());
+    unwrap(meet(*group, gpu(rank)));
     return {};
   }
 
@@ -119,12 +120,12 @@ TEST_F(NcclGroup, ReportsARankThatDoesNotArrive) {
   run_processes(1, [&](int rank) -> std::string {
     const auto group = join(rank, 2, milliseconds(2000));
     const auto began = steady_clock::now();
-    const auto done = group->barrier();
+    const auto done = meet(*group, gpu(rank));
     if (done) return "no error";
     if (done.error().code != Code::kUnavailable ||
         done.error().message.find("2000 ms at rank 0 of 2") == std::string::npos)
       return done.error().message;
-    if (group->barrier().error().message != "[parallel] the group was aborted") return "not aborted";
+    if (meet(*group, gpu(rank)).error().message != "[parallel] the group was aborted") return "not aborted";
     return steady_clock::now() - began < milliseconds(5000) ? "" : "late";
   });
 }
@@ -139,7 +140,7 @@ TEST_F(NcclGroup, AbortEndsTheWaitForOtherRanks) {
       group->abort();
     });
     const auto began = steady_clock::now();
-    const auto done = group->barrier();
+    const auto done = meet(*group, gpu(rank));
     other.join();
     if (done || done.error().message != "[parallel] the group was aborted")
       return done ? "no error" : done.error().message;
@@ -156,7 +157,7 @@ TEST_F(NcclGroup, AbortStopsKernelsAfterAKill) {
     StageScope scope(gpu(rank));
     const at::Tensor share = blank(1 << 20).to(gpu(rank));
     unwrap(group->broadcast(share, 1));  // makes the connections
-    unwrap(group->barrier());
+    unwrap(meet(*group, gpu(rank)));
     if (rank == 1) {
       std::this_thread::sleep_for(milliseconds(200));
       ::kill(::getpid(), SIGKILL);
@@ -169,7 +170,7 @@ TEST_F(NcclGroup, AbortStopsKernelsAfterAKill) {
     const auto began = steady_clock::now();
     scope.finish();
     other.join();
-    const auto done = group->barrier();
+    const auto done = meet(*group, gpu(rank));
     if (done || done.error().code != Code::kUnavailable) return done ? "no error" : done.error().message;
     return steady_clock::now() - began < milliseconds(4000) ? "" : "late";
   };

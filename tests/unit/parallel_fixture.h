@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "pipeline/device/device.h"
 #include "pipeline/parallel/group.h"
 
 namespace ditfleet::pipeline::parallel::testing {
@@ -69,6 +70,15 @@ inline bool equal(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() && (a.nbytes() == 0 || std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0);
 }
 
+// Waits until all ranks have called it; on a GPU, until the current stream has done its work.
+inline Result<void> meet(Group& group, c10::Device device = at::kCPU) {
+  std::vector<at::Tensor> tokens(static_cast<std::size_t>(group.size()));
+  for (at::Tensor& token : tokens) token = blank(1).to(device);
+  auto met = group.all_gather(tokens[static_cast<std::size_t>(group.rank())], tokens);
+  if (met) synchronize(device);
+  return met;
+}
+
 // `rounds` collectives of random kinds and sizes, of which each rank knows all sizes and contents. Returns
 // what went wrong.
 inline std::string play(Group& group, unsigned seed, int rounds, int largest, c10::Device device = at::kCPU) {
@@ -101,7 +111,7 @@ inline std::string play(Group& group, unsigned seed, int rounds, int largest, c1
       receive.push_back((root == me ? expected[0].clone() : blank(sizes[0])).to(device));
       done = group.broadcast(receive[0], root);
     } else {
-      done = group.barrier();
+      done = meet(group, device);
     }
     if (!done) return done.error().message;
     for (std::size_t i = 0; i < expected.size(); ++i)

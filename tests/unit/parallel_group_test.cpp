@@ -16,6 +16,7 @@ using std::chrono::steady_clock;
 using testing::blank;
 using testing::expect_exit;
 using testing::fork_rank;
+using testing::meet;
 using testing::play;
 
 constexpr milliseconds kLong{20'000};
@@ -96,12 +97,12 @@ TEST(SharedMemoryGroups, ReportSizesThatDiffer) {
   const pid_t child = fork_rank(1, [&](int) {
     const auto group = join(memory->get(), 1);
     (void)group->broadcast(blank(10), 0);
-    const auto next = group->barrier();
+    const auto next = meet(*group);
     return next ? "no error" : next.error().code == Code::kUnavailable ? "" : next.error().message;
   });
   const auto group = join(memory->get(), 0);
   (void)group->broadcast(blank(12), 0);
-  const auto next = group->barrier();
+  const auto next = meet(*group);
   EXPECT_FALSE(next);
   expect_exit(child);
 }
@@ -113,7 +114,7 @@ TEST(SharedMemoryGroups, NameRanksThatDoNotArrive) {
     const auto began = steady_clock::now();
     const auto group = join(memory->get(), 2 * i);
     for (int repeated = 0; repeated < 2; ++repeated) {
-      const auto done = group->barrier();
+      const auto done = meet(*group);
       if (done) return "no error";
       if (done.error().code != Code::kUnavailable ||
           done.error().message != "[parallel] ranks 1, 3 of 4 did not arrive within 300 ms")
@@ -156,7 +157,7 @@ TEST(SharedMemoryGroups, WaitWithoutWork) {
   ASSERT_TRUE(memory);
   const auto group = join(memory->get(), 0);
   const std::clock_t began = std::clock();
-  EXPECT_FALSE(group->barrier());
+  EXPECT_FALSE(meet(*group));
   EXPECT_LT(static_cast<double>(std::clock() - began) / CLOCKS_PER_SEC, 0.1);
 }
 

@@ -1,4 +1,5 @@
 #include "pipeline/region/compile/nvrtc_library.h"
+#include "pipeline/device/symbols.h"
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -10,10 +11,11 @@
 #include <mutex>
 #include <vector>
 
-#include "pipeline/region/libraries/symbols.h"
 
 namespace ditfleet::region {
 namespace {
+
+using pipeline::bind;
 
 namespace fs = std::filesystem;
 constexpr const char* kName = "libnvrtc.so.13";

@@ -1,11 +1,13 @@
 #include "pipeline/region/libraries/cublaslt.h"
+#include "pipeline/device/symbols.h"
 
 #include <cstring>
 
-#include "pipeline/region/libraries/symbols.h"
 
 namespace ditfleet::region {
 namespace {
+
+using pipeline::bind;
 
 // Constants and structures of cublasLt.h and library_types.h of CUDA 13.
 enum : int { kReal32 = 0, kBFloat16 = 14, kE4M3 = 28 };
@@ -99,7 +101,7 @@ struct CublasLt::Descriptors {
 
 Result<const CublasLt::Library*> CublasLt::library() {
   // LibTorch's CUDA part has loaded it already, so its name alone finds it.
-  static const Library* const opened = open_library<Library>("libcublasLt.so.13", [](void* library, Library& t) {
+  static const Library* const opened = pipeline::open_library<Library>("libcublasLt.so.13", [](void* library, Library& t) {
     return bind(library, "cublasLtCreate", t.create) && bind(library, "cublasLtDestroy", t.destroy) &&
            bind(library, "cublasLtMatmulDescCreate", t.desc_create) &&
            bind(library, "cublasLtMatmulDescDestroy", t.desc_destroy) &&

@@ -1,13 +1,15 @@
 #include "pipeline/region/libraries/cudnn.h"
+#include "pipeline/device/symbols.h"
 
 #include <initializer_list>
 #include <utility>
 #include <vector>
 
-#include "pipeline/region/libraries/symbols.h"
 
 namespace ditfleet::region {
 namespace {
+
+using pipeline::bind;
 
 // Constants of cudnn_graph.h, stable in cuDNN 9.
 enum : int { kFloat = 0, kBFloat16 = 9 };
@@ -120,7 +122,7 @@ class Cudnn::Plan {
 
 Result<const Cudnn::Library*> Cudnn::library() {
   // LibTorch's CUDA part has loaded it already, so its name alone finds it.
-  static const Library* const opened = open_library<Library>("libcudnn.so.9", [](void* library, Library& t) {
+  static const Library* const opened = pipeline::open_library<Library>("libcudnn.so.9", [](void* library, Library& t) {
     return bind(library, "cudnnCreate", t.create) && bind(library, "cudnnDestroy", t.destroy) &&
            bind(library, "cudnnGetVersion", t.version) && bind(library, "cudnnSetStream", t.set_stream) &&
            bind(library, "cudnnBackendCreateDescriptor", t.make) &&

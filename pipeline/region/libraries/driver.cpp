@@ -1,9 +1,11 @@
 #include "pipeline/region/libraries/driver.h"
+#include "pipeline/device/symbols.h"
 
-#include "pipeline/region/libraries/symbols.h"
 
 namespace ditfleet::region {
 namespace {
+
+using pipeline::bind;
 
 constexpr int kMultiprocessors = 16;  // CUdevice_attribute
 
@@ -15,7 +17,7 @@ std::string Driver::name_of(int error) const {
 }
 
 Result<const Driver*> driver() {
-  static const Driver* const opened = open_library<Driver>("libcuda.so.1", [](void* library, Driver& t) {
+  static const Driver* const opened = pipeline::open_library<Driver>("libcuda.so.1", [](void* library, Driver& t) {
     // Names with a version suffix are those that the headers of CUDA 11 and later map the plain ones to.
     return bind(library, "cuInit", t.init) && bind(library, "cuDriverGetVersion", t.version) &&
            bind(library, "cuDeviceGet", t.device) && bind(library, "cuDeviceGetName", t.device_name) &&

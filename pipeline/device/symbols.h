@@ -3,7 +3,7 @@
 
 #include <dlfcn.h>
 
-namespace ditfleet::region {
+namespace ditfleet::pipeline {
 
 // Points `function` at the library's symbol `name`; false if there is none. The caller must know its type.
 template <class F>
@@ -23,4 +23,4 @@ const Table* open_library(const char* name, Fill fill) {
   return fill(library, *table) ? table : nullptr;
 }
 
-}  // namespace ditfleet::region
+}  // namespace ditfleet::pipeline
