@@ -10,9 +10,9 @@
 
 #include "pipeline/api/model.h"
 #include "pipeline/memory/plan.h"
-#include "pipeline/region/ahead.h"
 #include "pipeline/region/counters.h"
 #include "pipeline/region/options.h"
+#include "pipeline/region/programs/ahead.h"
 #include "shared/core/result.h"
 #include "shared/core/unique_fd.h"
 

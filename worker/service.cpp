@@ -14,7 +14,7 @@
 #include "shared/core/log_throttle.h"
 #include "shared/telemetry/metrics.h"
 #include "shared/telemetry/spans.h"
-#include "worker/model_timings.h"
+#include "worker/models/model_timings.h"
 
 namespace ditfleet::worker {
 namespace {

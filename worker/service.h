@@ -23,7 +23,7 @@
 #include "shared/results/store.h"
 #include "worker/adapters/loader.h"
 #include "worker/gpu_meter.h"
-#include "worker/model_set.h"
+#include "worker/models/model_set.h"
 #include "worker/units/unit_runner.h"
 #include "worker/units/unit_table.h"
 

@@ -6,9 +6,9 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <utility>
 
+#include "coordinator/gateway/backend/job_service.h"
 #include "coordinator/gateway/events/event_hub.h"
 #include "coordinator/gateway/http/server.h"
-#include "coordinator/gateway/job_service.h"
 #include "coordinator/gateway/routes/api.h"
 #include "shared/core/task_group.h"
 #include "shared/core/wall_clock.h"

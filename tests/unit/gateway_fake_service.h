@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/gateway/job_service.h"
+#include "coordinator/gateway/backend/job_service.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 

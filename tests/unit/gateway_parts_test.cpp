@@ -5,13 +5,14 @@
 #include <regex>
 #include <set>
 
+#include "coordinator/gateway/backend/link_signer.h"
+#include "coordinator/gateway/backend/redis_error.h"
 #include "coordinator/gateway/events/event_stream.h"
 #include "coordinator/gateway/http/http.h"
 #include "coordinator/gateway/routes/auth.h"
 #include "coordinator/gateway/routes/embedded.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "coordinator/gateway/routes/job_json.h"
-#include "coordinator/gateway/routes/link_signer.h"
 #include "coordinator/gateway/routes/openai_images.h"
 #include "coordinator/gateway/routes/openapi.h"
 #include "coordinator/gateway/routes/router.h"

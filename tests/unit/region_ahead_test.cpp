@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "pipeline/region/ahead.h"
+#include "pipeline/region/programs/ahead.h"
 
 namespace ditfleet::region {
 namespace {

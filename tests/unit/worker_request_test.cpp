@@ -2,7 +2,7 @@
 
 #include <climits>
 
-#include "worker/units/request.h"
+#include "worker/models/request.h"
 
 namespace ditfleet::worker {
 namespace {

@@ -15,7 +15,7 @@
 #include "worker/adapters/fetcher.h"
 #include "worker/adapters/metrics.h"
 #include "worker/adapters/source.h"
-#include "worker/model_set.h"
+#include "worker/models/model_set.h"
 
 namespace ditfleet::worker {
 

@@ -9,7 +9,7 @@
 #include "worker/commands/command_line.h"
 #include "worker/commands/engine_options.h"
 #include "worker/families.h"
-#include "worker/units/request.h"
+#include "worker/models/request.h"
 
 namespace ditfleet::worker {
 namespace {

@@ -25,7 +25,7 @@
 #include "worker/commands/engine_options.h"
 #include "worker/families.h"
 #include "worker/init_system.h"
-#include "worker/model_timings.h"
+#include "worker/models/model_timings.h"
 #include "worker/service.h"
 
 namespace ditfleet::worker {

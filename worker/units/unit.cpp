@@ -1,8 +1,8 @@
 #include "worker/units/unit.h"
 
 #include "shared/job/spec_json.h"
-#include "worker/model_set.h"
-#include "worker/units/request.h"
+#include "worker/models/model_set.h"
+#include "worker/models/request.h"
 
 namespace ditfleet::worker {
 

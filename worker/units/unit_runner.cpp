@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "shared/telemetry/metrics.h"
-#include "worker/model_timings.h"
-#include "worker/units/request.h"
+#include "worker/models/model_timings.h"
+#include "worker/models/request.h"
 #include "worker/units/unit_spans.h"
 
 namespace ditfleet::worker {

@@ -14,7 +14,7 @@
 #include "shared/queue/client.h"
 #include "shared/results/store.h"
 #include "worker/adapters/loader.h"
-#include "worker/model_set.h"
+#include "worker/models/model_set.h"
 #include "worker/units/unit.h"
 #include "worker/units/unit_table.h"
 #include "worker/units/watchdog.h"

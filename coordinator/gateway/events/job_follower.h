@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/gateway/backend/job_service.h"
 #include "coordinator/gateway/events/event_hub.h"
-#include "coordinator/gateway/job_service.h"
 #include "shared/core/deadline.h"
 
 namespace ditfleet::gateway {

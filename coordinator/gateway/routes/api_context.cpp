@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "coordinator/gateway/backend/redis_error.h"
 #include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "shared/core/bytes.h"

@@ -6,14 +6,14 @@
 #include <memory>
 #include <string>
 
+#include "coordinator/gateway/backend/dependencies.h"
+#include "coordinator/gateway/backend/job_service.h"
+#include "coordinator/gateway/backend/link_signer.h"
 #include "coordinator/gateway/events/event_hub.h"
-#include "coordinator/gateway/gateway.h"
-#include "coordinator/gateway/job_service.h"
 #include "coordinator/gateway/routes/auth.h"
 #include "coordinator/gateway/routes/job_images.h"
 #include "coordinator/gateway/routes/job_json.h"
 #include "coordinator/gateway/routes/key_store.h"
-#include "coordinator/gateway/routes/link_signer.h"
 #include "coordinator/gateway/routes/off_loop.h"
 #include "coordinator/gateway/routes/router.h"
 #include "shared/core/wall_clock.h"

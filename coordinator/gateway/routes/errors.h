@@ -21,11 +21,6 @@ Response status_response(int status, std::string_view message, std::string_view 
 // kNotFound with the same message for missing jobs and jobs of other tenants, on every route.
 Error no_such_job(std::string_view id);
 
-// Converts an error from Redis for a client: kUnavailable if Redis did not answer or rejected the call, because that is
-// not the client's fault. Other errors are returned unchanged. `server`: "the queue's Redis (HOST:PORT)". `unanswered`,
-// `full`: the advice if Redis did not answer or is out of memory.
-Error redis_error(const Error& error, const std::string& server, std::string_view unanswered, std::string_view full);
-
 // 400 for a second line of a header that must occur once (RFC 9110 §5.3): it is ambiguous which one is meant.
 std::optional<Response> refuse_repeated_headers(const Request& request);
 // 415 for a compressed body.

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "coordinator/gateway/backend/link_signer.h"
 #include "coordinator/gateway/events/fleet_history.h"
-#include "coordinator/gateway/routes/link_signer.h"
 #include "shared/core/json.h"
 #include "shared/job/catalogue.h"
 #include "shared/queue/types.h"

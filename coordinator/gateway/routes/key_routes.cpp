@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "coordinator/gateway/backend/redis_error.h"
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "shared/core/bytes.h"

@@ -11,7 +11,6 @@
 #include <mutex>
 #include <vector>
 
-
 namespace ditfleet::region {
 namespace {
 

@@ -3,7 +3,6 @@
 
 #include <cstring>
 
-
 namespace ditfleet::region {
 namespace {
 
@@ -101,18 +100,20 @@ struct CublasLt::Descriptors {
 
 Result<const CublasLt::Library*> CublasLt::library() {
   // LibTorch's CUDA part has loaded it already, so its name alone finds it.
-  static const Library* const opened = pipeline::open_library<Library>("libcublasLt.so.13", [](void* library, Library& t) {
-    return bind(library, "cublasLtCreate", t.create) && bind(library, "cublasLtDestroy", t.destroy) &&
-           bind(library, "cublasLtMatmulDescCreate", t.desc_create) &&
-           bind(library, "cublasLtMatmulDescDestroy", t.desc_destroy) &&
-           bind(library, "cublasLtMatmulDescSetAttribute", t.desc_set) &&
-           bind(library, "cublasLtMatrixLayoutCreate", t.layout_create) &&
-           bind(library, "cublasLtMatrixLayoutDestroy", t.layout_destroy) &&
-           bind(library, "cublasLtMatmulPreferenceCreate", t.preference_create) &&
-           bind(library, "cublasLtMatmulPreferenceDestroy", t.preference_destroy) &&
-           bind(library, "cublasLtMatmulPreferenceSetAttribute", t.preference_set) &&
-           bind(library, "cublasLtMatmulAlgoGetHeuristic", t.heuristic) && bind(library, "cublasLtMatmul", t.matmul);
-  });
+  static const Library* const opened =
+      pipeline::open_library<Library>("libcublasLt.so.13", [](void* library, Library& t) {
+        return bind(library, "cublasLtCreate", t.create) && bind(library, "cublasLtDestroy", t.destroy) &&
+               bind(library, "cublasLtMatmulDescCreate", t.desc_create) &&
+               bind(library, "cublasLtMatmulDescDestroy", t.desc_destroy) &&
+               bind(library, "cublasLtMatmulDescSetAttribute", t.desc_set) &&
+               bind(library, "cublasLtMatrixLayoutCreate", t.layout_create) &&
+               bind(library, "cublasLtMatrixLayoutDestroy", t.layout_destroy) &&
+               bind(library, "cublasLtMatmulPreferenceCreate", t.preference_create) &&
+               bind(library, "cublasLtMatmulPreferenceDestroy", t.preference_destroy) &&
+               bind(library, "cublasLtMatmulPreferenceSetAttribute", t.preference_set) &&
+               bind(library, "cublasLtMatmulAlgoGetHeuristic", t.heuristic) &&
+               bind(library, "cublasLtMatmul", t.matmul);
+      });
   if (!opened) return unavailable("[cublaslt] cannot load libcublasLt.so.13, a part of LibTorch with CUDA");
   return opened;
 }

@@ -1,7 +1,6 @@
 #include "pipeline/region/libraries/driver.h"
 #include "pipeline/device/symbols.h"
 
-
 namespace ditfleet::region {
 namespace {
 

@@ -1,4 +1,4 @@
-#include "coordinator/gateway/job_service.h"
+#include "coordinator/gateway/backend/job_service.h"
 
 #include <sodium.h>
 
@@ -6,8 +6,8 @@
 #include <chrono>
 #include <utility>
 
-#include "coordinator/gateway/routes/errors.h"
-#include "coordinator/gateway/routes/link_signer.h"
+#include "coordinator/gateway/backend/link_signer.h"
+#include "coordinator/gateway/backend/redis_error.h"
 #include "shared/config/settings.h"
 #include "shared/core/text.h"
 #include "shared/queue/keys.h"

@@ -1,4 +1,4 @@
-#include "worker/model_set.h"
+#include "worker/models/model_set.h"
 
 #include <spdlog/spdlog.h>
 
@@ -7,8 +7,8 @@
 
 #include "shared/job/shape_class.h"
 #include "shared/job/validate.h"
-#include "worker/model_timings.h"
-#include "worker/units/request.h"
+#include "worker/models/model_timings.h"
+#include "worker/models/request.h"
 
 namespace ditfleet::worker {
 namespace {

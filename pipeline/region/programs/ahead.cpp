@@ -1,4 +1,4 @@
-#include "pipeline/region/ahead.h"
+#include "pipeline/region/programs/ahead.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include "worker/units/request.h"
+#include "worker/models/request.h"
 
 #include "shared/media/image_file.h"
 

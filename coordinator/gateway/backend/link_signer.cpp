@@ -1,4 +1,4 @@
-#include "coordinator/gateway/routes/link_signer.h"
+#include "coordinator/gateway/backend/link_signer.h"
 
 #include <sodium.h>
 

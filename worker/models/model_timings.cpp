@@ -1,4 +1,4 @@
-#include "worker/model_timings.h"
+#include "worker/models/model_timings.h"
 
 #include <algorithm>
 
