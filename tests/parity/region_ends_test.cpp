@@ -9,7 +9,7 @@
 #include "pipeline/region/ir/builder.h"
 #include "pipeline/region/run/interpreter.h"
 #include "tests/parity/region_fixture.h"
-#include "tests/unit/region_temporal_block.h"
+#include "tests/unit/pipeline/region/region_temporal_block.h"
 
 namespace ditfleet::region {
 namespace {

@@ -15,7 +15,7 @@
 #include "pipeline/region/run/interpreter.h"
 #include "shared/kernel_cache/cache.h"
 #include "tests/parity/region_fixture.h"
-#include "tests/unit/process_metrics.h"
+#include "tests/unit/shared/telemetry/process_metrics.h"
 
 namespace ditfleet::region {
 namespace {

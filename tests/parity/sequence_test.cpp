@@ -7,7 +7,7 @@
 #include "pipeline/families/wan/wan.h"
 #include "pipeline/parallel/shared_memory.h"
 #include "tests/parity/flux_golden.h"
-#include "tests/unit/parallel_fixture.h"
+#include "tests/unit/pipeline/parallel/parallel_fixture.h"
 
 namespace ditfleet::pipeline {
 namespace {

@@ -22,7 +22,7 @@
 #include "shared/loras/registry_mirror.h"
 #include "shared/telemetry/metrics.h"
 #include "tests/fixtures/image_model.h"
-#include "tests/unit/gateway_fake_service.h"
+#include "tests/unit/coordinator/gateway/gateway_fake_service.h"
 
 namespace ditfleet::gateway {
 
