@@ -60,7 +60,6 @@ void add_workers(CLI::App& app, Invocation& run);
 void add_explain(CLI::App& app, Invocation& run);
 void add_cache(CLI::App& app, Invocation& run);
 void add_config(CLI::App& app, Invocation& run);
-void add_sim(CLI::App& app, Invocation& run);
 void add_history(CLI::App& app, Invocation& run);
 void add_capacity(CLI::App& app, Invocation& run);
 void add_version(CLI::App& app, Invocation& run);

@@ -99,8 +99,7 @@ void add_history(CLI::App& app, Invocation& run) {
   auto* history = app.add_subcommand("history", "The history of ended jobs");
   history->require_subcommand(1);
   auto flags = std::make_shared<HistoryFlags>();
-  auto* command = history->add_subcommand(
-      "export", "Write the jobs that succeeded as a trace for `ditfleet capacity` and `ditfleet sim`");
+  auto* command = history->add_subcommand("export", "Write the jobs that succeeded as a trace for `ditfleet capacity`");
   add_target_flags(*command, flags->target);
   command->add_option("--from", flags->from, "Only jobs created since: an age (-24h, -7d) or a time in UTC")
       ->type_name("TIME")

@@ -118,7 +118,6 @@ int main(int argc, char** argv) {
   ditfleet::cli::add_coordinator(app, run);
   ditfleet::cli::add_history(app, run);
   ditfleet::cli::add_capacity(app, run);
-  ditfleet::cli::add_sim(app, run);
   ditfleet::cli::add_version(app, run);
 
   std::vector<char*> words = flags_last(app, argc, argv);

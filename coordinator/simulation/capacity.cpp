@@ -59,7 +59,7 @@ class Search {
 
  private:
   Result<FleetFigures> run(const Trace& trace, int workers) const {
-    const auto report = simulate(trace, costs_, {.policy = {}, .workers = workers, .warm_up = 0, .speed = speed_});
+    const auto report = simulate(trace, costs_, {.workers = workers, .warm_up = 0, .speed = speed_});
     if (!report) return report.error();
     const double span_s = static_cast<double>(trace.jobs.size()) / report->figure("throughput");
     FleetFigures out{.workers = workers,

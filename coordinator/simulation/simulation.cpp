@@ -10,6 +10,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "coordinator/scheduling/placement/earliest_finish_policy.h"
 #include "coordinator/scheduling/scheduler.h"
 #include "coordinator/simulation/random.h"
 #include "coordinator/simulation/range.h"
@@ -351,32 +352,12 @@ Result<Report> simulate(const Trace& trace, const CostTable& costs, const Simula
   if (!kWorkers.has(workers)) return kWorkers.error("the number of workers", std::to_string(workers));
   if (!(options.warm_up >= 0 && options.warm_up < 1))
     return invalid_argument("--warm-up must be at least 0 and below 1");
-  auto policy = make_policy(options.policy);
-  if (!policy) return policy.error();
-  Report report{.policy = options.policy.name, .figures = {}};
-  for (const auto& [name, value] : options.policy.tunables) report.policy += fmt::format(",{}={}", name, value);
-  Simulation simulation(trace, costs, options, workers, std::move(*policy));
+  using scheduling::EarliestFinishPolicy;
+  auto policy =
+      options.policy ? options.policy() : std::make_unique<EarliestFinishPolicy>(EarliestFinishPolicy::Options{});
+  Simulation simulation(trace, costs, options, workers, std::move(policy));
   if (auto served = simulation.run(); !served) return served.error();
-  report.figures = simulation.figures();
-  return report;
-}
-
-Result<Report> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options) {
-  std::vector<SimulationOptions> tries;
-  for (const auto& tunable : policy_tunables(options.policy.name)) {
-    if (options.policy.tunables.contains(std::string(tunable.name))) continue;
-    for (const double value : tunable.grid) {
-      tries.push_back(options);
-      tries.back().policy.tunables[std::string(tunable.name)] = value;
-    }
-  }
-  if (tries.empty()) return simulate(trace, costs, options);
-  Result<Report> best = simulate(trace, costs, tries.front());
-  for (std::size_t i = 1; i < tries.size() && best; ++i) {
-    auto report = simulate(trace, costs, tries[i]);
-    if (!report || report->figure("latency_p95") < best->figure("latency_p95")) best = std::move(report);
-  }
-  return best;
+  return Report{simulation.figures()};
 }
 
 }  // namespace ditfleet::simulation

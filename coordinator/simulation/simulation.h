@@ -4,19 +4,21 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "coordinator/scheduling/placement/routing_policy.h"
 #include "coordinator/simulation/cost_table.h"
-#include "coordinator/simulation/policies.h"
 #include "coordinator/simulation/trace.h"
 #include "shared/core/result.h"
 
 namespace ditfleet::simulation {
 
 struct SimulationOptions {
-  PolicyOptions policy;
-  int workers = 0;         // 0: the number in the trace
+  std::function<std::unique_ptr<scheduling::RoutingPolicy>()> policy = {};  // unset: the service's own
+  int workers = 0;                                                          // 0: the number in the trace
   double warm_up = 0.2;    // this share of the jobs, from the first, is excluded from figures
   std::uint64_t seed = 1;  // of the variation of runs
   double speed = 1;        // of the workers: runs take their time divided by it
@@ -29,17 +31,12 @@ struct Figure {
 };
 
 struct Report {
-  std::string policy;  // with the tunables that were given
   std::vector<Figure> figures;
   double figure(const std::string& metric) const;  // NaN if there is no such figure
 };
 
 // Runs for seconds with large traces. No side effects.
-// kInvalidArgument: unknown policy or tunable, number of workers unknown, no jobs, or a job that the scheduler rejects.
+// kInvalidArgument: number of workers unknown, no jobs, or a job that the scheduler rejects.
 Result<Report> simulate(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
-
-// Tries the grid of each tunable of the policy (policies.h) that `options` does not set, one tunable at a time. Returns
-// the report with the lowest p95. A policy without a grid keeps its defaults.
-Result<Report> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options);
 
 }  // namespace ditfleet::simulation

@@ -12,16 +12,16 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 build=$(cd "${1:-$top/build}" && pwd)
-[ -x "$build/bin/ditfleet" ] || { echo "sim.sh: no $build/bin/ditfleet; build the target ditfleet first" >&2; exit 1; }
+[ -x "$build/tests/fleet_sim" ] || { echo "sim.sh: no $build/tests/fleet_sim; build it first" >&2; exit 1; }
 revision=$(git -C "$top" describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
 machine="$(nproc) x $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1 | tr ',' ' ')"
 
-DITFLEET=$build/bin/ditfleet TOP=$top REVISION=$revision MACHINE=$machine \
+FLEET_SIM=$build/tests/fleet_sim TOP=$top REVISION=$revision MACHINE=$machine \
   CSV=${DITFLEET_BENCH_CSV:-$here/results/sim.csv} python3 - <<'PYTHON'
 import datetime, json, os, statistics, subprocess, tempfile
 from concurrent.futures import ThreadPoolExecutor
 
-ditfleet, top, revision, machine, csv = (os.environ[n] for n in ("DITFLEET", "TOP", "REVISION", "MACHINE", "CSV"))
+fleet_sim, top, revision, machine, csv = (os.environ[n] for n in ("FLEET_SIM", "TOP", "REVISION", "MACHINE", "CSV"))
 costs = f"{top}/tests/sim/h200.json"
 baselines = ("llm_d_ladder", "ray_multiplex", "bounded_rendezvous", "round_robin", "least_loaded")
 generated = {
@@ -40,11 +40,11 @@ def add(scenario, metric, value, unit):
 
 
 def generate(path, *options):
-    subprocess.check_call([ditfleet, "sim", "generate", "--costs", costs, "-o", path, *options])
+    subprocess.check_call([fleet_sim, "generate", "--costs", costs, "-o", path, *options])
 
 
 def simulate(trace, policies, *options):
-    command = [ditfleet, "sim", "--trace", trace, "--costs", costs, "--json", *options]
+    command = [fleet_sim, "--trace", trace, "--costs", costs, *options]
     for policy in policies:
         command += ["--policy", policy]
     reports = [json.loads(line) for line in subprocess.check_output(command, text=True).splitlines()]

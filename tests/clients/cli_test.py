@@ -434,22 +434,9 @@ class Config(WithFolder):
                            (["loras", "zzzzzz"], "; known are add, list"),
                            (["cache"], "'cache' needs a command; known are"),
                            ([], "a command is missing; known are"),
-                           (["sim", "genrate"], "did you mean 'generate'?")):
+                           (["history", "exprt"], "did you mean 'export'?")):
             with self.subTest(argv):
                 self.assertIn(told, self.cli(*argv, code=2).stderr)
-
-    def test_the_simulator_never_overwrites_its_inputs(self):
-        costs, link = self.folder / "costs.json", self.folder / "link.json"
-        costs.write_bytes((ROOT / "tests/sim/h200.json").read_bytes())
-        link.symlink_to(costs)
-        before = costs.read_bytes()
-        generate = ["sim", "generate", "--costs", costs, "--jobs", "10", "-o"]
-        for out in (costs, link):
-            self.assertIn("would be overwritten", self.cli(*generate, out, code=2).stderr)
-        self.assertEqual(costs.read_bytes(), before)
-        self.cli(*generate, self.folder / "trace.csv", code=0)
-        sim = ["sim", "--trace", self.folder / "trace.csv", "--costs", costs, "--policy", "finish", "--json"]
-        self.assertEqual(json.loads(self.cli(*sim, code=0).stdout)["policy"], "finish")
 
     def test_capacity_names_wrong_flags_and_missed_objectives(self):
         trace = self.folder / "trace.csv"

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <random>
 
+#include "coordinator/simulation/simulation.h"
 #include "shared/core/json.h"
 #include "shared/core/wall_clock.h"
 #include "tests/system/null_worker.h"
@@ -126,11 +127,12 @@ TEST_F(CapacityTest, the_simulated_latencies_are_those_that_were_observed) {
   Program exported("ditfleet", {"history", "export", "--url", url_, "--from", "-1h", "-o", file});
   EXPECT_EQ(exported.wait(), 0) << exported.err();
   EXPECT_THAT(exported.err(), HasSubstr("240 jobs with 240 units; omitted: 0 that did not succeed, 0 without"));
-  const auto sim = parse_json(
-      program_output({"sim", "--trace", file, "--costs", DITFLEET_SOURCE_DIR "/tests/sim/h200.json", "--policy",
-                      "finish", "--workers", std::to_string(kWorkers), "--warm-up", "0", "--json"}));
+  const auto trace = simulation::read_trace(file);
+  const auto costs = simulation::read_cost_table(DITFLEET_SOURCE_DIR "/tests/sim/h200.json");
+  ASSERT_TRUE(trace.ok() && costs.ok());
+  const auto sim = simulation::simulate(*trace, *costs, {.workers = kWorkers, .warm_up = 0});
   ASSERT_TRUE(sim.ok());
-  const auto figure = [&](const char* name) { return sim->at("figures").at(name).at("value").to_number<double>(); };
+  const auto figure = [&](const char* name) { return sim->figure(name); };
   std::printf("observed p50 %.3f s, p95 %.3f s; simulated p50 %.3f s, p95 %.3f s\n", at(observed, .50),
               at(observed, .95), figure("latency_p50"), figure("latency_p95"));
   EXPECT_NEAR(figure("latency_p50"), at(observed, .50), 0.10 * at(observed, .50));

@@ -68,7 +68,7 @@ TEST(FleetCapacity, ObservedRunsReplaceTheCostTable) {
   auto table = costs();
   table.adapter_swap_us = table.adapter_resident_us = 0;
   table.adapter_load_bytes_per_s = 1e15;
-  const auto report = simulate(trace, table, {.policy = {}, .workers = 1, .warm_up = 0});
+  const auto report = simulate(trace, table, {.workers = 1, .warm_up = 0});
   ASSERT_TRUE(report.ok());
   EXPECT_NEAR(report->figure("latency_p50"), 0.7, 0.001);
   EXPECT_NEAR(report->figure("latency_p99"), 0.7, 0.001) << "the cold class is part of the observed run";

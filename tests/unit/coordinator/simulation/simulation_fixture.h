@@ -9,6 +9,7 @@
 #include "coordinator/simulation/cost_table.h"
 #include "coordinator/simulation/trace.h"
 #include "shared/core/bytes.h"
+#include "tests/sim/generate_trace.h"
 
 namespace ditfleet::simulation {
 

@@ -1,5 +1,5 @@
 // The baseline routing policies, and making policies by name.
-#include "coordinator/simulation/policies.h"
+#include "tests/sim/policies.h"
 
 #include <gmock/gmock.h>
 

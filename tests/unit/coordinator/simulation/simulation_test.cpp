@@ -9,6 +9,7 @@
 
 #include "coordinator/simulation/service_gap.h"
 #include "coordinator/simulation/worker_model.h"
+#include "tests/sim/policies.h"
 #include "tests/unit/coordinator/simulation/simulation_fixture.h"
 
 namespace ditfleet::simulation {
@@ -95,15 +96,14 @@ TEST(ServiceGap, IgnoresTheOrderOfEventsWithEqualTimestamps) {
 TEST(Simulation, EveryPolicyServesEveryJobAndGivesTheSameFiguresAgain) {
   const auto trace = small_trace();
   for (const auto name : policy_names()) {
-    SimulationOptions options;
-    options.policy.name = name;
-    const auto first = simulate(trace, costs(), options);
+    const PolicyOptions policy{.name = std::string(name)};
+    const auto first = simulate(trace, costs(), {}, policy);
     ASSERT_TRUE(first.ok()) << name << first.error().message;
     EXPECT_GT(first->figure("latency_p50"), 0.3) << name;
     EXPECT_GE(first->figure("latency_p95"), first->figure("latency_p50")) << name;
     EXPECT_GT(first->figure("utilisation"), 0.3) << name;
     EXPECT_LE(first->figure("utilisation"), 1.0) << name;
-    const auto again = simulate(trace, costs(), options);
+    const auto again = simulate(trace, costs(), {}, policy);
     for (const auto& figure : first->figures) {
       if (!figure.metric.starts_with("decision")) {
         EXPECT_EQ(again->figure(figure.metric), figure.value) << name << ' ' << figure.metric;
@@ -133,7 +133,7 @@ TEST(Simulation, TheServicePolicyLoadsAndSwapsLessThanRoundRobin) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     const auto trace = small_trace(seed);
     const auto router = simulate(trace, costs(), {});
-    const auto round_robin = simulate(trace, costs(), {.policy = {"round_robin", {}}});
+    const auto round_robin = simulate(trace, costs(), {}, {"round_robin", {}});
     EXPECT_LT(router->figure("host_misses"), 0.7 * round_robin->figure("host_misses")) << seed;
     EXPECT_LT(router->figure("slot_misses"), round_robin->figure("slot_misses")) << seed;
     const auto ratio = router->figure("latency_p95") / round_robin->figure("latency_p95");
@@ -144,7 +144,7 @@ TEST(Simulation, TheServicePolicyLoadsAndSwapsLessThanRoundRobin) {
 }
 
 TEST(Simulation, TuningTriesTheGridExceptForGivenTunables) {
-  const auto tuned = [](PolicyOptions policy) { return simulate_tuned(small_trace(), costs(), {.policy = policy}); };
+  const auto tuned = [](PolicyOptions policy) { return simulate_tuned(small_trace(), costs(), {}, policy); };
   EXPECT_THAT(tuned({"llm_d_ladder", {}})->policy, HasSubstr("affinity_weight="));
   EXPECT_EQ(tuned({"llm_d_ladder", {{"affinity_weight", 3.0}}})->policy, "llm_d_ladder,affinity_weight=3");
   EXPECT_EQ(tuned({"finish", {}})->policy, "finish");
@@ -209,7 +209,7 @@ TEST_P(Committed, AsGoodAsTheBestBaselineInP95AndObjectivesWithFewerLoads) {
   double best_p95 = 1e9, best_objectives = 0, loads_of_best = 0;
   for (const auto policy : policy_names()) {
     if (policy == "finish") continue;
-    const auto baseline = simulate_tuned(*trace, costs(), {.policy = {std::string(policy), {}}});
+    const auto baseline = simulate_tuned(*trace, costs(), {}, {std::string(policy), {}});
     ASSERT_TRUE(baseline.ok()) << policy;
     best_objectives = std::max(best_objectives, baseline->figure("slo_attained"));
     if (baseline->figure("latency_p95") >= best_p95) continue;
@@ -232,7 +232,7 @@ TEST(Simulation, RejectsIncompleteOptions) {
   auto trace = small_trace();
   trace.workers = 0;
   EXPECT_THAT(simulate(trace, costs(), {}).error().message, HasSubstr("--workers"));
-  EXPECT_THAT(simulate(small_trace(), costs(), {.policy = {"x", {}}}).error().message, HasSubstr("finish"));
+  EXPECT_THAT(simulate(small_trace(), costs(), {}, {"x", {}}).error().message, HasSubstr("finish"));
   for (const double part : {std::nan(""), -0.1, 1.0})
     EXPECT_THAT(simulate(small_trace(), costs(), {.warm_up = part}).error().message, HasSubstr("warm-up")) << part;
 }

@@ -1,4 +1,4 @@
-#include "coordinator/simulation/baseline_policies.h"
+#include "tests/sim/baseline_policies.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "coordinator/simulation/policies.h"
+#include "tests/sim/policies.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "coordinator/scheduling/placement/earliest_finish_policy.h"
-#include "coordinator/simulation/baseline_policies.h"
+#include "tests/sim/baseline_policies.h"
 
 namespace ditfleet::simulation {
 namespace {
@@ -82,12 +82,36 @@ std::vector<std::string_view> policy_names() {
   return out;
 }
 
-const std::vector<Tunable>& policy_tunables(std::string_view name) {
-  static const std::vector<Tunable> kNone;
+Result<PolicyReport> simulate(const Trace& trace, const CostTable& costs, SimulationOptions options,
+                              const PolicyOptions& policy) {
+  if (auto made = make_policy(policy); !made) return made.error();
+  options.policy = [&policy] { return std::move(*make_policy(policy)); };
+  auto report = simulate(trace, costs, options);
+  if (!report) return report.error();
+  PolicyReport named{std::move(*report), policy.name};
+  for (const auto& [name, value] : policy.tunables) named.policy += fmt::format(",{}={}", name, value);
+  return named;
+}
+
+Result<PolicyReport> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options,
+                                    const PolicyOptions& policy) {
+  std::vector<PolicyOptions> tries;
   for (const auto& row : table()) {
-    if (row.name == name) return row.tunables;
+    for (const auto& tunable : row.tunables) {
+      if (row.name != policy.name || policy.tunables.contains(std::string(tunable.name))) continue;
+      for (const double value : tunable.grid) {
+        tries.push_back(policy);
+        tries.back().tunables[std::string(tunable.name)] = value;
+      }
+    }
   }
-  return kNone;
+  if (tries.empty()) tries.push_back(policy);
+  auto best = simulate(trace, costs, options, tries.front());
+  for (std::size_t i = 1; i < tries.size() && best; ++i) {
+    auto report = simulate(trace, costs, options, tries[i]);
+    if (!report || report->figure("latency_p95") < best->figure("latency_p95")) best = std::move(report);
+  }
+  return best;
 }
 
 }  // namespace ditfleet::simulation

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "coordinator/scheduling/placement/routing_policy.h"
+#include "coordinator/simulation/simulation.h"
 #include "shared/core/result.h"
 
 namespace ditfleet::simulation {
@@ -27,6 +28,16 @@ struct Tunable {
 // kInvalidArgument: unknown policy or tunable, or a value out of range. The message lists what exists.
 Result<std::unique_ptr<scheduling::RoutingPolicy>> make_policy(const PolicyOptions& options);
 std::vector<std::string_view> policy_names();
-const std::vector<Tunable>& policy_tunables(std::string_view name);  // empty for an unknown policy
+
+struct PolicyReport : Report {
+  std::string policy;  // with the tunables that were given
+};
+// As simulate(), with another policy than `options` has. Errors: also those of make_policy().
+Result<PolicyReport> simulate(const Trace& trace, const CostTable& costs, SimulationOptions options,
+                              const PolicyOptions& policy);
+// Tries the grid of each tunable that `policy` does not set, one tunable at a time. Returns the report with the lowest
+// p95. A policy without a grid keeps its defaults.
+Result<PolicyReport> simulate_tuned(const Trace& trace, const CostTable& costs, const SimulationOptions& options,
+                                    const PolicyOptions& policy);
 
 }  // namespace ditfleet::simulation
