@@ -125,9 +125,9 @@ TEST_F(RegionParityAttention, LeavesAloneWhatItCannotDo) {
   const auto [q, k, v] = columns(1, 32, 2, 64, 3 * 2 * 64 + 4);  // rows that begin at odd places
   EXPECT_FALSE(direct->run(q, k, v, at::full(q.sizes(), 0, q.options())));
   const at::Tensor exact = at::randn({1, 32, 2, 64}, q.options().dtype(c10::ScalarType::Float));
-  EXPECT_FALSE(direct->run(exact, exact, exact, at::full_like(exact)));
+  EXPECT_FALSE(direct->run(exact, exact, exact, at::full_like(exact, 0)));
   const at::Tensor frames = at::randn({1, 5, 32, 2, 64}, q.options());
-  EXPECT_FALSE(direct->run(frames, frames, frames, at::full_like(frames)));
+  EXPECT_FALSE(direct->run(frames, frames, frames, at::full_like(frames, 0)));
   EXPECT_EQ(make_direct_attention(0, arch_, AttentionBackend::kFlash, make_memory_cache()), nullptr);
 }
 
