@@ -33,12 +33,14 @@ constexpr std::int64_t kChannels = 3, kPatch = 8;  // a latent pixel is 8 × 8 p
 
 // A prompt "fault STAGE ACTION [PATH]" makes a stage (text, step or decode) crash, hang, sleep for 200 ms or run out of
 // memory. With a file as PATH, the first attempt that gets there removes the file, and later ones run normally. With a
-// folder, the fault is only in processes whose pid is the name of a file in it.
+// folder, the fault is only in processes whose pid is the name of a file in it. The action slow sleeps for 10 ms
+// everywhere and for 200 ms more in these processes: how much slower they are does not depend on the machine's load.
 void fault(const std::string& prompt, std::string_view stage) {
   std::istringstream words(prompt);
   std::string word, at, action, path;
   words >> word >> at >> action >> path;
   if (word != "fault" || at != stage) return;
+  if (action == "slow") std::this_thread::sleep_for(std::chrono::milliseconds(10));
   std::error_code ignored;
   if (!path.empty() && !(std::filesystem::is_directory(path, ignored)
                              ? std::filesystem::exists(path + "/" + std::to_string(::getpid()), ignored)
@@ -46,7 +48,7 @@ void fault(const std::string& prompt, std::string_view stage) {
     return;
   if (action == "crash") std::abort();
   if (action == "memory") fail(Code::kOutOfMemory, "the test family was asked to run out of memory");
-  if (action == "sleep") std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  if (action == "sleep" || action == "slow") std::this_thread::sleep_for(std::chrono::milliseconds(200));
   while (action == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
