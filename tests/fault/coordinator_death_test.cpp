@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "tests/fault/service_fixture.h"
+#include "tests/paths.h"
 
 namespace ditfleet::testing {
 namespace {
@@ -15,7 +16,7 @@ class CoordinatorDeath : public ServiceTest {
   // Starts a second coordinator on the same Redis.
   void start_second() {
     const int log = ::open((dir_ + "/second.log").c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
-    const std::string config = dir_ + "/data/effective.yaml", program = std::string(DITFLEET_BIN_DIR) + "/ditfleet";
+    const std::string config = dir_ + "/data/effective.yaml", program = program_path("ditfleet");
     second_ = ::fork();
     if (second_ == 0) {
       ::dup2(log, 1);

@@ -26,6 +26,7 @@
 #include "shared/redis/connection.h"
 #include "shared/results/store.h"
 #include "tests/fault/job_history.h"
+#include "tests/paths.h"
 #include "tests/system/run_to_end.h"
 #include "tests/system/unit_places.h"
 
@@ -40,12 +41,12 @@ class ServiceTest : public ::testing::Test {
  protected:
   // Starts the service and waits until its workers are ready. TearDown() stops every process and removes all files.
   void start(int workers, const std::vector<std::string>& sets = {},
-             const std::string& model = std::string("tiny=") + DITFLEET_SOURCE_DIR + "/tests/fixtures/flux/dev/model") {
+             const std::string& model = "tiny=" + source_path("tests/fixtures/flux/dev/model")) {
     char folder[] = "/tmp/ditfleet-fault-XXXXXX";
     ASSERT_NE(::mkdtemp(folder), nullptr);
     dir_ = folder;
     const std::string ready_path = dir_ + "/ready.json";
-    std::vector<std::string> words = {std::string(DITFLEET_BIN_DIR) + "/ditfleet",
+    std::vector<std::string> words = {program_path("ditfleet"),
                                       "up",
                                       "--listen",
                                       "127.0.0.1:0",

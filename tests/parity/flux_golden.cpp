@@ -13,6 +13,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/weights/safetensors.h"
 #include "shared/core/json.h"
+#include "tests/paths.h"
 
 namespace ditfleet::pipeline::golden {
 namespace {
@@ -31,8 +32,7 @@ c10::ScalarType scalar_type(DType dtype) {
 
 std::filesystem::path fixtures() {
   const char* flux = std::getenv("DITFLEET_FIXTURES");
-  return flux ? std::filesystem::path(flux).parent_path()
-              : std::filesystem::path(DITFLEET_SOURCE_DIR) / "tests/fixtures";
+  return flux ? std::filesystem::path(flux).parent_path() : std::filesystem::path(source_path("tests/fixtures"));
 }
 
 std::string test_device() {

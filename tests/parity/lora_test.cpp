@@ -25,6 +25,7 @@
 #include "pipeline/weights/safetensors_writer.h"
 #include "shared/core/json.h"
 #include "tests/parity/flux_golden.h"
+#include "tests/paths.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -237,7 +238,7 @@ TEST_F(LoraTest, RefusesBadRequests) {
         << scale;
   EXPECT_NE(refusal([](auto& r) { r.loras.resize(17, r.loras[0]); }).message.find("at most 16"), std::string::npos);
   EXPECT_EQ(refusal([](auto& r) { r.loras[0].path = "/"; }).code, Code::kDataCorrupt);
-  const auto foreign = fs::path(DITFLEET_SOURCE_DIR) / "deploy/demo-model/loras/night.safetensors";
+  const auto foreign = fs::path(source_path("deploy/demo-model/loras/night.safetensors"));
   const Error other = refusal([&](auto& r) { r.loras[0].path = foreign.string(); });
   EXPECT_EQ(other.code, Code::kInvalidArgument);
   EXPECT_NE(other.message.find("another base model"), std::string::npos) << other.message;

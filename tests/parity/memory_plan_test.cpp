@@ -21,6 +21,7 @@
 #include "pipeline/weights/safetensors.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "tests/parity/flux_golden.h"
+#include "tests/paths.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -34,7 +35,7 @@ TEST(Prediction, IsWithinTenPercentOfWhatIsObserved) {
     std::string dtype;
     std::map<std::string, std::string> quantize;
   };
-  const std::filesystem::path demo = std::string(DITFLEET_SOURCE_DIR "/deploy/demo-model/model");
+  const std::filesystem::path demo = source_path("deploy/demo-model/model");
   const Model models[] = {{demo, "fp32", {}},
                           {demo, "bf16", {}},
                           {demo, "bf16", {{"transformer", "fp8"}, {"text_encoder_2", "nf4"}}},
@@ -242,7 +243,7 @@ class DemoModels : public ::testing::Test {
   }
   std::pair<std::vector<Media>, std::int64_t> expected(const std::vector<GenerationRequest>& requests);
   static std::unique_ptr<Model> load(Engine& engine, const std::string& name) {
-    return unwrap(engine.load_model({name, DITFLEET_SOURCE_DIR "/deploy/demo-model/model"}));
+    return unwrap(engine.load_model({name, source_path("deploy/demo-model/model")}));
   }
   ~DemoModels() override { limit_memory(kCpu, 0); }
 };
@@ -296,9 +297,8 @@ TEST_F(DemoModels, AdaptersAreForgottenWhileBlocksMove) {
   options.max_lora_rank = 16;
   const auto engine = unwrap(Engine::create(options, {&flux_family()}));
   const auto model = load(*engine, "a");
-  const auto adapter = std::filesystem::path(DITFLEET_SOURCE_DIR "/deploy/demo-model/loras");
   std::string file;
-  for (const auto& entry : std::filesystem::directory_iterator(adapter))
+  for (const auto& entry : std::filesystem::directory_iterator(source_path("deploy/demo-model/loras")))
     if (entry.path().extension() == ".safetensors") file = entry.path().string();
   const Media plain = unwrap(golden::draw(*model, demo_request(1, 64)));
   auto adapted = demo_request(1, 64);
@@ -361,7 +361,7 @@ TEST_F(DemoModels, MemoryThatOthersTakeMeanwhileCostsAStepDown) {
 
 TEST_F(DemoModels, ALimitThatHoldsNoImageIsRefusedAtLoad) {
   const auto engine = open(3 << 20);
-  const auto model = engine->load_model({"a", DITFLEET_SOURCE_DIR "/deploy/demo-model/model"});
+  const auto model = engine->load_model({"a", source_path("deploy/demo-model/model")});
   ASSERT_FALSE(model);
   EXPECT_EQ(model.error().code, Code::kOutOfMemory);
   EXPECT_THAT(model.error().message, ::testing::HasSubstr("3.0 MiB"));
@@ -370,7 +370,7 @@ TEST_F(DemoModels, ALimitThatHoldsNoImageIsRefusedAtLoad) {
 using Formats = std::map<std::string, std::string>;
 
 TEST_F(DemoModels, QuantizeAutoTakesWhatTheLimitRequires) {
-  const std::string dir = DITFLEET_SOURCE_DIR "/deploy/demo-model/model";
+  const std::string dir = source_path("deploy/demo-model/model");
   const auto plan = [&](std::int64_t limit, const Formats& formats) {
     auto request = demo_request(1, 16);
     request.fields.set("max_sequence_length", 1);

@@ -9,11 +9,12 @@
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
 #include "shared/core/json.h"
+#include "tests/paths.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-const std::filesystem::path kFixtures = std::filesystem::path(DITFLEET_SOURCE_DIR) / "tests/fixtures/tokenizers";
+const std::filesystem::path kFixtures = source_path("tests/fixtures/tokenizers");
 constexpr int kMaxSequenceLength = 512;
 
 std::vector<std::int32_t> ids_of(const json::value& value) {

@@ -9,6 +9,7 @@
 #include "coordinator/simulation/simulation.h"
 #include "shared/core/json.h"
 #include "shared/core/wall_clock.h"
+#include "tests/paths.h"
 #include "tests/system/null_worker.h"
 #include "tests/system/program.h"
 #include "tests/system/queue_fixture.h"
@@ -27,7 +28,7 @@ class CapacityTest : public QueueTest {
     coordinator_ = std::make_unique<Program>(
         "ditfleet",
         std::vector<std::string>{"coordinator", "--json", "--listen", "127.0.0.1:0", "--redis", server_.url(), "--set",
-                                 std::string("models.tiny=") + DITFLEET_SOURCE_DIR + "/tests/fixtures/flux/dev/model"});
+                                 "models.tiny=" + source_path("tests/fixtures/flux/dev/model")});
     ASSERT_TRUE(until([&] { return coordinator_->out().find("}") != std::string::npos; })) << coordinator_->err();
     const auto out = coordinator_->out();
     const auto from = out.find("http"), to = out.find('"', from);
@@ -128,7 +129,7 @@ TEST_F(CapacityTest, the_simulated_latencies_are_those_that_were_observed) {
   EXPECT_EQ(exported.wait(), 0) << exported.err();
   EXPECT_THAT(exported.err(), HasSubstr("240 jobs with 240 units; omitted: 0 that did not succeed, 0 without"));
   const auto trace = simulation::read_trace(file);
-  const auto costs = simulation::read_cost_table(DITFLEET_SOURCE_DIR "/tests/sim/h200.json");
+  const auto costs = simulation::read_cost_table(source_path("tests/sim/h200.json"));
   ASSERT_TRUE(trace.ok() && costs.ok());
   const auto sim = simulation::simulate(*trace, *costs, {.workers = kWorkers, .warm_up = 0});
   ASSERT_TRUE(sim.ok());

@@ -6,6 +6,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 #include "shared/kernel_cache/open.h"
+#include "tests/paths.h"
 #include "tests/system/kernel_cache_fixture.h"
 #include "tests/system/program.h"
 
@@ -201,7 +202,7 @@ TEST_F(KernelCacheCommand, APurgeOfAReadOnlyFolderRemovesNothingAndSaysSo) {
   for (const auto& path : all) ::chmod(path.c_str(), fs::is_directory(path) ? 0555 : 0444);
   Process process([&]() -> std::string {
     if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return "skip";
-    if (::access(DITFLEET_BIN_DIR "/ditfleet", X_OK) != 0) return "skip";
+    if (::access(program_path("ditfleet").c_str(), X_OK) != 0) return "skip";
     const auto answer = ask({"purge", "--json"});
     return std::to_string(answer.exit) + " " + answer.out + answer.err;
   });
@@ -300,7 +301,7 @@ TEST_F(KernelCacheCommand, WithoutANamedSecretTheFolderHasItsOwnAndRedisIsOff) {
 TEST_F(KernelCacheCommand, UpMakesASecretForItsOwnRedisThatIsShownNowhere) {
   const std::string data = folder.path() + "/data", ready = folder.path() + "/ready";
   Program up("ditfleet", {"up", "--workers", "0", "--listen", "127.0.0.1:0", "--data", data, "--ready-file", ready,
-                          "--model", "demo=" + std::string(DITFLEET_SOURCE_DIR) + "/deploy/demo-model/model"});
+                          "--model", "demo=" + source_path("deploy/demo-model/model")});
   for (int i = 0; i < 1000 && !fs::exists(ready); ++i) std::this_thread::sleep_for(milliseconds(20));
   ASSERT_TRUE(fs::exists(ready)) << up.err();
   std::string secret = *read_file(data + "/kernels/secret");

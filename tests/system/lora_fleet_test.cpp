@@ -11,6 +11,7 @@
 
 #include "shared/core/sha256.h"
 #include "tests/fault/service_fixture.h"
+#include "tests/paths.h"
 #include "tests/system/lora_files.h"
 #include "tests/system/program.h"
 #include "tests/system/redis_server.h"
@@ -18,7 +19,7 @@
 namespace ditfleet::testing {
 namespace {
 
-const std::string kModel = std::string(DITFLEET_SOURCE_DIR) + "/deploy/demo-model/model";
+const std::string kModel = source_path("deploy/demo-model/model");
 const std::string kPrompt = "a red circle above a blue square";
 constexpr int kSeeds = 3;
 

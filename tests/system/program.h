@@ -16,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/paths.h"
+
 namespace ditfleet::testing {
 
 class Program {
@@ -33,7 +35,7 @@ class Program {
     if (::mkdtemp(folder) == nullptr) std::abort();
     dir_ = folder;
     std::ofstream(dir_ + "/in", std::ios::binary) << options.input;
-    std::vector<std::string> words = {std::string(DITFLEET_BIN_DIR) + "/" + name};
+    std::vector<std::string> words = {program_path(name)};
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<std::string> variables = options.environment;
     for (char** variable = environ; *variable != nullptr; ++variable) {

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "tests/paths.h"
 #include "tests/system/scheduler_service_fixture.h"
 #include "tests/system/temporary_folder.h"
 
@@ -16,7 +17,7 @@ class ClockFile {
   ClockFile() {
     shift(0s);
     ::setenv("CLOCK_SHIFT_FILE", path().c_str(), 1);
-    ::setenv("LD_PRELOAD", DITFLEET_CLOCK_SHIFT, 1);  // for processes that this one starts
+    ::setenv("LD_PRELOAD", test_library("clock_shift").c_str(), 1);  // for processes that this one starts
   }
   ~ClockFile() {
     ::unsetenv("LD_PRELOAD");

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "shared/core/json.h"
+#include "tests/paths.h"
 #include "tests/system/program.h"
 #include "tests/system/temporary_folder.h"
 
@@ -18,7 +19,7 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const std::string kModel = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/flux/dev/model";
+const std::string kModel = source_path("tests/fixtures/flux/dev/model");
 using Words = std::vector<std::string>;
 
 class WorkerCommands : public FolderTest {
@@ -106,7 +107,7 @@ TEST_F(WorkerCommands, BadValuesAreRefusedWithWhatWouldBeRight) {
 }
 
 TEST_F(WorkerCommands, AdaptersAreAppliedAndBadOnesRefused) {
-  const std::string adapters = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/lora/adapters/";
+  const std::string adapters = source_path("tests/fixtures/lora/adapters/");
   const auto picture = [&](Words loras) {
     Words words = generate({});
     for (auto& lora : loras) words.insert(words.end(), {"--lora", std::move(lora)});

@@ -4,6 +4,7 @@
 
 #include "shared/core/json.h"
 #include "shared/redis/connection.h"
+#include "tests/paths.h"
 #include "tests/system/program.h"
 #include "tests/system/redis_server.h"
 #include "tests/system/temporary_folder.h"
@@ -13,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::string kModel = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/flux/dev/model";
+const std::string kModel = source_path("tests/fixtures/flux/dev/model");
 using Words = std::vector<std::string>;
 
 class WorkerCompile : public FolderTest {

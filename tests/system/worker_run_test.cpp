@@ -7,6 +7,7 @@
 #include "shared/core/bytes.h"
 #include "shared/job/validate.h"
 #include "shared/results/store.h"
+#include "tests/paths.h"
 #include "tests/system/program.h"
 #include "tests/system/queue_fixture.h"
 
@@ -17,7 +18,7 @@ using namespace std::chrono_literals;
 using job::State;
 using ::testing::HasSubstr;
 
-const std::string kModel = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/flux/dev/model";
+const std::string kModel = source_path("tests/fixtures/flux/dev/model");
 
 class WorkerRun : public QueueTest {
  protected:

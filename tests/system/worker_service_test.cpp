@@ -1,6 +1,7 @@
 // The worker service on a real Redis: what becomes of units; the test plays the scheduler.
 #include "shared/core/sha256.h"
 #include "shared/telemetry/metrics.h"
+#include "tests/paths.h"
 #include "tests/system/worker_fixture.h"
 
 namespace ditfleet::testing {
@@ -79,7 +80,7 @@ TEST_F(WorkerService, TheImageOfAJobIsDecodedOnceForAllItsUnits) {
   options.capacity = 3;
   auto worker = start_worker(options);
   ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
-  const auto png = read_file(std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/images/rgb.png");
+  const auto png = read_file(source_path("tests/fixtures/images/rgb.png"));
   ASSERT_TRUE(png.ok());
   auto store = *results::open_store({}, connection_);
   for (const std::int64_t seed : {1, 11}) {

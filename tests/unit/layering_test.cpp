@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "shared/job/fields.h"
+#include "tests/paths.h"
 
 namespace {
 
@@ -164,14 +165,14 @@ std::vector<std::string> includes_of(const fs::path& file) {
 
 std::vector<fs::path> files_with(const std::string& part, const std::set<std::string>& extensions) {
   std::vector<fs::path> files;
-  for (const auto& entry : fs::recursive_directory_iterator(fs::path(DITFLEET_SOURCE_DIR) / part)) {
+  for (const auto& entry : fs::recursive_directory_iterator(ditfleet::source_path(part))) {
     if (entry.is_regular_file() && extensions.contains(entry.path().extension().string()))
       files.push_back(entry.path());
   }
   return files;
 }
 
-std::string shown(const fs::path& path) { return path.lexically_relative(DITFLEET_SOURCE_DIR).generic_string(); }
+std::string shown(const fs::path& path) { return path.lexically_relative(ditfleet::source_path()).generic_string(); }
 
 TEST(Layering, EveryIncludePointsTheRightWay) {
   std::size_t seen = 0;
@@ -184,7 +185,7 @@ TEST(Layering, EveryIncludePointsTheRightWay) {
       }
     }
   }
-  EXPECT_GT(seen, 100u) << "the sources were not found under " << DITFLEET_SOURCE_DIR;
+  EXPECT_GT(seen, 100u) << "the sources were not found under " << ditfleet::source_path();
 }
 
 // Takes folders away that include none of those left, or that none of those left includes. Cycles are left.
@@ -212,7 +213,7 @@ TEST(Layering, NoFolderIncludesItselfByWayOfOthers) {
 
 TEST(Layering, OnlyPipelineAndWorkerLinkThePipeline) {
   for (const std::string part : {"coordinator", "shared"}) {
-    for (const auto& entry : fs::recursive_directory_iterator(fs::path(DITFLEET_SOURCE_DIR) / part)) {
+    for (const auto& entry : fs::recursive_directory_iterator(ditfleet::source_path(part))) {
       if (entry.path().filename() != "CMakeLists.txt") continue;
       std::ifstream in(entry.path());
       for (std::string line; std::getline(in, line);) {
@@ -250,7 +251,7 @@ const std::set<std::string> kNaming = {".cpp", ".h", ".lua", ".json", ".html"};
 
 // A family is its folders and a line in each program's list of families.
 TEST(Layering, NothingElseNamesAFamily) {
-  for (const auto& family : fs::directory_iterator(fs::path(DITFLEET_SOURCE_DIR) / "shared/families")) {
+  for (const auto& family : fs::directory_iterator(ditfleet::source_path("shared/families"))) {
     if (!family.is_directory()) continue;
     const std::string folder = family.path().filename().string();
     std::string capital = folder;
@@ -292,7 +293,7 @@ TEST(Layering, OnlyTheTableAndFamiliesNameAField) {
 TEST(Layering, TheTopLevelHoldsWhatItShould) {
   const std::set<std::string> allowed = {"CMakeLists.txt", "README.md", "config", "coordinator", "deploy",
                                          "pipeline",       "shared",    "tests",  "worker"};
-  for (const auto& entry : fs::directory_iterator(DITFLEET_SOURCE_DIR)) {
+  for (const auto& entry : fs::directory_iterator(ditfleet::source_path())) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with(".") || name.starts_with("build")) continue;
     EXPECT_TRUE(allowed.contains(name)) << name << " does not belong at the top of the tree";

@@ -13,6 +13,7 @@
 
 #include "shared/telemetry/metrics.h"
 #include "shared/telemetry/process.h"
+#include "tests/paths.h"
 #include "tests/unit/shared/telemetry/process_metrics.h"
 #include "worker/gpu_meter.h"
 
@@ -108,10 +109,10 @@ TEST(Process, ExportsItsState) {
 }
 
 TEST(GpuMeter, RecordsWhatNvmlMeasures) {
-  EXPECT_EQ(worker::GpuMeter::open("cpu", 0, NVML_STAND_IN), nullptr);
+  EXPECT_EQ(worker::GpuMeter::open("cpu", 0, test_library("nvml_stand_in")), nullptr);
   EXPECT_EQ(worker::GpuMeter::open("cuda:0", 0, "/nowhere/libnvidia-ml.so.1"), nullptr);
-  EXPECT_EQ(worker::GpuMeter::open("cuda:7", 0, NVML_STAND_IN), nullptr) << "there is one GPU";
-  const auto meter = worker::GpuMeter::open("cuda:0", 0, NVML_STAND_IN);
+  EXPECT_EQ(worker::GpuMeter::open("cuda:7", 0, test_library("nvml_stand_in")), nullptr) << "there is one GPU";
+  const auto meter = worker::GpuMeter::open("cuda:0", 0, test_library("nvml_stand_in"));
   ASSERT_NE(meter, nullptr);
   const auto first = meter->energy_j(), second = meter->energy_j();
   ASSERT_TRUE(first && second);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/paths.h"
 #include "tests/unit/coordinator/simulation/simulation_fixture.h"
 
 namespace ditfleet::simulation {
@@ -32,7 +33,7 @@ TEST(CostTable, RejectsBadFiles) {
 
 // The committed table with one figure changed.
 Result<CostTable> with_figure(const std::string& name, const std::string& value) {
-  auto text = *read_file(DITFLEET_SOURCE_DIR "/tests/sim/h200.json");
+  auto text = *read_file(source_path("tests/sim/h200.json"));
   const auto at = text.find("\n  \"" + name + "\": ");
   EXPECT_NE(at, std::string::npos) << name;
   const auto from = at + name.size() + 7, end = text.find_first_of(",\n", from);

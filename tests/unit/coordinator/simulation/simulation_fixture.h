@@ -9,12 +9,13 @@
 #include "coordinator/simulation/cost_table.h"
 #include "coordinator/simulation/trace.h"
 #include "shared/core/bytes.h"
+#include "tests/paths.h"
 #include "tests/sim/generate_trace.h"
 
 namespace ditfleet::simulation {
 
 inline CostTable costs() {
-  auto table = read_cost_table(DITFLEET_SOURCE_DIR "/tests/sim/h200.json");
+  auto table = read_cost_table(source_path("tests/sim/h200.json"));
   EXPECT_TRUE(table.ok()) << table.error().message;
   return *table;
 }

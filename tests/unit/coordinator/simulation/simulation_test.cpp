@@ -9,6 +9,7 @@
 
 #include "coordinator/simulation/service_gap.h"
 #include "coordinator/simulation/worker_model.h"
+#include "tests/paths.h"
 #include "tests/sim/policies.h"
 #include "tests/unit/coordinator/simulation/simulation_fixture.h"
 
@@ -202,7 +203,7 @@ class Committed : public ::testing::TestWithParam<std::pair<const char*, double>
 
 TEST_P(Committed, AsGoodAsTheBestBaselineInP95AndObjectivesWithFewerLoads) {
   const auto [name, most_loads] = GetParam();
-  const auto trace = read_trace(std::string(DITFLEET_SOURCE_DIR "/tests/sim/") + name + ".csv");
+  const auto trace = read_trace(source_path("tests/sim/") + name + ".csv");
   ASSERT_TRUE(trace.ok()) << trace.error().message;
   const auto own = simulate(*trace, costs(), {});
   ASSERT_TRUE(own.ok());

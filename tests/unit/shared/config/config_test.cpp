@@ -13,6 +13,7 @@
 
 #include "shared/config/options.h"
 #include "shared/core/bytes.h"
+#include "tests/paths.h"
 
 namespace ditfleet::config {
 namespace {
@@ -226,7 +227,7 @@ TEST(Settings, EverySectionMayBeEmpty) {
 }
 
 TEST(Settings, TheConfigurationOfThePackageIsValidWithoutItsCommentSigns) {
-  const auto text = read_file(std::string(DITFLEET_SOURCE_DIR) + "/deploy/packages/ditfleet.yaml");
+  const auto text = read_file(source_path("deploy/packages/ditfleet.yaml"));
   ASSERT_TRUE(text.ok());
   EXPECT_TRUE(load_text(*text, "f").ok());
   const auto loaded = load_text(std::regex_replace(*text, std::regex("\n#( *[a-z_]+:)"), "\n$1"), "f");
@@ -464,13 +465,13 @@ TEST(Settings, WrongListsSayWhatWouldBeRight) {
 }
 
 TEST(Reference, IsCurrent) {
-  const auto committed = read_file(std::string(DITFLEET_SOURCE_DIR) + "/config/REFERENCE.md");
+  const auto committed = read_file(source_path("config/REFERENCE.md"));
   ASSERT_TRUE(committed.ok()) << committed.error().message;
   EXPECT_EQ(*committed, reference_markdown()) << "run: build/bin/ditfleet config reference > config/REFERENCE.md";
 }
 
 TEST(Reference, TheDefaultFileSaysTheDefaults) {
-  const auto text = read_file(std::string(DITFLEET_SOURCE_DIR) + "/config/ditfleet.yaml");
+  const auto text = read_file(source_path("config/ditfleet.yaml"));
   ASSERT_TRUE(text.ok()) << text.error().message;
   const auto loaded = load_text(*text, "config/ditfleet.yaml");
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;

@@ -9,13 +9,14 @@
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 #include "shared/media/image_file.h"
+#include "tests/paths.h"
 
 namespace ditfleet::media {
 namespace {
 
 using ::testing::HasSubstr;
 
-const std::string kFolder = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/images/";
+const std::string kFolder = source_path("tests/fixtures/images/");
 
 std::string file(const std::string& name) {
   auto bytes = read_file(kFolder + name);

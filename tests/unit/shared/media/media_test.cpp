@@ -18,6 +18,7 @@
 #include "shared/media/mp4.h"
 #include "shared/media/resize.h"
 #include "shared/media/writer.h"
+#include "tests/paths.h"
 
 namespace ditfleet::media {
 namespace {
@@ -306,7 +307,7 @@ TEST(Mp4Writer, RefusesWhatPlayersCannotShow) {
 }
 
 TEST(Resize, GivesPilsPixels) {
-  const std::string folder = std::string(DITFLEET_SOURCE_DIR) + "/tests/fixtures/images/";
+  const std::string folder = source_path("tests/fixtures/images/");
   const Media picture = decode_png(read_file(folder + "rgb.png").value());
   const auto expected = parse_json(read_file(folder + "expected.json").value());
   const auto& sizes = expected->at("resized").as_array();
