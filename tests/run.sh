@@ -103,6 +103,9 @@ if [ ${#selected[@]} -gt 0 ]; then
   command -v chromium >/dev/null || say "Skipped: console tests in a browser (chromium is not installed)"
   if [ "${selected[*]}" != gpu ] || nvidia-smi -L >/dev/null 2>&1; then
     run_ctest "${selected[*]}" build "${selection[@]}"
+  # Compiled blocks, which all tests and checkouts share: tests/programs.h says why that hides nothing.
+  DITFLEET_TEST_PROGRAMS=$cache/test-programs-$(cat pipeline/region/compile/* | sha256sum | cut -c 1-12)
+  export DITFLEET_TEST_PROGRAMS
   fi
 fi
 

@@ -118,6 +118,9 @@ class Fleet:
         if config:
             (self.folder / "ditfleet.yaml").write_text(config)
             self.argv += ["--config", self.folder / "ditfleet.yaml"]
+        # Compiled once, not by each fleet; `cache.dir=` gives a fleet its own folder (tests/programs.h).
+        if programs := os.environ.get("DITFLEET_TEST_PROGRAMS"):
+            self.argv += ["--set", f"cache.dir={programs}"]
         for one in sets:
             self.argv += ["--set", one]
         self.argv += list(flags)

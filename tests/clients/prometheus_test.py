@@ -232,7 +232,7 @@ class UnderLoad(unittest.TestCase):
             servers = Servers(folder, [gateway, f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"])
             stack.callback(servers.stop)
             fleet = stack.enter_context(Fleet(workers=2, models={}, config=config, listen=gateway,
-                                              sets=[*sets, f"telemetry.otlp_endpoint={sink}", "compile.backend=cpu_jit"]))
+                                              sets=[*sets, f"telemetry.otlp_endpoint={sink}", "compile.backend=cpu_jit", "cache.dir="]))
             client = Client(fleet.url)
             zeros = safetensors({DOWN: ("F32", [4, 40], bytes(640)), UP: ("F32", [40, 4], bytes(640))})
             self.assertEqual(client.request("PUT", "/v1/loras/ink", zeros, BYTES).status, 201)

@@ -102,7 +102,7 @@ class Tracing(unittest.TestCase):
         return {s["name"]: s for s in receiver.spans if s["traceId"] == trace}
 
     def test_one_trace_from_the_caller_to_the_image(self):
-        with Receiver() as receiver, Fleet(sets=["telemetry.otlp_endpoint=" + receiver.url, "worker.threads=1"]) as fleet:
+        with Receiver() as receiver, Fleet(sets=["telemetry.otlp_endpoint=" + receiver.url, "worker.threads=1", "cache.dir="]) as fleet:
             client = Client(fleet.url)
             answer = client.request("POST", "/v1/jobs", SMALL, {"traceparent": f"00-{TRACE}-{SPAN}-01"})
             self.assertEqual(answer.status, 202)

@@ -66,6 +66,9 @@ class ServiceTest : public ::testing::Test {
                                       "redis.appendfsync=always",
                                       "--set",
                                       "worker.threads=1"};
+    // Compiled once, not by each service; `cache.dir=` gives a service its own folder (tests/programs.h).
+    if (const char* programs = std::getenv("DITFLEET_TEST_PROGRAMS"))
+      words.insert(words.end(), {"--set", std::string("cache.dir=") + programs});
     for (const auto& set : sets) words.insert(words.end(), {"--set", set});
     std::vector<char*> argv;
     for (auto& word : words) argv.push_back(word.data());

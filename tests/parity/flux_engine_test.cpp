@@ -42,9 +42,7 @@ class Loaded : public ::testing::Environment {
   }
   Model& model(const std::string& dir, bool bf16) {
     auto& engine = engines_[bf16];
-    if (!engine)
-      engine =
-          must(Engine::create({test_device(), bf16 ? "bf16" : "fp32", 0, golden::test_compile()}, {&flux_family()}));
+    if (!engine) engine = must(Engine::create(golden::test_options(bf16 ? "bf16" : "fp32", 0), {&flux_family()}));
     auto& model = models_[{dir, bf16}];
     if (!model) model = must(engine->load_model({"golden", dir}));
     return *model;

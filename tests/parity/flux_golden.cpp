@@ -14,6 +14,7 @@
 #include "pipeline/weights/safetensors.h"
 #include "shared/core/json.h"
 #include "tests/paths.h"
+#include "tests/programs.h"
 
 namespace ditfleet::pipeline::golden {
 namespace {
@@ -44,6 +45,10 @@ region::CompileOptions test_compile() {
   const char* backend = std::getenv("DITFLEET_TEST_COMPILE");
   const char* mode = std::getenv("DITFLEET_TEST_MODE");
   return {.backend = backend ? backend : "eager", .mode = mode ? mode : "default", .fullgraph = backend != nullptr};
+}
+
+EngineOptions test_options(const std::string& dtype, int threads) {
+  return {test_device(), dtype, threads, test_compile(), testing::shared_programs()};
 }
 
 std::string Case::model_dir() const { return (fixtures() / set / folder / "model").string(); }

@@ -18,6 +18,8 @@ std::string test_device();
 // DITFLEET_TEST_COMPILE, or "eager": the compile backend; DITFLEET_TEST_MODE, or "default": its mode. Under another
 // than eager, a block that falls back is an error.
 region::CompileOptions test_compile();
+// With both of these and shared programs (tests/programs.h).
+EngineOptions test_options(const std::string& dtype, int threads);
 
 struct Case {
   std::string folder, name;  // "dev", "plain"

@@ -55,7 +55,7 @@ class Models : public ::testing::Environment {
   Model& model(const ModelSource& source, bool bf16) {
     auto& engine = engines_[bf16];
     if (!engine) {
-      EngineOptions options{golden::test_device(), bf16 ? "bf16" : "fp32", 0, golden::test_compile()};
+      EngineOptions options = golden::test_options(bf16 ? "bf16" : "fp32", 0);
       options.lora_slots = 1;
       engine = unwrap(Engine::create(options, {&flux_family()}));
     }

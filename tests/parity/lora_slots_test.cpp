@@ -17,7 +17,6 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
-#include "pipeline/region/compile/cached.h"
 #include "pipeline/weights/safetensors.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "tests/parity/flux_golden.h"
@@ -34,12 +33,11 @@ using ::testing::UnorderedElementsAre;
 Engine& engine(int slots, const region::CompileOptions& compile = golden::test_compile(),
                const std::string& dtype = "fp32", std::int64_t host_bytes = 1 << 30) {
   static std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
-  EngineOptions options{golden::test_device(), dtype, 0, compile};
+  EngineOptions options = golden::test_options(dtype, 0);
+  options.compile = compile;
   options.lora_slots = slots;
   options.lora_host_bytes = host_bytes;
   options.max_lora_rank = 16;
-  static const auto cache = region::make_memory_cache();  // so that all run the same programs and timed algorithms
-  options.kernel_cache = cache;
   engines.push_back(unwrap(Engine::create(options, {&flux_family()})));
   return *engines.back();
 }
@@ -155,7 +153,7 @@ TEST_F(LoraSlots, TheLargestAdapterFitsIntoASlotInEveryNaming) {
   }
   const std::string path = folder_ / "largest.safetensors";
   unwrap(write_safetensors(path, std::move(tensors), {}));
-  EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
+  EngineOptions options = golden::test_options("fp32", 0);
   options.lora_slots = options.max_lora_rank = 1;
   const auto engine = unwrap(Engine::create(options, {&flux_family()}));
   const auto prepared = load(*engine)->encode(request({{path, 1, "largest"}}));
@@ -277,7 +275,7 @@ TEST_F(LoraSlots, MoreThanTheColumnsHoldRunsEagerly) {
 TEST_F(LoraSlots, AdaptersOfTheLargestRankAreUsedTogetherWhereTheirRanksHaveRoom) {
   const LoraRequest one = adapter("wide", 16, "", 0.5), two = adapter("wide too", 16, "", -0.3),
                     three = adapter("wide, three", 16, "", 0.2);
-  EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
+  EngineOptions options = golden::test_options("fp32", 0);
   options.lora_slots = 3;
   options.max_lora_rank = 16;
   options.lora_together_rank = 48;

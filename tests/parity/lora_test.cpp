@@ -68,7 +68,7 @@ struct Drawn {
 class LoraTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
+    EngineOptions options = golden::test_options("fp32", 0);
     options.lora_slots = 4;
     options.max_lora_rank = 16;
     engine_ = unwrap(Engine::create(options, {&flux_family()})).release();
@@ -298,7 +298,7 @@ TEST_F(LoraTest, APictureThatIsNotFiniteIsAnErrorOfItsRequest) {
 }
 
 TEST_F(LoraTest, AskedForASmallerLargestRankRefuses) {
-  EngineOptions options{golden::test_device(), "fp32", 0, golden::test_compile()};
+  EngineOptions options = golden::test_options("fp32", 0);
   options.max_lora_rank = 3;
   options.lora_slots = 1;
   auto engine = unwrap(Engine::create(options, {&flux_family()}));

@@ -44,7 +44,7 @@ TEST(Prediction, IsWithinTenPercentOfWhatIsObserved) {
                           {golden::fixtures() / "flux/schnell/model", "fp32", {}}};
   std::mt19937 random(1);
   for (const Model& which : models) {
-    EngineOptions options{golden::test_device(), which.dtype, 1, golden::test_compile()};
+    EngineOptions options = golden::test_options(which.dtype, 1);
     options.memory.limit = std::int64_t{8} << 30;
     options.lora_slots = 8;  // planned for, but not allocated
     options.lora_together_rank = 64;
@@ -80,7 +80,7 @@ TEST(Prediction, IsWithinTenPercentOfWhatIsObserved) {
 
 // A request that needs more, or that runs out of memory, between another one's steps and its decoding.
 TEST(Prediction, IsNotCorrectedByWhatAnotherRequestNeeded) {
-  EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+  EngineOptions options = golden::test_options("fp32", 1);
   options.memory.limit = std::int64_t{8} << 30;
   auto engine = unwrap(Engine::create(options, {&flux_family()}));
   auto model = unwrap(engine->load_model({"m", (golden::fixtures() / "flux/dev/model").string()}));
@@ -126,7 +126,7 @@ std::string wide_adapter(std::int64_t rank) {
 // Of videos the steps are predicted; how much a convolution over time takes on a CPU depends on its algorithm.
 TEST(Prediction, CountsFramesOfVideos) {
   for (const auto& [dtype, columns] : {std::pair("fp32", 0), {"bf16", 0}, {"fp32", 512}}) {
-    EngineOptions options{golden::test_device(), dtype, 1, golden::test_compile()};
+    EngineOptions options = golden::test_options(dtype, 1);
     options.memory.limit = std::int64_t{8} << 30;
     if (columns > 0) options.compile.backend = "cpu_jit";
     options.max_lora_rank = 512;
@@ -168,7 +168,9 @@ TEST(Prediction, CountsColumnsForAdapters) {
                                                  : std::map<std::string, std::string>()};
     std::vector<std::int64_t> predicted, observed;
     for (const int columns : {16, 96}) {
-      EngineOptions options{"cpu", "fp32", 1, {.backend = "cpu_jit"}};
+      EngineOptions options = golden::test_options("fp32", 1);
+      options.device = "cpu";
+      options.compile = {.backend = "cpu_jit"};
       options.lora_slots = 1;
       options.max_lora_rank = 16;
       options.lora_together_rank = columns;
@@ -237,7 +239,7 @@ class DemoModels : public ::testing::Test {
  protected:
   // An engine whose tensors may take `limit` bytes.
   std::unique_ptr<Engine> open(std::int64_t limit) {
-    EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+    EngineOptions options = golden::test_options("fp32", 1);
     options.memory.limit = limit > 0 ? memory_use(kCpu).now + limit : 0;
     return unwrap(Engine::create(options, {&flux_family()}));
   }
@@ -291,7 +293,7 @@ TEST_F(DemoModels, ALargerRequestTakesTheOtherModelsPlace) {
 
 // As the worker's threads do: adapters come and go while other requests run whose blocks are copied.
 TEST_F(DemoModels, AdaptersAreForgottenWhileBlocksMove) {
-  EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+  EngineOptions options = golden::test_options("fp32", 1);
   options.memory.offload = "block";
   options.lora_slots = 1;
   options.max_lora_rank = 16;
@@ -391,7 +393,7 @@ TEST_F(DemoModels, QuantizeAutoTakesWhatTheLimitRequires) {
 
 TEST(QuantizeAuto, TakesWhatTheLimitRequiresForVideos) {
   const auto plan = [&](std::int64_t limit, const Formats& formats) {
-    EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+    EngineOptions options = golden::test_options("fp32", 1);
     options.memory.limit = limit;
     const auto engine = unwrap(Engine::create(options, {&wan_family()}));
     GenerationRequest request;
@@ -430,7 +432,7 @@ TEST(Containment, NamesTheWeightThatIsNotFinite) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     out.write(reinterpret_cast<const char*>(&nan), sizeof nan);
   }
-  EngineOptions options{golden::test_device(), "fp32", 1, golden::test_compile()};
+  EngineOptions options = golden::test_options("fp32", 1);
   const auto engine = unwrap(Engine::create(options, {&flux_family()}));
   const auto model = unwrap(engine->load_model({"a", dir.string()}));
   const auto picture = golden::draw(*model, demo_request(1, 4 * model->info().size_multiple));

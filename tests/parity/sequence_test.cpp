@@ -57,7 +57,7 @@ struct Drawn {
 
 // What this rank draws of two requests, of which one is canceled. `previews`: after each step.
 Drawn draw(const Sample& s, const RankOptions& ranks, std::vector<Media>* previews) {
-  EngineOptions options{golden::test_device(), s.bf16 ? "bf16" : "fp32", 1, golden::test_compile()};
+  EngineOptions options = golden::test_options(s.bf16 ? "bf16" : "fp32", 1);
   options.ranks = ranks;
   options.lora_slots = s.lora.empty() ? 0 : 1;
   const auto engine = unwrap(Engine::create(options, {&flux_family(), &wan_family()}));

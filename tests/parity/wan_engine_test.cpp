@@ -20,7 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::unique_ptr<Model> load(const std::string& dir, bool bf16, const std::string& vae_dtype = {}) {
-  EngineOptions options{golden::test_device(), bf16 ? "bf16" : "fp32", 1, golden::test_compile()};
+  EngineOptions options = golden::test_options(bf16 ? "bf16" : "fp32", 1);
   static std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
   engines.push_back(unwrap(Engine::create(options, {&wan_family()})));
   return unwrap(engines.back()->load_model({"wan", dir, {}, {}, vae_dtype}));

@@ -58,7 +58,7 @@ class WanLora : public ::testing::Test {
   static Model& model(bool bf16 = false, const char* folder = "two") {
     auto& [engine, model] = models_[{bf16, folder}];
     if (!engine) {
-      EngineOptions options{golden::test_device(), bf16 ? "bf16" : "fp32", 1, golden::test_compile()};
+      EngineOptions options = golden::test_options(bf16 ? "bf16" : "fp32", 1);
       options.max_lora_rank = 64;  // of the head's difference
       options.lora_slots = 4;
       engine = unwrap(Engine::create(options, {&wan_family()}));

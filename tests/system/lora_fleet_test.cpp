@@ -112,7 +112,7 @@ class LoraFleet : public ServiceTest {
                 "http://127.0.0.1:" + std::to_string(port + 1) + "/metrics"};
     start(2,
           {"worker.lora.slots=2", "worker.metrics_listen=127.0.0.1:" + std::to_string(port),
-           "worker.warmup_classes=[{width: 64, height: 64}]", "cache.secret=" + kSecret},
+           "worker.warmup_classes=[{width: 64, height: 64}]", "cache.secret=" + kSecret, "cache.dir="},
           "demo=" + kModel);
   }
   static int two_free_ports() {
