@@ -248,7 +248,7 @@ class ServiceTest : public ::testing::Test {
       EXPECT_TRUE(record.has_value()) << id << " does not exist";
       if (!record) continue;
       EXPECT_EQ(record->state, state) << id << history(id) << (record->error ? record->error->message : "");
-      EXPECT_EQ(faults_in(events(id)), "") << id;
+      EXPECT_EQ(faults_in(events(id), {.max_attempts = max_attempts_}), "") << id << history(id);
       if (::testing::Test::HasFailure() && ++reported == 5) break;
     }
   }
@@ -284,6 +284,7 @@ class ServiceTest : public ::testing::Test {
   asio::io_context io_;
   std::string dir_;
   pid_t up_ = -1;
+  int max_attempts_ = HistoryRules().max_attempts;
   std::string gateway_;
   std::shared_ptr<redis::Connection> connection_;
   std::unique_ptr<queue::Client> client_;
