@@ -11,6 +11,7 @@
 #   DITFLEET_BENCH_MODEL     the model's folder (default on a GPU: random weights, 34 GB in BUILD_DIR/flux_size)
 #   DITFLEET_BENCH_PYTHON    Python with torch, diffusers and transformers, which writes that folder (default: python3)
 #   DITFLEET_BENCH_TIMEOUT   seconds of one configuration (default: 300)
+#   DITFLEET_BENCH_ROWS      how many configurations (default: all)
 #   DITFLEET_BENCH_REVISION  revision in the rows (default: git describe)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -65,6 +66,7 @@ eager                      bf16  auto  $large
 eager                      fp8   block $small
 eager                      nf4   model $small
 "
+[ -z "${DITFLEET_BENCH_ROWS:-}" ] || rows=$(sed -n "2,$((1 + DITFLEET_BENCH_ROWS))p" <<< "$rows")
 failed=0
 while read -r mode format offload size; do
   [ -n "$mode" ] || continue

@@ -21,8 +21,9 @@ def tearDownModule():
 
 
 class TestFaults(unittest.TestCase):
-    def fleet(self, **options):
-        fleet = self.enterContext(Fleet(workers=2, models={"video": MODEL}, **options))
+    def fleet(self, sets=()):
+        sets = ["queue.lease_ms=1500", "queue.renew_ms=300", *sets]  # a unit of a dead worker waits for its lease
+        fleet = self.enterContext(Fleet(workers=2, models={"video": MODEL}, sets=sets))
         self.client = Client(fleet.url, timeout=120)
         return fleet
 

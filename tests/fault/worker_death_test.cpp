@@ -19,8 +19,8 @@ class WorkerDeath : public ServiceTest {
     pid_t pid = -1;
   };
   // Starts two workers and a job, and waits until one worker is denoising it.
-  void denoise_on_one_of_two(Denoising& job) {
-    start(2);
+  void denoise_on_one_of_two(Denoising& job, const std::vector<std::string>& sets = {}) {
+    start(2, sets);
     if (HasFatalFailure()) return;
     job.id = submit(kLongSteps, 1, kLongSide);
     EXPECT_TRUE(until([&] { return events(job.id, "step").size() >= 1; }, 60s)) << history(job.id);
@@ -49,7 +49,7 @@ TEST_F(WorkerDeath, AWorkerKilledWhileDenoising) {
 
 TEST_F(WorkerDeath, AWorkerStoppedPastItsLeaseThatContinues) {
   Denoising denoising;
-  denoise_on_one_of_two(denoising);
+  denoise_on_one_of_two(denoising, {"queue.lease_ms=2000", "queue.renew_ms=400"});
   if (HasFatalFailure()) return;
   const auto& [id, first, pid] = denoising;
   ASSERT_EQ(::kill(pid, SIGSTOP), 0);
