@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs whatever is missing (deploy/setup.sh), builds the tests and runs them.
-#   tests/run.sh            all labels except tidy and mutants
+#   tests/run.sh            all labels except release, tidy and mutants
 #   tests/run.sh LABEL…     only tests with these labels; builds only what they need:
 #                           unit parity system fault bench gpu   in build/
+#                           release    packages, manifests, the demo, scale: what only deploy/ or a release can break
 #                           sanitize   unit and service tests under the sanitizers, in build/address and build/thread
 #                           fuzz       libFuzzer on each parser of untrusted input, one minute each, in build/fuzz
 #                           tidy       clang-tidy over the product's sources; takes half an hour on two cores
@@ -12,10 +13,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-kLabels='unit parity system fault bench gpu sanitize fuzz tidy mutants'
+kLabels='unit parity system fault bench release gpu sanitize fuzz tidy mutants'
 for label in "$@"; do
   case $label in
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *[!a-z]* | '') known=no ;;
     *) case " $kLabels " in *" $label "*) known=yes ;; *) known=no ;; esac ;;
   esac
@@ -56,7 +57,8 @@ run_ctest() {
   say "Running $name"
   export DITFLEET_SKIPS=$PWD/$folder/skips
   : >"$DITFLEET_SKIPS"
-  ${launcher[@]+"${launcher[@]}"} ctest --test-dir "$folder" -j "$(nproc)" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log" || status=$?
+  # One test more than there are cores, because most of them wait.
+  ${launcher[@]+"${launcher[@]}"} ctest --test-dir "$folder" -j $(($(nproc) + 1)) --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log" || status=$?
   bad=$(count '(\*\*\*(Failed|Timeout|Exception|Not Run)|Subprocess aborted)' "$log")
   [ "$status" = 0 ] || [ "$bad" -gt 0 ] || bad=1
   [ "$bad" = 0 ] || failures+=("$name: $(sed -n '/(Skipped)$/d; s/^[[:space:]]*[0-9]* - \([^ ]*\) (.*/\1/p' "$log" | tr '\n' ' ')")
@@ -89,23 +91,23 @@ foreign_clients() {
 
 # --- the tests of build/ ---------------------------------------------------------------------------------
 selected=() targets=()
-for label in unit parity system fault bench gpu; do
-  if wants $label; then selected+=("$label"); targets+=(--target "tests_$label"); fi
+for label in unit parity system fault bench release gpu; do
+  if wants $label && { [ $label != release ] || [ ${#asked[@]} -gt 0 ]; }; then selected+=("$label"); targets+=(--target "tests_$label"); fi
 done
 if [ ${#selected[@]} -gt 0 ]; then
-  if [ ${#asked[@]} -eq 0 ]; then targets=() selection=(); else selection=(-L "^($(IFS='|'; echo "${selected[*]}"))\$"); fi
+  selection=(-L "^($(IFS='|'; echo "${selected[*]}"))\$")
   deploy/setup.sh --tests ${targets[@]+"${targets[@]}"}
-  if wants system && [ -f tests/requirements.txt ]; then foreign_clients; fi
+  if [[ " ${selected[*]} " =~ \ (system|release)\  ]] && [ -f tests/requirements.txt ]; then foreign_clients; fi
   if ! nvidia-smi -L >/dev/null 2>&1; then
     if wants gpu; then say "Skipped: label gpu (no GPU found)"; fi
     selection+=(-LE '^gpu$')
   fi
   command -v chromium >/dev/null || say "Skipped: console tests in a browser (chromium is not installed)"
-  if [ "${selected[*]}" != gpu ] || nvidia-smi -L >/dev/null 2>&1; then
-    run_ctest "${selected[*]}" build "${selection[@]}"
   # Compiled blocks, which all tests and checkouts share: tests/programs.h says why that hides nothing.
   DITFLEET_TEST_PROGRAMS=$cache/test-programs-$(cat pipeline/region/compile/* | sha256sum | cut -c 1-12)
   export DITFLEET_TEST_PROGRAMS
+  if [ "${selected[*]}" != gpu ] || nvidia-smi -L >/dev/null 2>&1; then
+    run_ctest "${selected[*]}" build "${selection[@]}"
   fi
 fi
 

@@ -18,7 +18,7 @@ function(ditfleet_label_targets labels)
   foreach(label IN LISTS labels)
     if(NOT TARGET tests_${label})
       add_custom_target(tests_${label})
-      if(label MATCHES "^(system|fault|bench|gpu)$")
+      if(label MATCHES "^(system|fault|bench|release|gpu)$")
         add_dependencies(tests_${label} ditfleet)
         if(TARGET ditfleet-worker)
           add_dependencies(tests_${label} ditfleet-worker)
@@ -32,7 +32,8 @@ function(ditfleet_label_targets labels)
 endfunction()
 
 # ditfleet_test(NAME LABELS unit SOURCES … LINK … [TIMEOUT seconds] [SANITIZE kind…]): one GoogleTest binary, one
-# CTest entry. SANITIZE: the sanitizers that tests/run.sh also runs it under; address for every unit test.
+# CTest entry. Tests with a long limit start first, so that none is left alone at the end. SANITIZE: the sanitizers
+# that tests/run.sh also runs it under; address for every unit test.
 function(ditfleet_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "LABELS;SOURCES;LINK;SANITIZE" ${ARGN})
   if("unit" IN_LIST arg_LABELS)
@@ -48,6 +49,6 @@ function(ditfleet_test name)
   target_link_libraries(${name} PRIVATE ${arg_LINK} ditfleet_test_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} COST ${arg_TIMEOUT})
   ditfleet_label_targets("${arg_LABELS}" ${name})
 endfunction()

@@ -1,5 +1,6 @@
 """The pages of a job, of slow jobs and of the fleet in a headless browser, and `ditfleet jobs slow`. The last test shows
-10,000 open and 10,000 ended jobs on 200 workers. DITFLEET_SCREENSHOTS=FOLDER saves screenshots of the pages there."""
+DITFLEET_PAGES_JOBS (default 1,000) open and as many ended jobs on 200 workers. DITFLEET_SCREENSHOTS=FOLDER saves screenshots
+of the pages there."""
 import json
 import os
 import random
@@ -154,7 +155,7 @@ class Pages(unittest.TestCase):
     def test_many_jobs_and_workers(self):
         """Publishes the events of the jobs and writes the heartbeats of the workers to Redis."""
         self.start(workers=0)
-        jobs, workers, phases, now = 10_000, 200, ("text", "wait", "denoise", "vae", "encode", "store"), int(time.time() * 1000)
+        jobs, workers, phases, now = int(os.environ.get("DITFLEET_PAGES_JOBS", 1000)), 200, ("text", "wait", "denoise", "vae", "encode", "store"), int(time.time() * 1000)
         commands, chance, free = [], random.Random(5), [now - 3_500_000] * workers
 
         def publish(at_ms, line):
@@ -196,7 +197,7 @@ class Pages(unittest.TestCase):
         seen = until(lambda: (f := self.http.get("/v1/fleet").json()) and sum(r["ready"] for r in f["queue"]) == jobs and f, "the gateway has read the events", 60)
         print(f"\n{len(commands)} commands in {time.monotonic() - begun:.2f} s")
         self.assertEqual(len(seen["workers"]), workers)
-        self.assertGreater(sum(seen["throughput"]["succeeded"]), 9000)
+        self.assertGreater(sum(seen["throughput"]["succeeded"]), 0.9 * jobs)
         begun = time.monotonic()
         whole = self.http.get("/v1/fleet")
         print(f"GET /v1/fleet: {len(whole.body) / 1e6:.2f} MB in {1000 * (time.monotonic() - begun):.0f} ms")

@@ -1,5 +1,5 @@
 """A worker whose ranks share each unit: it draws what one process draws, shows its ranks, and a rank that dies or hangs
-costs an attempt at most. DITFLEET_RANK_FAULTS: how many faults (12)."""
+costs an attempt at most. DITFLEET_RANK_FAULTS: how many faults (6)."""
 import contextlib
 import json
 import os
@@ -19,7 +19,7 @@ from fleet import alive, BIN, cli, Fleet, MODELS, ROOT, run, start, until
 
 WORKER = BIN / "ditfleet-worker"
 WAN = ROOT / "tests/fixtures/wan"
-FAULTS = int(os.environ.get("DITFLEET_RANK_FAULTS", "12"))
+FAULTS = int(os.environ.get("DITFLEET_RANK_FAULTS", "6"))
 SEED = int(os.environ.get("DITFLEET_RANK_SEED", "1"))
 
 SMALL = {"model": "flux", "width": 64, "height": 48, "num_inference_steps": 4, "max_sequence_length": 16, "seed": 5}
