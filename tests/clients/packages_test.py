@@ -20,7 +20,7 @@ need(TREE.name.startswith("libtorch-"), f"{LIBTORCH} was not installed by deploy
 DEBS = ROOT / "build" / "packages"
 if "DITFLEET_TEST_ENTERED" not in os.environ:
     shutil.rmtree(DEBS, ignore_errors=True)
-    built = run(ROOT / "deploy" / "package.sh", DEBS, seconds=200,
+    built = run(ROOT / "deploy" / "package.sh", DEBS, seconds=400,
                 env=clean_environment(DITFLEET_SKIP_PACKAGES="1", DITFLEET_LIBTORCH=LIBTORCH))
     assert built.returncode == 0, built.stdout + built.stderr
 BARE = bare_root(sorted(DEBS.glob("*.deb")), "redis-server", "openssl")
@@ -72,7 +72,7 @@ class OneHost(unittest.TestCase):
         install = install.replace("ditfleet-worker-setup  ", f"ditfleet-worker-setup --flavour slim --from {self.pack()}  ")
         install = install.replace("./ditfleet", "./debs/ditfleet")
         edit = "models: {tiny: {path: /srv/models/tiny}}\ntenants: {acme: {queued_units: 1}, busy: {weight: 2}}\ntelemetry: {otlp_endpoint: 'http://127.0.0.1:4318'}\n"
-        host.shell(f"sudoedit() {{ sed -i '/^models/d' $1; cat >>$1 <<END\n{edit}END\n}}\n" + install, seconds=100)
+        host.shell(f"sudoedit() {{ sed -i '/^models/d' $1; cat >>$1 <<END\n{edit}END\n}}\n" + install, seconds=400)
         modes = host.run("stat", "-c", "%U %G %a", "/etc/ditfleet/ditfleet.yaml", "/var/lib/ditfleet").stdout
         self.assertEqual(modes, "root ditfleet 640\nditfleet ditfleet 750\n")
         self.check_setup()
@@ -118,7 +118,7 @@ class OneHost(unittest.TestCase):
         host.shell("ls -d /var/lib/redis/appendonlydir; " + blocks("Log rotation", "RUNBOOK.md")[0])
         host.run("systemctl", "kill", "-s", "KILL", "redis-server", WORKER)
         self.assertIn("9.9.9", host.run("dpkg-query", "-W", "ditfleet").stdout)
-        host.shell("sudo apt-get install --allow-downgrades ./debs/*.deb", seconds=100)
+        host.shell("sudo apt-get install --allow-downgrades ./debs/*.deb", seconds=400)
         self.assertNotIn("9.9.9", host.run("dpkg-query", "-W", "ditfleet").stdout)
         self.assertIn("busy", host.run("cat", "/etc/ditfleet/ditfleet.yaml").stdout)
         for job in waiting:
