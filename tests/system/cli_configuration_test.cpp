@@ -28,8 +28,6 @@ const std::vector<Words> kCommands = {{"generate", "a red circle"},
                                       {"cache", "stats"},
                                       {"cache", "list"},
                                       {"cache", "verify"},
-                                      {"cache", "export", "x"},
-                                      {"cache", "import", "x"},
                                       {"cache", "purge"}};
 
 struct CliConfiguration : ::testing::TestWithParam<Words> {

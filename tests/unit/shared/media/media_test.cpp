@@ -14,7 +14,6 @@
 #include "shared/core/bytes.h"
 #include "shared/core/ids.h"
 #include "shared/core/json.h"
-#include "shared/core/sha256.h"
 #include "shared/media/mp4.h"
 #include "shared/media/resize.h"
 #include "shared/media/writer.h"
