@@ -120,7 +120,7 @@ class Files(unittest.TestCase):
         for args in (["check", "rules", *map(str, (OBSERVABILITY / "rules").glob("*.yml"))],
                      ["check", "config", OBSERVABILITY / "prometheus.yml"],
                      ["test", "rules", ROOT / "tests" / "clients" / "observability" / "alerts_test.yml"]):
-            done = run("promtool", *args)
+            done = run("promtool", *args, seconds=180)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         tested = (ROOT / "tests" / "clients" / "observability" / "alerts_test.yml").read_text()
         headings = re.findall(r"^## (.*)$", (OBSERVABILITY / "ALERTS.md").read_text(), re.M)
@@ -291,8 +291,10 @@ class UnderLoad(unittest.TestCase):
             for metric in names_in(rule["expr"]) - missing_here:
                 suffixes = ("_count",) if metrics[metric]["type"] == "histogram" else ("",)
                 self.assertTrue(any(servers.query(metric + s) for s in suffixes), f"{name} reads {metric}, which nobody exports")
+        # Beside other tests, units may really take longer than predicted.
+        unexpected = [a for a in servers.alerts if a["labels"]["alertname"] != "DiTFleetPredictionDrift"]
+        self.assertEqual(unexpected, [])
         # A second scrape of the coordinator looks like a second leader.
-        self.assertEqual(servers.alerts, [])
         file = servers.folder / "prometheus.yml"
         config = json.loads(file.read_text())
         config["scrape_configs"].append({**config["scrape_configs"][0], "job_name": "again"})
