@@ -134,6 +134,7 @@ BlockRegions::BlockRegions(const std::vector<Expert>& experts, Placement placeme
       if (!one.adapted) continue;
       linear.up = position_of(names, name + (own ? ".weight" : ".up"));
       linear.adapter = position_of(names, name + ".adapter");
+      table.ranks[name + ".rank"] = 0;
     }
     std::vector<Weights> weights;
     for (const auto& [expert, index] : one.blocks) {
@@ -161,9 +162,7 @@ void BlockRegions::prewarm(std::span<const region::Sizes> sizes, bool adapters) 
   for (const auto& table : tables_) {
     if (table->adapted && !adapters) continue;
     region::Sizes of_table = sizes[table->spec];
-    if (table->adapted)
-      for (const std::string& name : table->region->input_names())
-        if (name.ends_with(".adapter")) of_table[name.substr(0, name.rfind('.')) + ".rank"] = 0;
+    of_table.insert(table->ranks.begin(), table->ranks.end());
     table->region->prewarm(element_type(placement_), placement_.device, of_table);
   }
 }

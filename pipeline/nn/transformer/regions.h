@@ -65,6 +65,7 @@ class BlockRegions {
     bool adapted;
     std::vector<std::size_t> given;  // positions among the inputs
     std::vector<Linear> linears;
+    region::Sizes ranks = {};  // of adapters at each linear, all 0
   };
   // Where a block is in the tables.
   struct Row {
