@@ -34,9 +34,22 @@ struct GenerationRequest {
   std::vector<LoraRequest> loras;  // at most 16; an unusable file is an error with param "loras"
   // The picture of the field "image", of any size; null: none. encode() reads it.
   std::shared_ptr<const Media> image = {};
-  // Where several ranks can denoise together: true if this process shall denoise alone, false if all shall. If not set,
-  // the worker chooses what is faster (worker/ranks), and the pipeline lets all.
+  // In a worker with several GPUs: whether one of them denoises the request, or all do. If not set, the worker chooses
+  // what is faster (worker/ranks), and the pipeline uses all.
   std::optional<bool> alone = {};
+};
+
+// What the time and the memory of a request depend on.
+struct RequestSize {
+  int width = 0, height = 0, frames = 1;
+  int text_tokens = 0;
+  int steps = 0;          // those that matter for memory (engine/network.h)
+  int forwards = 1;       // of a step: 2 with a negative prompt
+  bool adapters = false;  // the request has some
+  int gpus = 1;           // that denoise it
+
+  auto operator<=>(const RequestSize&) const = default;
+  std::int64_t pixels() const { return std::int64_t{width} * height * frames; }
 };
 
 struct StepProgress {
@@ -108,7 +121,7 @@ class Generation {
   virtual Result<void> dump(const std::string& path) const = 0;
 
  private:
-  friend class ModelBase;
+  friend class DiffusionModel;
   std::map<std::string, std::int64_t> device_phases_us_;
 };
 
@@ -118,6 +131,8 @@ class Model {
   virtual ~Model() = default;
   virtual const ModelInfo& info() const = 0;
   virtual MemoryReport memory() const { return {}; }  // thread-safe, does not block
+  // Thread-safe, does not block. Errors: kInvalidArgument.
+  virtual Result<RequestSize> size_of(const GenerationRequest& request) const = 0;
   virtual Result<std::unique_ptr<Generation>> encode(const GenerationRequest& request) = 0;
   virtual Result<void> denoise(Generation& generation, const StepCallback& on_step) = 0;
   virtual Result<Media> decode(Generation& generation, const FrameCallback& on_frames = {}) = 0;
@@ -139,9 +154,17 @@ class Model {
 // as in the pipeline, and are not padded.
 using TokenIds = std::vector<std::pair<std::string, std::vector<std::int32_t>>>;
 
+// What the text encoders get of a prompt. The names are those of the dump.
+struct PromptIds {
+  std::map<std::string, std::vector<std::int32_t>> ids;
+  std::vector<std::string> warnings;  // "prompt: …" for each encoder whose ids were truncated
+};
+
 class Tokenizers {
  public:
   virtual ~Tokenizers() = default;
+  // Thread-safe. Throws Failure (kInvalidArgument).
+  virtual PromptIds ids(const std::string& prompt, int max_sequence_length) const = 0;
   virtual Result<TokenIds> tokenize(const std::string& prompt, int max_sequence_length) const = 0;
 };
 

@@ -8,25 +8,11 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/device/memory.h"
-#include "pipeline/engine/family.h"
-#include "pipeline/nn/config_file.h"
+#include "pipeline/engine/diffusion_model.h"
 #include "pipeline/parallel/nccl.h"
 #include "pipeline/parallel/shared_memory.h"
 
 namespace ditfleet::pipeline {
-
-const Family& family_of(const Families& families, const std::string& dir) {
-  const ConfigFile index(dir + "/model_index.json");
-  const std::string name = index.text("_class_name", "");
-  std::string known;
-  int count = 0;
-  for (const Family* family : families)
-    for (const std::string_view one : family->class_names) {
-      if (one == name) return *family;
-      known += (count++ ? ", " : "") + std::string(one);
-    }
-  index.refuse("_class_name is \"" + name + "\"; it must be " + (count > 1 ? "one of " : "") + known);
-}
 
 namespace {
 
@@ -94,7 +80,7 @@ class TorchEngine final : public Engine {
   Result<std::unique_ptr<Model>> load_model(const ModelSource& source) override {
     try {
       StageScope scope(choice_.device);
-      auto model = family_of(families_, source.dir).load(context_of(source));
+      auto model = DiffusionModel::load(family_of(families_, source.dir), context_of(source));
       scope.finish();
       release_cached_memory(choice_.device);  // what quantizing needed
       return model;
@@ -108,9 +94,7 @@ class TorchEngine final : public Engine {
   Result<PlanReport> plan(const ModelSource& source, const GenerationRequest& request) override {
     try {
       const StageScope scope(choice_.device);
-      const Family& family = family_of(families_, source.dir);
-      if (!family.plan) fail(Code::kInvalidArgument, "models of this family cannot be planned");
-      return family.plan(context_of(source), request);
+      return DiffusionModel::plan(family_of(families_, source.dir), context_of(source), request);
     } catch (...) {
       return error_in_flight("plan " + source.dir);
     }
@@ -185,8 +169,8 @@ Result<region::AheadReport> Engine::compile_regions(const Families& families, co
         continue;
       }
       const auto type = wide ? region::ElementType::kF32 : region::ElementType::kBF16;
-      auto one = region::compile_ahead(family.programs(source, type, region::features_of(arch), options), type, arch,
-                                       cache, options);
+      auto one = region::compile_ahead(ahead_programs(family, source, type, region::features_of(arch), options), type,
+                                       arch, cache, options);
       if (!one) return one.error();
       report.compiled += one->compiled;
       report.hits += one->hits;
@@ -200,7 +184,9 @@ Result<region::AheadReport> Engine::compile_regions(const Families& families, co
 
 Result<std::unique_ptr<Tokenizers>> Engine::load_tokenizers(const Families& families, const std::string& dir) {
   try {
-    return family_of(families, dir).load_tokenizers(dir);
+    const Family& family = family_of(families, dir);
+    check_components(family, dir, "tokenizer");
+    return family.load_tokenizers(dir);
   } catch (...) {
     return error_in_flight("tokenize " + dir);
   }

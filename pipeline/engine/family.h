@@ -1,17 +1,23 @@
-// A model family inside the pipeline: how one kind of diffusers pipeline is loaded, compiled ahead of time and run.
+// A model family inside the pipeline: how one kind of diffusers pipeline is loaded and compiled ahead of time.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pipeline/device/device.h"
 #include "pipeline/engine.h"
+#include "pipeline/engine/network.h"
 #include "pipeline/lora/adapter.h"
 #include "pipeline/memory/model_memory.h"
+#include "pipeline/nn/config_file.h"
 #include "pipeline/region/run/region.h"
+#include "shared/families/family.h"
 
 namespace ditfleet::pipeline {
 
@@ -24,21 +30,76 @@ struct LoadContext {
   std::shared_ptr<DeviceMemory> memory;
 };
 
+// A part of a folder.
+struct Component {
+  std::string_view name, class_name;      // in model_index.json
+  std::optional<Library> library;         // whose names its weights have; none: it has no weights
+  std::vector<std::string> formats = {};  // that it can be quantized to while it is loaded
+  bool optional = false;
+};
+
+// A folder while it is loaded.
+class Folder {
+ public:
+  // `tokenizers`: null if nobody is going to tokenize.
+  Folder(const LoadContext& context, const Tokenizers* tokenizers) : context(context), tokenizers(tokenizers) {}
+
+  std::string dir(const std::string& component) const { return context.source.dir + "/" + component; }
+  ConfigFile config(const std::string& component) const { return ConfigFile(dir(component) + "/config.json"); }
+  ConfigFile index() const { return ConfigFile(context.source.dir + "/model_index.json"); }
+  bool has(std::string_view component) const;                // false also for [null, null]
+  std::string quantize(const std::string& component) const;  // its format; empty: as it is stored
+  TransformerSource transformer(const std::string& component) const;
+  // Throws Failure (kDataCorrupt) unless the two numbers of different parts are equal.
+  void must_match(std::string_view what, std::int64_t a, std::string_view other, std::int64_t b) const;
+  // The time since the last call, or since the construction, belongs to this part.
+  void loaded(const char* part);
+
+  const LoadContext& context;
+  const Tokenizers* const tokenizers;
+  PartTimes times;
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 // The functions throw Failure and what LibTorch throws. kNotFound and kDataCorrupt: the message contains the file and
 // the problem.
 struct Family {
-  std::vector<std::string_view> class_names;  // _class_name in model_index.json
-  std::unique_ptr<Model> (*load)(const LoadContext& context);
-  // The programs that workers look up on one architecture. Reads only configuration files and headers.
-  region::AheadPrograms (*programs)(const ModelSource& source, region::ElementType type, region::ArchFeatures arch,
-                                    const region::CompileOptions& options);
+  const families::Family* description;  // class names, fields, limits and defaults
+  std::vector<Component> components;    // text encoders in the order of Network::text_encoders(), and others
+  // Checks every configuration of the folder before it reads weights. Compiles no blocks.
+  std::unique_ptr<Network> (*load)(Folder& folder);
   std::unique_ptr<Tokenizers> (*load_tokenizers)(const std::string& dir);
-  // How a request would run, before the model is loaded. Reads only configuration files and headers. Null: unknown.
-  PlanReport (*plan)(const LoadContext& context, const GenerationRequest& request) = nullptr;
+  TransformerSpec (*spec)(const ConfigFile& config);  // of a transformer's config.json; null: it has no blocks
+  // A small and a typical request. Between and beyond them, memory grows in proportion to width × height × frames.
+  struct Extent {
+    int width, height, frames;
+  } small, typical;
 };
 
 // The family of the folder, according to its model_index.json. Throws Failure: kNotFound (no such file), kDataCorrupt
 // (no family has its _class_name; the message lists the supported names).
 const Family& family_of(const Families& families, const std::string& dir);
+
+// Throws Failure (kDataCorrupt) unless model_index.json has the family's components whose names begin with `prefix`.
+void check_components(const Family& family, const std::string& dir, std::string_view prefix = {});
+
+// Loads the folder's networks without compiling them. Throws what Family::load throws, and Failure (kInvalidArgument)
+// for `quantize` of another component or format.
+std::unique_ptr<Network> load_network(const Family& family, Folder& folder);
+
+// Opens the weight files of all components and reads their headers. Returns whether a linear is stored quantized, or is
+// to be quantized on load. Components without weights are left out. Throws Failure: kDataCorrupt, kInvalidArgument
+// (`quantize` for a component that is stored quantized), kNotFound (`source.transformer`).
+bool has_quantized_linears(const Family& family, const ModelSource& source);
+
+// The first stored weight with a NaN or an infinity, such as "weight proj_out.weight of transformer is not finite", or
+// a remark that there is none. Reads all weights. Throws the errors of Checkpoint as Failure.
+std::string not_finite_weight(const Family& family, const ModelSource& source);
+
+// The programs that workers look up on one architecture. Reads only configuration files and headers.
+region::AheadPrograms ahead_programs(const Family& family, const ModelSource& source, region::ElementType type,
+                                     region::ArchFeatures arch, const region::CompileOptions& options);
 
 }  // namespace ditfleet::pipeline

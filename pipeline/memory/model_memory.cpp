@@ -64,7 +64,7 @@ bool DeviceMemory::fits_beside(const MemoryNeeds& needs) {
   std::int64_t kept = 0;
   for (const ModelMemory* other : models_) kept += other->kept();
   const PlanChoice choice = choose_plan(beside_others(nullptr, needs), available() - kept, options_.offload, 0);
-  if (options_.offload == "none" || (choice.plan && choice.plan->name == "resident")) return true;
+  if (options_.offload == "none" || (choice.plan && choice.plan->kind == PlanKind::kResident)) return true;
   // Their first way to the host takes long, so it is not left to a request.
   for (ModelMemory* other : models_) other->leave();
   return false;
@@ -73,7 +73,7 @@ bool DeviceMemory::fits_beside(const MemoryNeeds& needs) {
 ModelMemory::ModelMemory(std::shared_ptr<DeviceMemory> device, std::string name, Source source)
     : device_(std::move(device)), name_(std::move(name)), source_(std::move(source)), used_(Clock::now()) {
   if (!device_->limited()) return;
-  samples_ = {source_.needs(source_.small.first), source_.needs(source_.large.first)};
+  samples_ = {source_.needs(source_.small), source_.needs(source_.large)};
   const std::lock_guard lock(device_->mutex_);
   needs_ = samples_.second;
   update_report();
@@ -248,7 +248,7 @@ void ModelMemory::place(const RequestSize& size) {
         continue;
       }
       const bool loaded = kept() > had;
-      spdlog::info("memory: {}: plan {}: {} predicted of {}, {} of {} of the blocks stay", name_, plan_->name,
+      spdlog::info("memory: {}: plan {}: {} predicted of {}, {} of {} of the blocks stay", name_, name_of(plan_->kind),
                    bytes_text(plan_->bytes), available < kNoMemoryLimit ? bytes_text(available) : "any number",
                    bytes_text(plan_->keep_blocks), bytes_text(needs.blocks.bytes));
       const std::lock_guard report_lock(report_mutex_);
@@ -275,7 +275,7 @@ void ModelMemory::fail_without_plan(const RequestSize& size, const std::string& 
   if (!device_->limited()) fail(Code::kOutOfMemory, problem);
   PlanChoice choice;
   if (device_->options_.offload == "none")
-    choice.rejected.push_back({"memory.offload none", "all weights stay on the device"});
+    choice.rejected.push_back({PlanKind::kResident, "all weights stay on the device (memory.offload none)"});
   fail(Code::kOutOfMemory, budget_text(source_.needs(size), choice, device_->available(), problem));
 }
 
@@ -286,9 +286,10 @@ void ModelMemory::step_down(const RequestSize& size, const std::string& problem)
   {
     const std::lock_guard lock(device_->mutex_);
     device_->peak_of_ = {};  // the peak is all that there was
-    const std::int64_t bytes = plan_ ? plan_->bytes : plan_bytes(needs_, {"", true, true, needs_.blocks.bytes});
+    const std::int64_t bytes =
+        plan_ ? plan_->bytes : plan_bytes(needs_, {PlanKind::kResident, true, true, needs_.blocks.bytes});
     spdlog::warn("memory: {}: out of memory with plan {}; the request runs again with the next one ({})", name_,
-                 plan_ ? plan_->name : "resident", problem);
+                 name_of(plan_ ? plan_->kind : PlanKind::kResident), problem);
     caps_[size] = {bytes - bytes / 16 - 1, Clock::now() + kCapped};
     plan_.reset();
     const std::lock_guard report_lock(report_mutex_);
@@ -361,8 +362,9 @@ void ModelMemory::update_report() {
   const std::int64_t available = device_->available();
   const auto& [small, large] = samples_;
   const auto needs_of = [&](std::int64_t pixels) {
-    const double share = static_cast<double>(pixels - source_.small.second) /
-                         static_cast<double>(source_.large.second - source_.small.second);
+    const std::int64_t from_pixels = source_.small.pixels();
+    const double share =
+        static_cast<double>(pixels - from_pixels) / static_cast<double>(source_.large.pixels() - from_pixels);
     const auto between = [&](std::int64_t from, std::int64_t to) {
       return static_cast<std::int64_t>(
           std::max(0.0, static_cast<double>(from) + share * static_cast<double>(to - from)));
@@ -373,22 +375,17 @@ void ModelMemory::update_report() {
     return needs;
   };
   std::vector<MemoryReport::Limit> limits;
-  const auto add = [&](const MemoryPlan& plan, std::string_view allowed_by) {
-    const std::string& offload = device_->options_.offload;
-    if (offload != "auto" && offload != allowed_by) return;
+  const std::string& offload = device_->options_.offload;
+  for (const auto& [plan, allowed_by] : candidates(large)) {
+    if (offload != "auto" && offload != allowed_by) continue;
     std::int64_t fits = 0, too_many = std::int64_t{1} << 40;
     while (too_many - fits > 1) {
       const std::int64_t pixels = fits + (too_many - fits) / 2;
       (plan_bytes(needs_of(pixels), plan) <= available ? fits : too_many) = pixels;
     }
     if (!limits.empty() && limits.back().max_pixels == 0) limits.pop_back();
-    limits.push_back({plan.name, fits});  // 0 only if no plan holds anything
-  };
-  const bool leave = large.blocks_leave_to_decode;
-  add({"resident", true, true, large.blocks.bytes}, "none");
-  add({"model", false, false, large.blocks.bytes}, "model");
-  if (large.other_blocks > 0) add({"expert", false, false, large.blocks.bytes, false, leave}, "model");
-  add({"block", false, false, 0, large.other_blocks == 0, leave}, "block");
+    limits.push_back({std::string(name_of(plan.kind)), fits});  // 0 only if no plan holds anything
+  }
   const std::int64_t bytes = large.weight_bytes() - large.fixed;
   const double bandwidth = device_->options_.offload == "none" ? 0 : copy_bandwidth(device_->device_);
   const std::lock_guard report_lock(report_mutex_);
@@ -398,7 +395,7 @@ void ModelMemory::update_report() {
   report_.resident = !plan_ ? kept() == bytes : kept() > 0 || plan_->keep_blocks == 0;
   report_.load_time = std::chrono::microseconds(
       bandwidth > 0 ? static_cast<std::int64_t>(1e6 * static_cast<double>(bytes) / bandwidth) : 0);
-  report_.plan = plan_ ? plan_->name : "";
+  report_.plan = plan_ ? std::string(name_of(plan_->kind)) : "";
 }
 
 MemoryReport ModelMemory::report() const {

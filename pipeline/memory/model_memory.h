@@ -22,9 +22,6 @@ namespace ditfleet::pipeline {
 class ModelMemory;
 
 // The memory of one device, shared by the models of an engine. Thread-safe.
-// What the bytes of a request depend on, such as its width; the family decides.
-using RequestSize = std::vector<std::int64_t>;
-
 class DeviceMemory {
  public:
   DeviceMemory(c10::Device device, MemoryOptions options);
@@ -62,8 +59,8 @@ class ModelMemory {
     Parts parts;
     std::function<MemoryNeeds(const RequestSize&)> needs;  // thread-safe; may be slow for a new size
     std::function<std::int64_t()> unallocated;  // bytes of needs.fixed that are not allocated yet; thread-safe
-    // Two sizes with their width × height × frames. Between and beyond them, the bytes grow in proportion to it.
-    std::pair<RequestSize, std::int64_t> small, large;
+    // Between and beyond these sizes, the bytes grow in proportion to RequestSize::pixels().
+    RequestSize small, large;
     bool ranks = false;  // several processes share the steps, so one that runs out of memory cannot run them again
   };
   ModelMemory(std::shared_ptr<DeviceMemory> device, std::string name, Source source);

@@ -20,7 +20,7 @@ std::string budget_text(const MemoryNeeds& needs, const PlanChoice& choice, std:
                          : "the device is out of memory (" + problem + "); " + bytes_text(available) + " are available";
   text += ": weights " + bytes_text(needs.weight_bytes()) + ", encoding " + bytes_text(needs.encode) + ", denoising " +
           bytes_text(needs.denoise) + ", decoding " + bytes_text(needs.decode);
-  for (const auto& [plan, reason] : choice.rejected) text += "; " + plan + ": " + reason;
+  for (const auto& [plan, reason] : choice.rejected) text += "; " + std::string(name_of(plan)) + ": " + reason;
   return text;
 }
 
@@ -57,35 +57,47 @@ std::int64_t copied_per_step(const MemoryNeeds& n, const MemoryPlan& plan) {
   return n.passes * (n.blocks.bytes - plan.keep_blocks);
 }
 
-PlanChoice choose_plan(const MemoryNeeds& n, std::int64_t available, const std::string& offload, std::int64_t hidden) {
-  PlanChoice choice;
-  const auto try_plan = [&](const char* what, bool allowed, MemoryPlan plan) {
-    if (choice.plan) return;
-    plan.bytes = plan_bytes(n, plan);
-    if (!allowed)
-      choice.rejected.push_back({plan.name, "not allowed by memory.offload " + offload});
-    else if (plan.bytes > available)
-      choice.rejected.push_back({plan.name, std::string(what) + ", which needs " + bytes_text(plan.bytes)});
-    else
-      choice.plan = std::move(plan);
-  };
-  const bool automatic = offload == "auto";
-  try_plan("all weights stay on the device", automatic || offload == "none", {"resident", true, true, n.blocks.bytes});
-  try_plan("text encoders and modulation come and go", automatic || offload == "model",
-           {"model", false, false, n.blocks.bytes});
+std::string_view name_of(PlanKind kind) {
+  constexpr std::string_view kNames[] = {"resident", "model", "expert", "block"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+std::vector<Candidate> candidates(const MemoryNeeds& n) {
+  std::vector<Candidate> all{{{PlanKind::kResident, true, true, n.blocks.bytes}, "none"},
+                             {{PlanKind::kModel, false, false, n.blocks.bytes}, "model"}};
   const bool leave = n.blocks_leave_to_decode;
-  if (n.other_blocks > 0)
-    try_plan("the blocks of one transformer stay on the device", automatic || offload == "model",
-             {"expert", false, false, n.blocks.bytes, false, leave});
-  MemoryPlan block{"block", false, false, 0, n.other_blocks == 0, leave};
-  const std::int64_t room = available - plan_bytes(n, block);
-  if (room >= 0)
-    block.keep_blocks = std::min(n.blocks.bytes - 1,
-                                 leave ? available - bytes_beside_blocks(n, block) - n.denoise - n.blocks.ahead : room);
-  block.keep_blocks = std::max<std::int64_t>(0, block.keep_blocks);
-  if (offload == "block")
-    block.keep_blocks = std::min(block.keep_blocks, std::max<std::int64_t>(0, n.blocks.bytes - hidden));
-  try_plan("no block stays on the device", automatic || offload == "block", std::move(block));
+  if (n.other_blocks > 0) all.push_back({{PlanKind::kExpert, false, false, n.blocks.bytes, false, leave}, "model"});
+  all.push_back({{PlanKind::kBlock, false, false, 0, n.other_blocks == 0, leave}, "block"});
+  return all;
+}
+
+PlanChoice choose_plan(const MemoryNeeds& n, std::int64_t available, const std::string& offload, std::int64_t hidden) {
+  constexpr std::string_view kMeanings[] = {
+      "all weights stay on the device", "text encoders and modulation come and go",
+      "the blocks of one transformer stay on the device", "no block stays on the device"};
+  PlanChoice choice;
+  for (auto& [plan, allowed_by] : candidates(n)) {
+    if (plan.kind == PlanKind::kBlock) {
+      const std::int64_t room = available - plan_bytes(n, plan);
+      if (room >= 0)
+        plan.keep_blocks = std::min(
+            n.blocks.bytes - 1,
+            plan.leave_to_decode ? available - bytes_beside_blocks(n, plan) - n.denoise - n.blocks.ahead : room);
+      plan.keep_blocks = std::max<std::int64_t>(0, plan.keep_blocks);
+      if (offload == "block")
+        plan.keep_blocks = std::min(plan.keep_blocks, std::max<std::int64_t>(0, n.blocks.bytes - hidden));
+    }
+    plan.bytes = plan_bytes(n, plan);
+    if (offload != "auto" && offload != allowed_by)
+      choice.rejected.push_back({plan.kind, "not allowed by memory.offload " + offload});
+    else if (plan.bytes > available)
+      choice.rejected.push_back({plan.kind, std::string(kMeanings[static_cast<std::size_t>(plan.kind)]) +
+                                                ", which needs " + bytes_text(plan.bytes)});
+    else {
+      choice.plan = plan;
+      break;
+    }
+  }
   return choice;
 }
 

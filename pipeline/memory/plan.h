@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ditfleet::pipeline {
@@ -42,8 +43,11 @@ struct MemoryOptions {
 
 inline constexpr std::int64_t kNoMemoryLimit = std::numeric_limits<std::int64_t>::max() / 4;  // sums stay in range
 
+enum class PlanKind { kResident, kModel, kExpert, kBlock };
+std::string_view name_of(PlanKind kind);  // "resident", "model", "expert", "block"
+
 struct MemoryPlan {
-  std::string name;  // "resident", "model", "expert", "block"
+  PlanKind kind = PlanKind::kResident;
   bool keep_text = true, keep_modulation = true;
   std::int64_t keep_blocks = 0;   // bytes of blocks that stay; the others are copied in each step
   bool keep_other_blocks = true;  // else those of one transformer leave for those of another
@@ -59,10 +63,19 @@ std::int64_t blocks_beside_decode(const MemoryNeeds& needs, const MemoryPlan& pl
 std::int64_t copied_per_request(const MemoryNeeds& needs, const MemoryPlan& plan);
 std::int64_t copied_per_step(const MemoryNeeds& needs, const MemoryPlan& plan);
 
+// The plans for these needs and the value of memory.offload that allows each beside auto, the fastest first. With
+// kBlock no block stays.
+struct Candidate {
+  MemoryPlan plan;
+  std::string_view offload;
+};
+std::vector<Candidate> candidates(const MemoryNeeds& needs);
+
 struct PlanChoice {
   std::optional<MemoryPlan> plan;  // empty: nothing fits
   struct Rejected {
-    std::string plan, reason;
+    PlanKind plan;
+    std::string reason;
   };
   std::vector<Rejected> rejected;  // the faster plans
 };
@@ -72,7 +85,7 @@ struct PlanChoice {
 //   model     text encoders and modulation come and go: auto, model
 //   expert    in addition only the blocks of the transformer in use are on the device: auto, model
 //   block     in addition some blocks are copied in each step: auto, block. With auto as many blocks stay as fit. With
-//             block only those stay that cannot be copied within `hidden` bytes per step, which are free of charge.
+//             block only those stay whose copies cannot be hidden: `hidden` bytes a step are free of charge.
 PlanChoice choose_plan(const MemoryNeeds& needs, std::int64_t available, const std::string& offload,
                        std::int64_t hidden = 0);
 

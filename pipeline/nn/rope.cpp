@@ -2,14 +2,18 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/cos.h>
+#include <ATen/ops/exp.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/reciprocal.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
+
+#include <cmath>
 
 namespace ditfleet::pipeline {
 namespace {
@@ -28,6 +32,14 @@ at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels) {
 at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table) {
   const at::Tensor pairs = at::view_as_complex(x.to(ScalarType::Float).contiguous().unflatten(-1, {x.size(-1) / 2, 2}));
   return at::view_as_real(pairs * table).flatten(3).to(x.scalar_type());
+}
+
+at::Tensor sinusoids(const at::Tensor& values, std::int64_t count) {
+  const auto fp32 = values.options().dtype(ScalarType::Float);
+  const at::Tensor frequencies =
+      at::exp(-std::log(kTheta) * at::arange(0, count / 2, fp32) / static_cast<double>(count / 2));
+  const at::Tensor angles = values.to(ScalarType::Float).unsqueeze(1) * frequencies.unsqueeze(0);
+  return at::cat({at::cos(angles), at::sin(angles)}, 1);
 }
 
 at::Tensor rope_rows(const at::Tensor& table) {

@@ -1,4 +1,5 @@
-// Rotary position embedding of adjacent pairs (RoPE, https://arxiv.org/abs/2104.09864) over several axes.
+// Rotary position embedding of adjacent pairs (RoPE, https://arxiv.org/abs/2104.09864) over several axes, and the
+// sinusoidal embedding of timesteps.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,5 +18,8 @@ at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table);
 
 // A view of the table as input of compiled blocks: [tokens, head_dim] fp32, cosine and sine of each pair.
 at::Tensor rope_rows(const at::Tensor& table);
+
+// The sinusoidal embedding of timesteps with period 10000: [n] → [n, count] fp32, cosines, then sines.
+at::Tensor sinusoids(const at::Tensor& values, std::int64_t count);
 
 }  // namespace ditfleet::pipeline

@@ -25,12 +25,6 @@ Team Team::all(std::shared_ptr<Group> group) {
   return {std::move(group), 0, count};
 }
 
-at::Tensor Team::velocity(const Forward& forward, std::optional<double> guidance_scale) const {
-  if (!guidance_scale) return forward(false, *this);
-  const auto [positive, negative] = both(forward);
-  return negative + *guidance_scale * (positive - negative);
-}
-
 std::pair<at::Tensor, at::Tensor> Team::both(const Forward& forward) const {
   if (count % 2 != 0) {
     at::Tensor positive = forward(false, *this);

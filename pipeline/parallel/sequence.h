@@ -1,6 +1,6 @@
 // How the ranks of a group share one forward of a transformer. Sequence parallelism after DeepSpeed Ulysses
 // (https://arxiv.org/abs/2309.14509): each rank computes some of the tokens, and in attention some of the heads of all
-// tokens. For classifier-free guidance each half of the ranks computes one of the two forwards.
+// tokens. Each half of the ranks computes one of the two forwards of a guided step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,16 +24,13 @@ struct Team {
 
   explicit operator bool() const { return count > 1; }
   static Team all(std::shared_ptr<Group> group);  // of its ranks; null: none
-  // The forward with the prompt or, with a scale, classifier-free guidance: negative + scale · (positive − negative).
-  // Half of the ranks compute one of its two forwards and half the other, if their number is even; else all share one
-  // after the other. `forward(negative, team)` returns a tensor that has the same size for both.
+  // Both forwards of a guided step, the positive one first. Half of the ranks compute one and half the other, if their
+  // number is even; else all share one after the other. `forward(negative, team)` returns a tensor that has the same
+  // size for both.
   using Forward = std::function<at::Tensor(bool negative, const Team& team)>;
-  at::Tensor velocity(const Forward& forward, std::optional<double> guidance_scale) const;
+  std::pair<at::Tensor, at::Tensor> both(const Forward& forward) const;
   // Throws kInvalidArgument unless each rank gets as many heads.
   void check_heads(std::int64_t heads) const;
-
- private:
-  std::pair<at::Tensor, at::Tensor> both(const Forward& forward) const;  // positive, negative
 };
 
 // How the ranks of a team share tokens. The first ranks have one token less if the number is not divisible. On tensors

@@ -12,10 +12,9 @@
 
 namespace ditfleet::pipeline {
 
-at::Tensor draw_noise(std::int64_t seed, std::int64_t channels, std::int64_t rows, std::int64_t columns,
-                      c10::ScalarType dtype) {
+at::Tensor draw_noise(std::int64_t seed, at::IntArrayRef size, c10::ScalarType dtype) {
   const at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(seed));
-  return at::randn({1, channels, rows, columns}, generator, at::TensorOptions().dtype(dtype));
+  return at::randn(size, generator, at::TensorOptions().dtype(dtype));
 }
 
 at::Tensor pack_latents(const at::Tensor& x) {

@@ -11,10 +11,9 @@
 
 namespace ditfleet::pipeline {
 
-// Returns [1, channels, rows, columns] on the CPU, equal to torch.randn with a CPU generator, this seed and this type.
-// bf16 noise is a separate draw, not rounded fp32 noise. The generator uses the low 32 bits of the seed.
-at::Tensor draw_noise(std::int64_t seed, std::int64_t channels, std::int64_t rows, std::int64_t columns,
-                      c10::ScalarType dtype);
+// Returns a tensor of this size on the CPU, equal to torch.randn with a CPU generator, this seed and this type. bf16
+// noise is a separate draw, not rounded fp32 noise. The generator uses the low 32 bits of the seed.
+at::Tensor draw_noise(std::int64_t seed, at::IntArrayRef size, c10::ScalarType dtype);
 
 // Converts [1, C, h, w] to [1, h/2 · w/2, 4·C]. A token is 2 × 2 latent pixels, in the order (C, 2, 2). h and w must be
 // even.

@@ -24,6 +24,11 @@ FieldLimits& ModelEntry::apply(Field field) {
   return fields[field] = {.low = field.row().low, .high = field.row().high};
 }
 
+std::int64_t ModelEntry::latent_frames(std::int64_t frames) const {
+  const auto limits = fields.find("frames");
+  return limits == fields.end() ? frames : (frames - 1) / limits->second.multiple_of + 1;
+}
+
 std::optional<Error> check_value(const ModelEntry& model, Field field, const FieldValues::Value& value) {
   const std::string name(field.name());
   const auto found = model.fields.find(field);

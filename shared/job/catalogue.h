@@ -30,6 +30,10 @@ struct FieldLimits {
 
   // The accepted integer that is nearest to `value`, ignoring the bounds; of two, the greater one.
   std::int64_t nearest(double value) const;
+  // What the model makes of an integer: with a remainder, as diffusers rounds a number of frames. 82 becomes 81.
+  std::int64_t rounded(std::int64_t value) const {
+    return remainder > 0 ? value / multiple_of * multiple_of + remainder : value;
+  }
 };
 
 // Settings that belong together, such as those of a distilled model.
@@ -52,14 +56,13 @@ struct ModelEntry {
   // The size by which a request without a size is scheduled, where the model takes the size from the request's image.
   int free_width = 0, free_height = 0;
   GuidanceKind (*guidance)(const FieldValues& complete) = nullptr;  // nullptr: always kNone
-  // A token of the transformer covers this area of a latent frame. A video of k · frames_per_latent + 1 frames has
-  // k + 1 latent frames.
-  std::int64_t pixels_per_token = 256;
-  int frames_per_latent = 1;
+  std::int64_t pixels_per_token = 256;                              // of a latent frame, for the transformer
 
   // Adds a field with the bounds of the field table. Returns the limits, which the caller may narrow.
   FieldLimits& apply(Field field);
   bool applies(Field field) const { return fields.contains(field); }
+  // The latent frames of a video of this many frames: 4k + 1 frames have k + 1, where the model makes such videos.
+  std::int64_t latent_frames(std::int64_t frames) const;
 };
 
 // Returns kInvalidArgument if the field does not apply to the model or a number is outside the model's limits. The

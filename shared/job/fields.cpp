@@ -6,7 +6,7 @@
 namespace ditfleet::job {
 namespace {
 
-bool has_type(FieldType type, const FieldValues::Value& value) {
+[[maybe_unused]] bool has_type(FieldType type, const FieldValues::Value& value) {
   switch (type) {
     case FieldType::kInteger: return std::holds_alternative<std::int64_t>(value);
     case FieldType::kReal: return std::holds_alternative<double>(value);

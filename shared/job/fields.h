@@ -56,7 +56,7 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
     {"prompt", FieldType::kText, FieldUse::kJob, 0, kMaxTextBytes, "--prompt",
      "What the image should show; may be empty. At most 16 KiB and 30 combining marks in a row."},
     {"negative_prompt", FieldType::kText, FieldUse::kGeneration, 0, kMaxTextBytes, "--negative",
-     "What the image should not show; takes effect with true_cfg_scale above 1. \"\" counts as given."},
+     "What the image should not show; takes effect with classifier-free guidance. \"\" counts as given."},
     {"image", FieldType::kImage, FieldUse::kGeneration, 64, 64, "--image",
      "Picture that the video begins with: PNG, JPEG or WebP, by the id of POST /v1/uploads, or in base64, perhaps as a "
      "data URL."},
@@ -80,7 +80,7 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
      "euler or unipc instead of the model's scheduler."},
     {"sigmas", FieldType::kText, FieldUse::kGeneration, 0, kMaxTextBytes, "--sigmas",
      "Noise levels of the steps before the shift, from 1 down, separated by commas. Needs the sampler euler."},
-    {"max_sequence_length", FieldType::kInteger, FieldUse::kGeneration, 1, 512, "--max-sequence-length",
+    {"max_sequence_length", FieldType::kInteger, FieldUse::kGeneration, 1, 1024, "--max-sequence-length",
      "Text tokens; the prompt is padded to exactly this length."},
     {"seed", FieldType::kInteger, FieldUse::kJob, 0, std::numeric_limits<std::int64_t>::max(), "--seed",
      "Seed of the first image; image i has seed + i. Random if left out."},

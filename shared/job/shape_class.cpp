@@ -65,19 +65,20 @@ ShapeClass shape_class_of(const JobSpec& spec, const ModelEntry& model, const st
   const auto integer = [&](Field field, int otherwise) {
     return static_cast<int>(spec.fields.integer(field).value_or(otherwise));
   };
-  const int frames = integer("frames", 1), per_latent = model.frames_per_latent;
+  const int frames = integer("frames", 1);
+  const auto limits = model.fields.find("frames");
   return {.model = spec.model,
           .width = integer("width", model.free_width),
           .height = integer("height", model.free_height),
-          .frames = frames % per_latent == 1 % per_latent ? frames : frames / per_latent * per_latent + 1,
+          .frames = limits == model.fields.end() ? frames : static_cast<int>(limits->second.rounded(frames)),
           .guidance = model.guidance ? model.guidance(spec.fields) : GuidanceKind::kNone,
-          .text_tokens = integer("max_sequence_length", 512),
+          .text_tokens = integer("max_sequence_length", 0),
           .precision = precision};
 }
 
 std::int64_t tokens_of(const ShapeClass& shape, const ModelEntry& model) {
   ShapeClass latents = shape;
-  latents.frames = (std::max(shape.frames, 1) - 1) / model.frames_per_latent + 1;
+  latents.frames = static_cast<int>(model.latent_frames(std::max(shape.frames, 1)));
   return latents.pixels() / model.pixels_per_token + std::max(shape.text_tokens, 0);
 }
 

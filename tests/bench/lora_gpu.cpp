@@ -17,7 +17,8 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/families/flux/adapter_names.h"
-#include "pipeline/families/flux/adapters.h"
+#include "pipeline/families/flux/transformer.h"
+#include "pipeline/lora/adapter.h"
 #include "pipeline/region/run/region.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "tests/bench/flux_size.h"
@@ -78,7 +79,9 @@ class Bench {
     auto linears = flux->named_linears(weights);
     const auto adapter = store->get(request);
     for (const auto& term : adapter->terms) linears[term.slot].slot->low_rank.push_back(term.low_rank);
-    return flux->adapted(std::move(weights));
+    FluxTransformer with = *flux;
+    with.adapt(std::move(weights));
+    return with;
   }
 
   // A job after encoding, as the engine's encode() returns it.

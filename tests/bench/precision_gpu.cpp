@@ -27,9 +27,8 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
+#include "pipeline/engine/needs.h"
 #include "pipeline/families/flux/flux.h"
-#include "pipeline/families/flux/folder.h"
-#include "pipeline/families/flux/prompts.h"
 #include "pipeline/families/flux/rope.h"
 #include "pipeline/region/programs/dequantize.h"
 #include "pipeline/region/run/region.h"
@@ -167,7 +166,8 @@ void lora_fp8() {
     };
     slot->low_rank.push_back({random(kRank, slot->in()), random(rows, kRank), first_row, 1.0});
   }
-  const FluxTransformer adapted = run.flux.adapted(std::move(weights));
+  FluxTransformer adapted = run.flux;
+  adapted.adapt(std::move(weights));
   adapted.load_adapters();
   in_turns([&] { adapted.velocity(run.in.latents, run.in.text, run.table->step(0), run.in.rope); },
            [&] { run.step(); });
@@ -273,30 +273,38 @@ void whole() {
 // The latents after each step for each prompt, in the order of prompts.
 std::vector<std::vector<at::Tensor>> trajectories(const std::string& quantize,
                                                   const std::vector<std::string>& prompts) {
-  constexpr std::int64_t kSide = 16, kTrajectorySteps = 20;  // tokens; 256×256 pixels
   pipeline::ModelSource source{"demo", flags["--model"]};
   if (!quantize.empty()) source.quantize["transformer"] = quantize;
-  const pipeline::Placement placement{gpu, ScalarType::BFloat16};
-  const auto folder = pipeline::load_flux_folder(source, placement, open_host());
-  const auto tokenizers = pipeline::Prompts::load(source.dir);
-  const FluxTransformer& flux = folder.transformer;
-  const auto schedule = pipeline::make_schedule(folder.scheduler, kTrajectorySteps, kSide * kSide);
-  const auto on_gpu = [](const std::vector<float>& values) { return at::tensor(values).to(gpu); };
-  const at::Tensor sigmas = on_gpu(schedule.sigmas), timesteps = on_gpu(schedule.timesteps);
-  const at::Tensor rope = pipeline::rope_table(flux.config(), kTrajectoryText, kSide, kSide, placement);
+  const pipeline::LoadContext context{
+      .source = source, .placement = {gpu, ScalarType::BFloat16}, .regions = open_host(), .adapters = {}, .memory = {}};
+  const auto tokenizers = pipeline::flux_family().load_tokenizers(source.dir);
+  pipeline::Folder folder(context, tokenizers.get());
+  const auto network = pipeline::load_network(pipeline::flux_family(), folder);
+  pipeline::Transformer::compile(network->transformers(), context.regions);
   std::vector<std::vector<at::Tensor>> made;
-  for (std::size_t p = 0; p < prompts.size(); ++p) {
-    const auto ids = tokenizers.ids(prompts[p], kTrajectoryText);
-    const at::Tensor text = flux.embed_text(folder.t5.encode(ids.t5));
-    const auto table = flux.modulation(timesteps, 3.5, folder.clip.pooled(ids.clip));
+  for (const std::string& prompt : prompts) {
+    pipeline::GenerationRequest request;
+    request.prompt = prompt;
+    request.seed = static_cast<std::int64_t>(made.size());
+    for (const auto& [field, value] : {std::pair(job::Field("width"), 256),
+                                       {job::Field("height"), 256},
+                                       {job::Field("num_inference_steps"), 20},
+                                       {job::Field("max_sequence_length"), kTrajectoryText}})
+      request.fields.set(field, value);
+    request.fields.set("guidance_scale", 3.5);
+    const auto settings = pipeline::settings_of(*network, request);
+    const auto schedule = network->schedule(settings);
+    const auto conditions = pipeline::encode_conditions(*network, settings, [&](const std::string& text) {
+      return network->encode(tokenizers->ids(text, settings.text_tokens()), settings);
+    });
+    const auto denoiser = network->denoiser(settings, schedule, conditions);
+    const auto sampler = network->sampler(settings, schedule);
     at::Tensor latents =
-        pipeline::pack_latents(pipeline::draw_noise(static_cast<std::int64_t>(p), flux.config().in_channels / 4,
-                                                    2 * kSide, 2 * kSide, placement.dtype))
+        network->to_latents(pipeline::draw_noise(settings.seed, network->noise_size(settings), network->noise_type()))
             .to(gpu);
-    pipeline::FlowMatchEuler sampler(sigmas);
     auto& steps = made.emplace_back();
-    for (std::int64_t i = 0; i < kTrajectorySteps; ++i) {
-      latents = sampler.step(latents, flux.velocity(latents, text, table.step(i), rope), i);
+    for (std::int64_t i = 0; i < settings.steps(); ++i) {
+      latents = sampler->step(latents, denoiser->velocity(i, latents, /*negative=*/false, {}), i);
       steps.push_back(latents.to(ScalarType::Float).flatten().clone());
     }
   }

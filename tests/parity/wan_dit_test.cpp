@@ -52,7 +52,7 @@ TEST_P(WanDit, PredictsWhatDiffusersPredicts) {
        {std::pair(at::kFloat, false), {at::kFloat, true}, {at::kBFloat16, false}, {at::kBFloat16, true}}) {
     SCOPED_TRACE(compiled);
     auto model = WanTransformer::load({.dir = fixture(name.substr(0, name.find('-')))}, {.dtype = type});
-    if (compiled) WanTransformer::compile(model, nullptr, compiling_host());
+    if (compiled) Transformer::compile({&model}, compiling_host());
     const at::Tensor text = model.embed_text(read("text")),
                      rope = model.rope(latents.size(2), latents.size(3), latents.size(4));
     const at::Tensor got = model.velocity(latents, read("timestep").item<float>(), text, rope);
@@ -80,7 +80,7 @@ TEST(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
     const auto eager = WanTransformer::load({.dir = fixture("t2v"), .quantize = format}, {});
     auto first = eager, second = eager;
     const auto host = compiling_host();
-    WanTransformer::compile(first, &second, host);
+    Transformer::compile({&first, &second}, host);
     EXPECT_EQ(eager.linears().count(format.empty()    ? "fp32"
                                     : format == "fp8" ? "fp8 with dynamic activations"
                                                       : format),
@@ -124,7 +124,7 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
       return WanTransformer::load({.dir = fixture("t2v"), .quantize = format, .adapter_rank = 16, .regions = host}, {});
     };
     WanTransformer experts[] = {load(), load()};
-    WanTransformer::compile(experts[0], &experts[1], host);
+    Transformer::compile({&experts[0], &experts[1]}, host);
     const at::Tensor latents = at::randn({1, eager.config().in_channels, 3, 4, 6}), rope = eager.rope(3, 4, 6);
     const auto velocity = [&](const WanTransformer& model) {
       return model.velocity(latents, 500, model.embed_text(prompt), rope);
@@ -138,8 +138,8 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
       for (const WanTransformer& expert : experts) {
         TransformerWeights weights = expert.weights(), same = eager.weights();
         add_adapter_to(rank, expert.named_linears(weights), eager.named_linears(same));
-        adapted.push_back(expert.adapted(std::move(weights)));
-        expected.push_back(eager.adapted(std::move(same)));
+        adapted.emplace_back(expert).adapt(std::move(weights));
+        expected.emplace_back(eager).adapt(std::move(same));
       }
       for (const WanTransformer& one : adapted) one.load_adapters();
       for (std::size_t i = 0; i < 2; ++i) {
@@ -162,7 +162,8 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
       EXPECT_EQ(used(), 0);
     }
     EXPECT_EQ(host->counters->counts().compiles, 2u);  // without and with adapters
-    const auto ahead = WanTransformer::programs({.dir = fixture("t2v"), .quantize = format}, {}, /*fp8_products=*/true);
+    const auto ahead = Transformer::programs(wan_spec(eager.config()), {.dir = fixture("t2v"), .quantize = format}, {},
+                                             /*fp8_products=*/true);
     ASSERT_EQ(ahead.size(), 2u);
     EXPECT_EQ(ahead[1].block, format.empty()    ? "wan.block.adapted"
                               : format == "fp8" ? "wan.block.fp8.adapted"

@@ -82,7 +82,7 @@ TEST(WanEngine, RoundsFramesAndShowsTheMiddleOne) {
   golden.request.fields.set("num_inference_steps", 2);
   auto generation = unwrap(model->encode(golden.request));
   ASSERT_EQ(generation->warnings().size(), 1u);
-  EXPECT_THAT(generation->warnings()[0], HasSubstr("frames is 8; Wan generates 4k + 1 frames, so it is 9"));
+  EXPECT_THAT(generation->warnings()[0], HasSubstr("frames is 8; this model generates 4k + 1 frames, so it is 9"));
   int previews = 0;
   unwrap(model->denoise(*generation, [&](const StepProgress& progress) {
     const Media preview = unwrap(progress.preview());
@@ -106,9 +106,9 @@ TEST(WanEngine, RefusesBadRequests) {
     EXPECT_FALSE(refused) << field.name();
     return refused ? std::string() : refused.error().param + ": " + refused.error().message;
   };
-  EXPECT_THAT(message(*one, job::Field("frames"), 0), HasSubstr("frames: frames is 0; it must be from 1 to"));
-  EXPECT_THAT(message(*one, job::Field("width"), 40), HasSubstr("must be a multiple of 16"));
-  EXPECT_THAT(message(*one, job::Field("guidance_scale_2"), 2.0), HasSubstr("needs a model with two transformers"));
+  EXPECT_THAT(message(*one, job::Field("frames"), 0), HasSubstr("frames: frames is 0; model 'wan' accepts 1 to"));
+  EXPECT_THAT(message(*one, job::Field("width"), 40), HasSubstr("not a multiple of 16"));
+  EXPECT_THAT(message(*one, job::Field("sampler"), std::string("ddim")), HasSubstr("must be euler or unipc"));
   EXPECT_TRUE(two->encode(golden::load({"two", "plain", "wan"}).request));
 }
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/families/wan/adapters.h"
+#include "pipeline/engine/adapt.h"
 #include "pipeline/families/wan/wan.h"
 #include "pipeline/region/compile/cached.h"
 #include "pipeline/weights/safetensors.h"

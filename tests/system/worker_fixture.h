@@ -109,6 +109,9 @@ class FakeModel final : public pipeline::Model {
     return script_->memory;
   }
 
+  Result<pipeline::RequestSize> size_of(const pipeline::GenerationRequest&) const override {
+    return pipeline::RequestSize();
+  }
   Result<std::unique_ptr<pipeline::Generation>> encode(const pipeline::GenerationRequest& request) override {
     if (auto error = script_->note("text " + std::to_string(request.seed))) return *error;
     if (request.image)

@@ -64,6 +64,9 @@ class FakeModel final : public pipeline::Model {
  public:
   FakeModel(Shared& shared, int rank) : shared_(shared), rank_(rank) {}
   const pipeline::ModelInfo& info() const override { return info_; }
+  Result<pipeline::RequestSize> size_of(const pipeline::GenerationRequest&) const override {
+    return pipeline::RequestSize{.gpus = 2};
+  }
   Result<std::unique_ptr<pipeline::Generation>> encode(const pipeline::GenerationRequest&) override {
     if (has(shared_.encode_fails, rank_)) return Error{Code::kOutOfMemory, "no memory"};
     return std::unique_ptr<pipeline::Generation>(std::make_unique<FakeGeneration>(shared_, rank_));

@@ -47,13 +47,13 @@ json::object as_json(const pipeline::PlanReport& report, const pipeline::Engine&
   root["copy_bytes_per_second"] = report.bandwidth;
   json::array rejected;
   for (const auto& [plan, reason] : report.choice.rejected)
-    rejected.push_back(json::object{{"plan", plan}, {"reason", reason}});
+    rejected.push_back(json::object{{"plan", pipeline::name_of(plan)}, {"reason", reason}});
   root["rejected"] = std::move(rejected);
   root["mode"] = report.mode;
   root["plan"] = nullptr;
   if (const auto& plan = report.choice.plan) {
     const std::int64_t per_request = copied_per_request(needs, *plan), per_step = copied_per_step(needs, *plan);
-    root["plan"] = json::object{{"name", plan->name},
+    root["plan"] = json::object{{"name", pipeline::name_of(plan->kind)},
                                 {"peak_bytes", plan->bytes},
                                 {"blocks_resident_bytes", plan->keep_blocks},
                                 {"copied_bytes_per_request", per_request},
@@ -93,7 +93,7 @@ void print(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
   std::cout << "\n";
   row("compile mode", report.mode);
   if (const auto& plan = report.choice.plan) {
-    row("plan", plan->name);
+    row("plan", std::string(pipeline::name_of(plan->kind)));
     bytes("peak", plan->bytes);
     bytes("blocks that stay", plan->keep_blocks);
     copies("copied per request", copied_per_request(needs, *plan));
@@ -101,7 +101,8 @@ void print(const pipeline::PlanReport& report, const pipeline::Engine& engine) {
   } else {
     row("plan", "none fits");
   }
-  for (const auto& [plan, reason] : report.choice.rejected) row("not possible", plan + ": " + reason);
+  for (const auto& [plan, reason] : report.choice.rejected)
+    row("not possible", std::string(pipeline::name_of(plan)) + ": " + reason);
 }
 
 // How videos of these numbers of frames would run, so that an operator sees which rules are needed (compile.rules).
@@ -125,7 +126,8 @@ void print(const FramesPlans& plans) {
   std::printf("\n%8s %-28s%-10s%12s%18s\n", "frames", "compile mode", "plan", "peak", "copied per step");
   for (const auto& [frames, report] : plans) {
     const auto& plan = report.choice.plan;
-    std::printf("%8d %-28s%-10s%12s%18s\n", frames, report.mode.c_str(), plan ? plan->name.c_str() : "none fits",
+    std::printf("%8d %-28s%-10s%12s%18s\n", frames, report.mode.c_str(),
+                plan ? pipeline::name_of(plan->kind).data() : "none fits",
                 plan ? pipeline::bytes_text(plan->bytes).c_str() : "",
                 plan ? pipeline::bytes_text(copied_per_step(report.needs, *plan)).c_str() : "");
   }

@@ -74,8 +74,10 @@ Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, std
   return parts;
 }
 
-// A job of the configured class for this model.
+// A job of the configured class for this model. A class for all models says nothing about fields that a model lacks.
 Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, const ModelSet& set) {
+  const job::ModelEntry& entry = set.catalogue.models.at(model);
+  const auto takes = [&](job::Field field) { return !one.model.empty() || entry.applies(field); };
   job::JobSpec spec;
   spec.model = model;
   spec.prompt = "a";
@@ -83,11 +85,12 @@ Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, c
   spec.fields.set("width", one.width);
   spec.fields.set("height", one.height);
   spec.fields.set("num_inference_steps", set.gpus > 1 ? 4 : 2);
-  if (one.frames) spec.fields.set("frames", *one.frames);
-  if (one.max_sequence_length) spec.fields.set("max_sequence_length", *one.max_sequence_length);
+  if (one.frames && takes("frames")) spec.fields.set("frames", *one.frames);
+  if (one.max_sequence_length && takes("max_sequence_length"))
+    spec.fields.set("max_sequence_length", *one.max_sequence_length);
   spec.seed = 0;
-  add_picture(spec, set.catalogue.models.at(model));
-  if (one.true_cfg) {
+  add_picture(spec, entry);
+  if (one.true_cfg && takes("true_cfg_scale")) {
     spec.fields.set("negative_prompt", "");
     spec.fields.set("true_cfg_scale", 2.0);
   }

@@ -1,8 +1,6 @@
 // Which requests one GPU denoises faster than all: small ones, as a rule.
 #pragma once
 
-#include <array>
-#include <cstdint>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -14,22 +12,22 @@ namespace ditfleet::worker {
 // Thread-safe.
 class Degrees {
  public:
-  // What the time of a step depends on: width × height × frames, text tokens, and a bit for each scale above 1, which
-  // may double the forwards.
-  using Class = std::array<std::int64_t, 3>;
-  static Class class_of(const pipeline::GenerationRequest& request);
-
-  // Whether one GPU was faster, or the only way that was tried. For a new class: whether that is so for one with at
-  // least as many pixels, because the larger a request is, the more it gains from all.
-  bool alone(const Class& c) const;
-  void observe(const Class& c, bool alone, double step_s);
+  // Whether one GPU was faster, or the only way that was tried. For a new size: whether that is so for one with at
+  // least as many pixels, because the larger a request is, the more it gains from all. The size's number of GPUs is
+  // ignored.
+  bool one_is_faster(const pipeline::RequestSize& size) const;
+  // The time of a step with this size's number of GPUs.
+  void observe(const pipeline::RequestSize& size, double step_s);
 
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
-  static bool is_alone(const std::array<double, 2>& seconds) { return seconds[1] < seconds[0]; }
+  struct Seconds {  // the shortest step
+    double with_all = kNever, with_one = kNever;
+    bool one_is_faster() const { return with_one < with_all; }
+  };
 
   mutable std::mutex mutex_;
-  std::map<Class, std::array<double, 2>> seconds_;  // shortest step with all ranks, and alone
+  std::map<pipeline::RequestSize, Seconds> seconds_;  // by size with one GPU
 };
 
 }  // namespace ditfleet::worker

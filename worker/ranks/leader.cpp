@@ -71,15 +71,15 @@ class Processes final : public RankProcesses {
 
 class SharedGeneration final : public Generation {
  public:
-  // `alone`: the other ranks do not have it.
-  SharedGeneration(Processes& ranks, std::int64_t id, std::unique_ptr<Generation> own, Degrees::Class shape, bool alone)
-      : shape(shape), alone(alone), ranks_(ranks), id_(id), own_(std::move(own)) {}
+  // `size`: with one GPU the other ranks do not have the generation.
+  SharedGeneration(Processes& ranks, std::int64_t id, std::unique_ptr<Generation> own,
+                   const pipeline::RequestSize& size)
+      : size(size), ranks_(ranks), id_(id), own_(std::move(own)) {}
   ~SharedGeneration() override {
-    if (!alone) ranks_.tell({{{"call", "release"}, {"generation", id_}}, {}});
+    if (size.gpus > 1) ranks_.tell({{{"call", "release"}, {"generation", id_}}, {}});
   }
 
-  const Degrees::Class shape;
-  const bool alone;
+  const pipeline::RequestSize size;
 
   std::vector<std::string> warnings() const override { return own_->warnings(); }
   std::vector<std::pair<std::string, std::int64_t>> phases_us() const override { return own_->phases_us(); }
@@ -101,21 +101,25 @@ class SharedModel final : public Model {
       : ranks_(ranks), number_(number), own_(std::move(own)) {}
 
   const pipeline::ModelInfo& info() const override { return own_->info(); }
+  Result<pipeline::RequestSize> size_of(const pipeline::GenerationRequest& request) const override {
+    return own_->size_of(request);
+  }
   pipeline::MemoryReport memory() const override { return own_->memory(); }
   pipeline::AdapterHoldings adapters() const override { return own_->adapters(); }
 
   Result<std::unique_ptr<Generation>> encode(const pipeline::GenerationRequest& request) override {
     static std::atomic<std::int64_t> last = 0;
     const std::int64_t id = ++last;
-    const auto shape = Degrees::class_of(request);
-    const bool alone = request.alone.value_or(degrees_.alone(shape));
-    if (alone) {
+    auto size = own_->size_of(request);
+    if (!size) return size.error();
+    if (request.alone.value_or(degrees_.one_is_faster(*size))) {
       pipeline::GenerationRequest chosen = request;
       chosen.alone = true;
       auto own = own_->encode(chosen);
+      pipeline::RequestSize with_one = *size;
+      with_one.gpus = 1;
       if (own)
-        return std::unique_ptr<Generation>(
-            std::make_unique<SharedGeneration>(ranks_, id, std::move(*own), shape, true));
+        return std::unique_ptr<Generation>(std::make_unique<SharedGeneration>(ranks_, id, std::move(*own), with_one));
       // Several GPUs may have the memory.
       if (request.alone || own.error().code != Code::kOutOfMemory) return own.error();
     }
@@ -125,7 +129,7 @@ class SharedModel final : public Model {
     auto own = own_->encode(request);
     const Result<void> there = replies.wait();
     if (own) {
-      auto shared = std::make_unique<SharedGeneration>(ranks_, id, std::move(*own), shape, false);
+      auto shared = std::make_unique<SharedGeneration>(ranks_, id, std::move(*own), *size);
       if (!there) return there.error();
       return std::unique_ptr<Generation>(std::move(shared));
     }
@@ -137,7 +141,7 @@ class SharedModel final : public Model {
   Result<void> denoise(Generation& generation, const pipeline::StepCallback& on_step) override {
     auto& shared = dynamic_cast<SharedGeneration&>(generation);
     Replies replies;
-    if (!shared.alone) {
+    if (shared.size.gpus > 1) {
       Message message = call("denoise");
       message.head["generation"] = shared.id();
       replies = ranks_.ask(message);
@@ -146,7 +150,7 @@ class SharedModel final : public Model {
     auto began = std::chrono::steady_clock::now();
     const Result<void> own = own_->denoise(shared.own(), [&](const pipeline::StepProgress& progress) {
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-      if (progress.step > 1) degrees_.observe(shared.shape, shared.alone, took.count());
+      if (progress.step > 1) degrees_.observe(shared.size, took.count());
       const bool go_on = !on_step || on_step(progress);
       began = std::chrono::steady_clock::now();
       return go_on;

@@ -1,90 +1,246 @@
 #include "pipeline/families/flux/flux.h"
 
-#include <spdlog/spdlog.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/from_blob.h>
 
-#include <chrono>
+#include <algorithm>
+#include <cmath>
+#include <optional>
 #include <utility>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
-#include "pipeline/engine/fit.h"
-#include "pipeline/families/flux/model.h"
-#include "pipeline/region/programs/channels_last_source.h"
-#include "pipeline/region/programs/dequantize_source.h"
-#include "pipeline/region/programs/matrix_copies_source.h"
+#include "pipeline/engine/prompts.h"
+#include "pipeline/families/flux/adapter_names.h"
+#include "pipeline/families/flux/rope.h"
+#include "pipeline/families/flux/transformer.h"
+#include "pipeline/nn/text/clip_encoder.h"
+#include "pipeline/nn/text/t5_encoder.h"
+#include "pipeline/nn/vae/decoder.h"
+#include "pipeline/sampling/latents.h"
+#include "shared/families/flux/flux.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-std::unique_ptr<Model> load(const LoadContext& context) {
-  const std::string& dir = context.source.dir;
-  const auto begun = std::chrono::steady_clock::now();
-  auto prompts = Prompts::load(dir);
-  const auto tokenizers =
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
-  const Fit<FluxNeeds> fit = fit_flux(context, false);
-  Placement placement = context.placement;
-  if (fit.needs)
-    placement = fitted_placement(context, fit.source, "flux", fit.needs->of(fit.needs->square(0).first),
-                                 fit.needs->of(fit.needs->square(1024).first));
-  if (context.source.quantize.contains("*"))
-    spdlog::info("{}: quantize auto: {}", dir, formats_text(fit.source.quantize));
-  auto folder = load_flux_folder(fit.source, placement, context.regions, context.adapter_columns);
-  if (prompts.clip_length() > folder.clip.config().max_position_embeddings)
-    fail(Code::kDataCorrupt, dir + "/tokenizer/tokenizer_config.json: model_max_length is " +
-                                 std::to_string(prompts.clip_length()) + "; text_encoder has positions for " +
-                                 std::to_string(folder.clip.config().max_position_embeddings));
-  ModelInfo info;
-  info.name = context.source.name;
-  info.dir = dir;
-  info.size_multiple = folder.size_multiple();
-  info.weight_bytes = folder.weight_bytes();
-  info.linears = folder.linears();
-  info.load_times = folder.load_times;
-  info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
-  return std::make_unique<FluxModel>(std::move(info), placement, std::move(folder), std::move(prompts),
-                                     context.adapters, context.memory, fit.needs);
+constexpr std::int64_t kPreviewSide = 32;  // latent pixels on a preview's long side
+// Number of steps whose modulation is computed together. Bounds the memory for it.
+constexpr std::int64_t kModulationSteps = 64;
+
+at::Tensor on_device(const std::vector<float>& values, c10::Device device) {
+  return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())})
+      .clone()
+      .to(device);
 }
 
-PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
-  const int multiple =
-      static_cast<int>(2 * read_vae_config(ConfigFile(context.source.dir + "/vae/config.json")).factor());
-  const RequestSize size = FluxNeeds::size(read_flux_request(request, multiple), multiple);
-  const Fit<FluxNeeds> fit = fit_flux(context, true);
-  PlanReport report = context.memory->plan(fit.needs->of(size));
-  report.quantize = fit.source.quantize;
-  report.mode = region::mode_name(region::mode_for(context.regions->options, size[0] * size[1], /*frames=*/1));
-  return report;
-}
-
-// The blocks that the folder's transformer has, without and with adapters.
-region::AheadPrograms programs(const ModelSource& source, region::ElementType type, region::ArchFeatures arch,
-                               const region::CompileOptions& options) {
-  region::AheadPrograms made;
-  const bool quantized = has_quantized_linears(source);
-  if (options.transformer) {
-    const bool wide = type == region::ElementType::kF32;
-    made.blocks = FluxTransformer::programs({.dir = source.dir + "/transformer",
-                                             .file = source.transformer,
-                                             .quantize = quantize_of(source, "transformer")},
-                                            {c10::kCPU, wide ? c10::ScalarType::Float : c10::ScalarType::BFloat16},
-                                            arch.fp8_products);
+// The inputs of the steps are computed on the text thread while another image is denoised, because FLUX's modulation
+// weights are 6 GB and adapters on them need further products.
+class FluxDenoiser final : public Denoiser {
+ public:
+  FluxDenoiser(const FluxTransformer& flux, const Settings& settings, const Schedule& schedule,
+               const Conditions& conditions, std::int64_t rows, std::int64_t columns)
+      : flux_(flux),
+        timesteps_(on_device(schedule.timesteps, flux.placement().device)),
+        guidance_(settings.real("guidance_scale")),
+        scale_(settings.real("true_cfg_scale")),
+        text_tokens_(settings.text_tokens()),
+        rows_(rows),
+        columns_(columns) {
+    passes_.push_back(pass_of(conditions.prompt));
+    if (conditions.negative) passes_.push_back(pass_of(*conditions.negative));
   }
-  if (!arch.gpu) return made;
-  if (!made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());  // brings adapters to the blocks
-  if (options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
-  if (quantized) made.fixed.push_back(region::dequantize_program());
-  return made;
+
+  at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative,
+                      const parallel::Team& team) override {
+    if (!rope_.defined()) rope_ = rope_table(flux_.config(), text_tokens_, rows_, columns_, flux_.placement());
+    Pass& pass = passes_[negative ? 1 : 0];
+    if (const std::int64_t first = step / kModulationSteps * kModulationSteps; first != pass.first_step) {
+      pass.modulation = window(first, pass.pooled);
+      pass.first_step = first;
+    }
+    return flux_.velocity(latents, pass.text, pass.modulation.step(step - pass.first_step), rope_, team);
+  }
+
+ private:
+  struct Pass {
+    at::Tensor text;             // [1, max_sequence_length, D]: the prompt as input of the blocks
+    at::Tensor pooled;           // [1, pooled_projection_dim]
+    ModulationTable modulation;  // of at most kModulationSteps steps, starting with `first_step`
+    std::int64_t first_step = 0;
+  };
+  Pass pass_of(const EncodedPrompt& prompt) const {
+    const at::Tensor& pooled = prompt.tensors.at("pooled_prompt_embeds");
+    return {flux_.embed_text(prompt.tensors.at("prompt_embeds")), pooled, window(0, pooled)};
+  }
+  ModulationTable window(std::int64_t first, const at::Tensor& pooled) const {
+    const std::int64_t end = std::min(timesteps_.size(0), first + kModulationSteps);
+    return flux_.modulation(timesteps_.slice(0, first, end), guidance_, pooled);
+  }
+  double guidance_scale(std::int64_t) const override { return scale_; }
+
+  const FluxTransformer& flux_;
+  const at::Tensor timesteps_;  // [steps] fp32, on the device
+  const double guidance_, scale_;
+  const std::int64_t text_tokens_, rows_, columns_;
+  std::vector<Pass> passes_;
+  at::Tensor rope_;
+};
+
+class FluxNetwork final : public Network {
+ public:
+  static std::unique_ptr<Network> load(Folder& folder);
+
+  std::unique_ptr<Network> clone() const override { return std::make_unique<FluxNetwork>(*this); }
+  std::vector<TextEncoder*> text_encoders() override { return {&clip_, &t5_}; }
+  std::vector<Transformer*> transformers() override { return {&transformer_}; }
+  std::int64_t vae_bytes() const override { return vae_.bytes(); }
+  LoraBase lora_base(std::vector<std::vector<BaseLinear>> linears) const override {
+    return flux_lora_base(std::move(linears[0]), std::move(linears[1]), std::move(linears[2]));
+  }
+
+  void complete(Settings& settings) const override {
+    if (!(settings.real("true_cfg_scale") > 1)) return;
+    if (const std::string* negative = settings.fields.text("negative_prompt"))
+      settings.negative = *negative;
+    else
+      settings.warnings.push_back("true_cfg_scale has no effect without a negative_prompt (which may be empty)");
+  }
+  void prewarm(const Settings& settings) const override {
+    transformer_.prewarm(settings.text_tokens(), rows(settings) * columns(settings));
+  }
+
+  PromptIds longest_ids(const Settings& settings) const override {
+    const auto ids = [](std::int64_t count) { return std::vector<std::int32_t>(static_cast<std::size_t>(count)); };
+    return {{{"clip_ids", ids(clip_.config().max_position_embeddings)}, {"t5_ids", ids(settings.text_tokens())}}, {}};
+  }
+  EncodedPrompt encode(PromptIds ids, const Settings&) const override {
+    at::Tensor pooled = clip_.pooled(ids.ids.at("clip_ids")), tokens = t5_.encode(ids.ids.at("t5_ids"));
+    return {std::move(ids), {{"pooled_prompt_embeds", std::move(pooled)}, {"prompt_embeds", std::move(tokens)}}};
+  }
+  std::vector<std::int64_t> noise_size(const Settings& settings) const override {
+    return {1, transformer_.config().in_channels / 4, 2 * rows(settings), 2 * columns(settings)};
+  }
+  Schedule schedule(const Settings& settings) const override;
+  int steps_in_memory() const override { return kModulationSteps; }
+  std::unique_ptr<Sampler> sampler(const Settings&, const Schedule& schedule) const override {
+    return std::make_unique<FlowMatchEuler>(on_device(schedule.sigmas, placement.device));
+  }
+  std::unique_ptr<Denoiser> denoiser(const Settings& settings, const Schedule& schedule,
+                                     const Conditions& conditions) const override {
+    return std::make_unique<FluxDenoiser>(transformer_, settings, schedule, conditions, rows(settings),
+                                          columns(settings));
+  }
+  at::Tensor to_latents(const at::Tensor& noise) const override { return pack_latents(noise); }
+  void decode(const at::Tensor& latents, const Settings& settings, const FrameSink& sink) const override {
+    sink(vae_.decode(unpack_latents(latents, rows(settings), columns(settings))));
+  }
+  at::Tensor preview(const at::Tensor& estimate, const Settings& settings) const override {
+    at::Tensor latents = unpack_latents(estimate.to(placement.dtype), rows(settings), columns(settings));
+    const std::int64_t h = latents.size(2), w = latents.size(3), longest = std::max(h, w);
+    if (longest > kPreviewSide)
+      latents = at::adaptive_avg_pool2d(latents, {std::max<std::int64_t>(1, h * kPreviewSide / longest),
+                                                  std::max<std::int64_t>(1, w * kPreviewSide / longest)});
+    return vae_.decode(latents);
+  }
+
+ private:
+  FluxNetwork(std::string dir, SchedulerConfig scheduler, ClipEncoder clip, T5Encoder t5, FluxTransformer transformer,
+              VaeDecoder vae)
+      : dir_(std::move(dir)),
+        scheduler_(scheduler),
+        clip_(std::move(clip)),
+        t5_(std::move(t5)),
+        transformer_(std::move(transformer)),
+        vae_(std::move(vae)) {}
+  // The image's tokens, of 2 × 2 latent pixels.
+  std::int64_t rows(const Settings& settings) const { return settings.height() / (2 * vae_.config().factor()); }
+  std::int64_t columns(const Settings& settings) const { return settings.width() / (2 * vae_.config().factor()); }
+
+  const std::string dir_;
+  const SchedulerConfig scheduler_;
+  ClipEncoder clip_;
+  T5Encoder t5_;
+  FluxTransformer transformer_;
+  VaeDecoder vae_;
+};
+
+std::unique_ptr<Network> FluxNetwork::load(Folder& folder) {
+  const LoadContext& c = folder.context;
+  if (!c.source.vae_dtype.empty())
+    fail(Code::kInvalidArgument, "this family's VAE has the precision of the other parts; leave vae_dtype out",
+         "vae_dtype");
+  const auto scheduler = read_scheduler_config(ConfigFile(folder.dir("scheduler") + "/scheduler_config.json"));
+  const auto clip = read_clip_config(folder.config("text_encoder"));
+  const auto t5 = read_t5_config(folder.config("text_encoder_2"));
+  const auto flux = read_flux_config(folder.config("transformer"));
+  const auto vae = read_vae_config(folder.config("vae"));
+  folder.must_match("transformer's pooled_projection_dim", flux.pooled_projection_dim, "text_encoder's hidden_size",
+                    clip.hidden_size);
+  folder.must_match("transformer's joint_attention_dim", flux.joint_attention_dim, "text_encoder_2's d_model",
+                    t5.d_model);
+  folder.must_match("a quarter of transformer's in_channels", flux.in_channels / 4, "vae's latent_channels",
+                    vae.latent_channels);
+  if (folder.tokenizers) {
+    const int length = dynamic_cast<const Prompts&>(*folder.tokenizers).encoders()[0].length;
+    if (length > clip.max_position_embeddings)
+      fail(Code::kDataCorrupt, folder.dir("tokenizer") + "/tokenizer_config.json: model_max_length is " +
+                                   std::to_string(length) + "; text_encoder has positions for " +
+                                   std::to_string(clip.max_position_embeddings));
+  }
+  auto first = ClipEncoder::load(folder.dir("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
+  auto second =
+      T5Encoder::load(folder.dir("text_encoder_2"), c.placement, c.regions, folder.quantize("text_encoder_2"));
+  folder.loaded("text_encoders");
+  auto transformer = FluxTransformer::load(folder.transformer("transformer"), c.placement);
+  folder.loaded("transformer");
+  auto decoder = VaeDecoder::load(folder.dir("vae"), c.placement, c.regions);
+  folder.loaded("vae");
+  return std::unique_ptr<Network>(new FluxNetwork(c.source.dir, scheduler, std::move(first), std::move(second),
+                                                  std::move(transformer), std::move(decoder)));
+}
+
+Schedule FluxNetwork::schedule(const Settings& settings) const {
+  const int steps = settings.steps();
+  Schedule schedule = make_schedule(scheduler_, steps, rows(settings) * columns(settings));
+  if (std::all_of(schedule.sigmas.begin(), schedule.sigmas.end(), [](float sigma) { return std::isfinite(sigma); }))
+    return schedule;
+  // shift_terminal divides 0 by 0 if there is only one step; a shift that is not above 0 does so with any number.
+  if (steps == 1)
+    fail(Code::kInvalidArgument, "num_inference_steps is 1, but this model's scheduler needs at least 2",
+         "num_inference_steps");
+  fail(Code::kDataCorrupt, "[encode] this model's scheduler cannot compute a schedule of " + std::to_string(steps) +
+                               " steps; check shift (above 0) and shift_terminal (below 1) in " + dir_ +
+                               "/scheduler/scheduler_config.json");
 }
 
 std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
-  return std::make_unique<Prompts>(Prompts::load(dir));
+  Tokenizer clip = unwrap(Tokenizer::load_clip(dir + "/tokenizer")),
+            t5 = unwrap(Tokenizer::load_t5(dir + "/tokenizer_2"));
+  const int length = *clip.model_max_length();
+  std::vector<Prompts::Encoder> encoders;
+  encoders.push_back({"clip", "CLIP", "clip_ids", std::move(clip), length, /*pads=*/true});
+  encoders.push_back({"t5", "T5", "t5_ids", std::move(t5), 0, /*pads=*/true});
+  return std::make_unique<Prompts>(std::move(encoders));
 }
 
 }  // namespace
 
 const Family& flux_family() {
-  static const Family family{{"FluxPipeline"}, load, programs, load_tokenizers, plan};
+  static const Family family{
+      .description = &families::kFlux,
+      .components = {{"scheduler", "FlowMatchEulerDiscreteScheduler"},
+                     {"tokenizer", "CLIPTokenizer"},
+                     {"tokenizer_2", "T5Tokenizer"},
+                     {"transformer", "FluxTransformer2DModel", Library::kDiffusers, {"fp8", "nf4"}},
+                     {"text_encoder", "CLIPTextModel", Library::kTransformers, {"nf4"}},
+                     {"text_encoder_2", "T5EncoderModel", Library::kTransformers, {"nf4"}},
+                     {"vae", "AutoencoderKL", Library::kDiffusers}},
+      .load = FluxNetwork::load,
+      .load_tokenizers = load_tokenizers,
+      .spec = [](const ConfigFile& config) { return flux_spec(read_flux_config(config)); },
+      .small = {512, 512, 1},
+      .typical = {1024, 1024, 1}};
   return family;
 }
 

@@ -1,33 +1,19 @@
 #include "pipeline/families/flux/modulation.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/cos.h>
-#include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/silu.h>
-#include <ATen/ops/sin.h>
 
-#include <cmath>
+#include "pipeline/nn/rope.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr std::int64_t kHalf = 128;  // of the 256 sinusoids
-constexpr double kMaxPeriod = 10000;
+constexpr std::int64_t kSinusoids = 256;
 
 at::Tensor embed(const TransformerWeights& weights, std::size_t embedder, const at::Tensor& x) {
   return apply_linear(weights.linears[embedder + 1], at::silu(apply_linear(weights.linears[embedder], x)));
-}
-
-// [n] → [n, 256] fp32: cosines, then sines.
-at::Tensor sinusoids(const at::Tensor& values) {
-  const auto fp32 = values.options().dtype(c10::ScalarType::Float);
-  const at::Tensor frequencies =
-      at::exp(-std::log(kMaxPeriod) * at::arange(0, kHalf, fp32) / static_cast<double>(kHalf));
-  const at::Tensor angles = values.to(c10::ScalarType::Float).unsqueeze(1) * frequencies.unsqueeze(0);
-  return at::cat({at::cos(angles), at::sin(angles)}, 1);
 }
 
 // linear(silu(conditioning)) as [n, rows, D], with one added to the rows that scale.
@@ -55,10 +41,10 @@ ModulationTable::ModulationTable(const FluxConfig& config, const TransformerWeig
     : config_(config) {
   const auto type = pooled.scalar_type();
   const at::Tensor t = (timesteps.to(type) / 1000).to(type) * 1000;
-  at::Tensor conditioning = embed(weights, FluxLinear::kTime, sinusoids(t).to(type));
+  at::Tensor conditioning = embed(weights, FluxLinear::kTime, sinusoids(t, kSinusoids).to(type));
   if (config.guidance_embeds) {
     const at::Tensor g = at::full({1}, guidance, timesteps.options()).to(type) * 1000;
-    conditioning = conditioning + embed(weights, FluxLinear::kGuidance, sinusoids(g).to(type));
+    conditioning = conditioning + embed(weights, FluxLinear::kGuidance, sinusoids(g, kSinusoids).to(type));
   }
   conditioning = conditioning + embed(weights, FluxLinear::kPooled, pooled);
   const at::Tensor activated = at::silu(conditioning);

@@ -9,16 +9,13 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <future>
 #include <mutex>
 #include <optional>
 
-#include "pipeline/device/failure.h"
 #include "pipeline/families/flux/blocks.h"
 #include "pipeline/families/flux/rope.h"
 #include "pipeline/region/run/graphs.h"
 #include "pipeline/region/run/region_host.h"
-#include "shared/core/background_threads.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -30,47 +27,18 @@ constexpr std::size_t kMostGraphs = 16;  // buckets; each keeps its inputs, a fe
 FluxTransformer FluxTransformer::load(const TransformerSource& source, Placement placement) {
   FluxTransformer made(read_flux_config(ConfigFile(source.dir + "/config.json")), std::move(placement));
   made.Transformer::load(source, made.config_.heads);
-  made.compile(source.regions);
   return made;
-}
-
-std::vector<region::Program> FluxTransformer::programs(const TransformerSource& source, Placement placement,
-                                                       bool fp8_products) {
-  const FluxConfig config = read_flux_config(ConfigFile(source.dir + "/config.json"));
-  return Transformer::programs(flux_spec(config), source, std::move(placement), fp8_products);
 }
 
 FluxTransformer::FluxTransformer(FluxConfig config, TransformerWeights weights, Placement placement,
-                                 std::shared_ptr<region::RegionHost> regions)
+                                 const std::shared_ptr<region::RegionHost>& regions)
     : FluxTransformer(config, std::move(placement)) {
   use(std::move(weights));
-  compile(regions);
-}
-
-void FluxTransformer::compile(const std::shared_ptr<region::RegionHost>& regions) {
-  if (!regions || !regions->compiler || !regions->options.transformer) return;
-  const auto begun = std::chrono::steady_clock::now();
-  BackgroundThreads threads("gpu_libraries", 1);  // loads the libraries while the programs compile
-  std::future<void> libraries;
-  if (placement().device.is_cuda())
-    libraries = threads.run([&] {
-      try {
-        open_libraries(*regions);
-      } catch (...) {  // no harm: what could not be loaded now is loaded when it is needed, or fails there
-        spdlog::warn("cannot load the GPU's libraries ahead of time; the first step will take longer: {}",
-                     error_in_flight("libraries").message);
-      }
-    });
   Transformer::compile({this}, regions);
-  if (libraries.valid()) libraries.get();
-  if (compiled() && placement().device.is_cuda()) graphs_ = region::make_graphs(placement().device, kMostGraphs);
-  compile_time_ = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
 }
 
-FluxTransformer FluxTransformer::adapted(TransformerWeights weights) const {
-  FluxTransformer made = *this;
-  made.adapt(std::move(weights));
-  return made;
+void FluxTransformer::compiled_blocks() {
+  if (placement().device.is_cuda()) graphs_ = region::make_graphs(placement().device, kMostGraphs);
 }
 
 // The first use of cuBLAS, of cuDNN and of each of LibTorch's kernels loads it: half a second in all. So whatever a

@@ -1,17 +1,13 @@
 #include "pipeline/families/wan/transformer.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/cos.h>
-#include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/silu.h>
-#include <ATen/ops/sin.h>
 
 #include <array>
-#include <cmath>
 #include <optional>
 
 #include "pipeline/device/failure.h"
@@ -19,51 +15,16 @@
 #include "pipeline/families/wan/rope.h"
 
 namespace ditfleet::pipeline {
-namespace {
-
-constexpr double kMaxPeriod = 10000;
-
-// [1, count] fp32: cosines, then sines. The timestep is fp32, as in diffusers.
-at::Tensor sinusoids(double timestep, std::int64_t count, c10::Device device) {
-  const auto fp32 = at::TensorOptions(c10::ScalarType::Float).device(device);
-  const at::Tensor frequencies =
-      at::exp(-std::log(kMaxPeriod) * at::arange(0, count / 2, fp32) / static_cast<double>(count / 2));
-  const at::Tensor angles = (static_cast<float>(timestep) * frequencies).unsqueeze(0);
-  return at::cat({at::cos(angles), at::sin(angles)}, 1);
-}
-
-}  // namespace
-
 WanTransformer WanTransformer::load(const TransformerSource& source, Placement placement) {
   WanTransformer made(read_wan_config(ConfigFile(source.dir + "/config.json")), std::move(placement));
   made.Transformer::load(source, made.config_.heads);
   return made;
 }
 
-std::vector<region::Program> WanTransformer::programs(const TransformerSource& source, Placement placement,
-                                                      bool fp8_products) {
-  const WanConfig config = read_wan_config(ConfigFile(source.dir + "/config.json"));
-  return Transformer::programs(wan_spec(config), source, std::move(placement), fp8_products);
-}
-
-void WanTransformer::compile(WanTransformer& first, WanTransformer* second,
-                             const std::shared_ptr<region::RegionHost>& host) {
-  std::vector<Transformer*> experts{&first};
-  if (second) experts.push_back(second);
-  Transformer::compile(experts, host);
-  for (WanTransformer* expert : {&first, second}) {
-    if (!expert || !expert->compiled()) continue;
-    std::vector<at::Tensor> tables;
-    for (const TransformerBlock& block : expert->weights().blocks)
-      tables.push_back(block.tensors[WanBlockTensor::kTable]);
-    expert->tables_ = at::cat(tables);
-  }
-}
-
-WanTransformer WanTransformer::adapted(TransformerWeights weights) const {
-  WanTransformer made = *this;
-  made.adapt(std::move(weights));
-  return made;
+void WanTransformer::compiled_blocks() {
+  std::vector<at::Tensor> tables;
+  for (const TransformerBlock& block : weights().blocks) tables.push_back(block.tensors[WanBlockTensor::kTable]);
+  tables_ = at::cat(tables);
 }
 
 void WanTransformer::prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text,
@@ -134,7 +95,9 @@ at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, 
   const auto& [linears, tensors, blocks] = weights();
   const at::Tensor patch_weight = tensors[WanTensor::kPatchWeight].view({config_.width(), -1});
   at::Tensor x = at::linear(sequence ? sequence->own(patches) : patches, patch_weight, tensors[WanTensor::kPatchBias]);
-  const at::Tensor sines = sinusoids(timestep, config_.freq_dim, placement().device);
+  // The timestep is fp32, as in diffusers.
+  const at::Tensor sines = sinusoids(
+      at::full({1}, timestep, at::TensorOptions(c10::ScalarType::Float).device(placement().device)), config_.freq_dim);
   const at::Tensor conditioning =
       apply_linear(linears[WanLinear::kTimeSecond], at::silu(apply_linear(linears[WanLinear::kTimeFirst], sines)))
           .to(placement().dtype);

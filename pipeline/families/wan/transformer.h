@@ -15,17 +15,6 @@ class WanTransformer : public Transformer {
   // Reads config.json and the weights. Throws what ConfigFile and Parameters throw.
   static WanTransformer load(const TransformerSource& source, Placement placement);
 
-  // Compiles the blocks of one or two experts, which share their programs, unless the host runs transformers eagerly.
-  // `second` may be null. Throws what BlockRegions and RegionHost::fall_back throw.
-  static void compile(WanTransformer& first, WanTransformer* second, const std::shared_ptr<region::RegionHost>& host);
-  // The programs of the blocks, without and with adapters, that compile() uses after load() with the same arguments.
-  // Reads configuration and headers. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
-  static std::vector<region::Program> programs(const TransformerSource& source, Placement placement, bool fp8_products);
-
-  // A copy with these weights, which are this transformer's with terms of adapters added. If the columns of compiled
-  // blocks are too few, the blocks run eagerly. Throws what RegionHost::fall_back throws.
-  WanTransformer adapted(TransformerWeights weights) const;
-
   const WanConfig& config() const { return config_; }
 
   // Prewarms library plans for velocity() of latents of this size in the background, on request also with adapters.
@@ -45,6 +34,7 @@ class WanTransformer : public Transformer {
                       const parallel::Team& team = {}) const;
 
  private:
+  void compiled_blocks() override;
   WanTransformer(WanConfig config, Placement placement) : Transformer(wan_spec(config), placement), config_(config) {}
   at::Tensor run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time, const at::Tensor& rope,
                         region::Mode mode, const parallel::Sequence* sequence) const;

@@ -1,102 +1,318 @@
 #include "pipeline/families/wan/wan.h"
 
-#include <spdlog/spdlog.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 
-#include <chrono>
-#include <filesystem>
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
 #include <utility>
 
-#include "pipeline/engine/fit.h"
-#include "pipeline/families/wan/model.h"
-#include "pipeline/nn/parameters.h"
-#include "pipeline/region/programs/channels_last_source.h"
-#include "pipeline/region/programs/dequantize_source.h"
-#include "pipeline/region/programs/matrix_copies_source.h"
+#include "pipeline/device/failure.h"
+#include "pipeline/engine/family.h"
+#include "pipeline/engine/prompts.h"
+#include "pipeline/families/wan/adapter_names.h"
+#include "pipeline/families/wan/preview.h"
+#include "pipeline/families/wan/prompt_clean.h"
+#include "pipeline/families/wan/transformer.h"
+#include "pipeline/nn/text/t5_encoder.h"
+#include "pipeline/nn/video_vae/video_vae.h"
+#include "pipeline/sampling/flow_scheduler.h"
+#include "shared/core/excerpt.h"
+#include "shared/core/text.h"
+#include "shared/families/wan/wan.h"
+#include "shared/media/resize.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr int kTypicalFrames = 81;
+// Latent frames after which decoding and encoding have reached their peaks: the caches of the convolutions are full.
+constexpr std::int64_t kFramesToPeak = 3;
 
-bool stored_quantized(const ModelSource& source) {
-  const auto stored = [&](const char* name, Library library) {
-    return Parameters::open(source.dir + name, library, {c10::kCPU, c10::ScalarType::Float}).has_quantized();
-  };
-  return stored("/transformer", Library::kDiffusers) || stored("/text_encoder", Library::kTransformers);
-}
-
-Fit<WanNeeds> fit_wan(LoadContext context, bool always) {
-  const auto formats = formats_to_try(context.source, "text_encoder", context.placement.device, stored_quantized);
-  const auto video = [](int frames) { return [frames](const WanNeeds& needs) { return needs.video(frames).first; }; };
-  return fit<WanNeeds>(std::move(context), always, formats, {video(kTypicalFrames), video(25), video(0)});
-}
-
-std::unique_ptr<Model> load(const LoadContext& context) {
-  const std::string& dir = context.source.dir;
-  const auto begun = std::chrono::steady_clock::now();
-  auto prompts = WanPrompts::load(dir);
-  const auto tokenizers =
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun);
-  const Fit<WanNeeds> fit = fit_wan(context, false);
-  Placement placement = context.placement;
-  if (fit.needs)
-    placement = fitted_placement(context, fit.source, "wan", fit.needs->of(fit.needs->video(0).first),
-                                 fit.needs->of(fit.needs->video(kTypicalFrames).first));
-  if (context.source.quantize.contains("*"))
-    spdlog::info("{}: quantize auto: {}", dir, formats_text(fit.source.quantize));
-  auto folder = load_wan_folder(fit.source, placement, context.regions, context.adapter_columns);
-  ModelInfo info;
-  info.name = context.source.name;
-  info.dir = dir;
-  info.size_multiple = folder.size_multiple();
-  info.experts = folder.transformer_2.has_value();
-  info.weight_bytes = folder.weight_bytes();
-  info.linears = folder.linears();
-  info.load_times = folder.load_times;
-  info.load_times.insert(info.load_times.begin(), {"tokenizers", tokenizers});
-  return std::make_unique<WanModel>(std::move(info), placement, std::move(folder), std::move(prompts), context.adapters,
-                                    context.memory, fit.needs);
-}
-
-PlanReport plan(const LoadContext& context, const GenerationRequest& request) {
-  const Fit<WanNeeds> fit = fit_wan(context, true);
-  const RequestSize size = fit.needs->size(request);
-  PlanReport report = context.memory->plan(fit.needs->of(size));
-  report.mode = region::mode_name(
-      region::mode_for(context.regions->options, size[0] * size[1] * size[2], fit.needs->frames(size)));
-  report.quantize = fit.source.quantize;
-  return report;
-}
-
-// The blocks of both experts, what brings adapters to them, what lies between the VAE's convolutions, and what computes
-// the values of quantized weights.
-region::AheadPrograms programs(const ModelSource& source, region::ElementType type, region::ArchFeatures arch,
-                               const region::CompileOptions& options) {
-  check_wan_quantize(source);
-  region::AheadPrograms made;
-  const Placement host{c10::kCPU,
-                       type == region::ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16};
-  for (const char* name : {"/transformer", "/transformer_2"}) {
-    const std::string dir = source.dir + name;
-    if (!options.transformer || !std::filesystem::exists(dir + "/config.json")) continue;
-    for (auto& one : WanTransformer::programs({.dir = dir, .quantize = quantize_of(source, "transformer")}, host,
-                                              arch.fp8_products))
-      made.blocks.push_back(std::move(one));
+// "1, 0.75, 0.5": from at most 1, falling, above 0.
+std::vector<double> read_sigmas(std::string_view text) {
+  std::vector<double> sigmas;
+  for (std::string_view part : split(text, ',')) {
+    part.remove_prefix(std::min(part.find_first_not_of(' '), part.size()));
+    part = part.substr(0, part.find_last_not_of(' ') + 1);
+    const auto sigma = number_of<double>(part, 0, 1);
+    if (!sigma || *sigma == 0 || (!sigmas.empty() && *sigma >= sigmas.back()))
+      fail(Code::kInvalidArgument,
+           "sigmas must be falling numbers from 1 to above 0, separated by commas, such as 1, 0.75, 0.5, 0.25",
+           "sigmas");
+    sigmas.push_back(*sigma);
   }
-  if (arch.gpu && !made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());
-  if (arch.gpu && options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
-  if (arch.gpu && !source.quantize.empty()) made.fixed.push_back(region::dequantize_program());
-  return made;
+  return sigmas;
+}
+
+// The folder's scheduler with what the request changes. Another class has its defaults and the folder's shift.
+FlowSchedulerConfig scheduler_of(FlowSchedulerConfig c, const Settings& settings) {
+  if (const std::string* sampler = settings.fields.text("sampler")) {
+    if (*sampler != "euler" && *sampler != "unipc")
+      fail(Code::kInvalidArgument, "sampler is \"" + excerpt(*sampler, 40) + "\"; it must be euler or unipc",
+           "sampler");
+    if ((*sampler == "unipc") != c.unipc) {
+      c.unipc = !c.unipc;
+      if (c.unipc)
+        c.flow_shift = c.euler.shift;
+      else
+        c.euler = {.shift = c.flow_shift, .use_flow_sigmas = true};
+    }
+  }
+  if (const auto shift = settings.fields.real("flow_shift")) {
+    if (!(*shift > 0)) fail(Code::kInvalidArgument, "flow_shift must be a number above 0", "flow_shift");
+    (c.unipc ? c.flow_shift : c.euler.shift) = *shift;
+  }
+  return c;
+}
+
+// Follows diffusers' WanPipeline and WanImageToVideoPipeline: the first transformer at timesteps from boundary · 1000
+// on, the second one below.
+class WanDenoiser final : public Denoiser {
+ public:
+  WanDenoiser(std::vector<const WanTransformer*> transformers, double boundary, const Settings& settings,
+              const Schedule& schedule, const Conditions& conditions)
+      : transformers_(std::move(transformers)),
+        boundary_(boundary),
+        timesteps_(schedule.timesteps),
+        scales_{settings.real("guidance_scale"), settings.real("guidance_scale_2", settings.real("guidance_scale"))},
+        condition_(conditions.image) {
+    for (const WanTransformer* transformer : transformers_) {
+      const auto embed = [&](const EncodedPrompt& prompt) {
+        return transformer->embed_text(prompt.tensors.at("prompt_embeds"));
+      };
+      texts_.push_back({embed(conditions.prompt), conditions.negative ? embed(*conditions.negative) : at::Tensor()});
+    }
+  }
+
+  std::size_t expert(std::int64_t step) const override {
+    return transformers_.size() > 1 && timestep(step) < boundary_ * 1000 ? 1 : 0;
+  }
+  at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative,
+                      const parallel::Team& team) override {
+    const WanTransformer& transformer = *transformers_[expert(step)];
+    at::Tensor input = latents.to(transformer.placement().dtype);
+    if (condition_.defined()) input = at::cat({input, condition_}, 1);
+    if (!rope_.defined()) rope_ = transformer.rope(latents.size(2), latents.size(3), latents.size(4));
+    return transformer.velocity(input, timestep(step), texts_[expert(step)][negative ? 1 : 0], rope_, team);
+  }
+
+ private:
+  double timestep(std::int64_t step) const { return timesteps_[static_cast<std::size_t>(step)]; }
+  double guidance_scale(std::int64_t step) const override { return scales_[expert(step)]; }
+
+  const std::vector<const WanTransformer*> transformers_;
+  const double boundary_;
+  const std::vector<float> timesteps_;
+  const std::array<double, 2> scales_;            // by expert
+  const at::Tensor condition_;                    // see WanNetwork::encode_image()
+  std::vector<std::array<at::Tensor, 2>> texts_;  // by expert: the prompt and the negative one, [1, L, inner_dim]
+  at::Tensor rope_;                               // the same for both transformers
+};
+
+class WanNetwork final : public Network {
+ public:
+  static std::unique_ptr<Network> load(Folder& folder);
+
+  std::unique_ptr<Network> clone() const override { return std::make_unique<WanNetwork>(*this); }
+  std::vector<TextEncoder*> text_encoders() override { return {&text_}; }
+  std::vector<Transformer*> transformers() override {
+    std::vector<Transformer*> all;
+    for (WanTransformer& one : transformers_) all.push_back(&one);
+    return all;
+  }
+  std::int64_t vae_bytes() const override { return vae_.bytes(); }
+  LoraBase lora_base(std::vector<std::vector<BaseLinear>> linears) const override {
+    return wan_lora_base(std::move(linears[0]));
+  }
+
+  void complete(Settings& settings) const override {
+    if (!(settings.real("guidance_scale") > 1)) return;
+    const std::string* negative = settings.fields.text("negative_prompt");
+    settings.negative = negative ? *negative : "";
+  }
+  void prewarm(const Settings& settings) const override {
+    const auto size = latent_size(settings);
+    for (const WanTransformer& transformer : transformers_)
+      transformer.prewarm(size[2], size[3], size[4], settings.text_tokens(), !settings.loras.empty());
+  }
+
+  PromptIds longest_ids(const Settings& settings) const override {
+    return {{{"prompt_ids", std::vector<std::int32_t>(static_cast<std::size_t>(settings.text_tokens()))}}, {}};
+  }
+  EncodedPrompt encode(PromptIds ids, const Settings& settings) const override {
+    // Padding is masked, so it is left out, and its embeddings are zeros.
+    const at::Tensor embeds = text_.encode(ids.ids.at("prompt_ids"));
+    return {std::move(ids),
+            {{"prompt_embeds", at::constant_pad_nd(embeds, {0, 0, 0, settings.text_tokens() - embeds.size(1)})}}};
+  }
+  // Mask and encoded image, [1, 4 + channels, latent frames, rows, columns] in the pipeline's type.
+  at::Tensor encode_image(const Settings& settings) const override;
+  std::vector<std::int64_t> noise_size(const Settings& settings) const override { return latent_size(settings); }
+  c10::ScalarType noise_type() const override { return c10::ScalarType::Float; }
+  Schedule schedule(const Settings& settings) const override;
+  std::unique_ptr<Sampler> sampler(const Settings& settings, const Schedule& schedule) const override {
+    return make_flow_sampler(scheduler_of(scheduler_, settings), schedule, placement.device);
+  }
+  std::unique_ptr<Denoiser> denoiser(const Settings& settings, const Schedule& schedule,
+                                     const Conditions& conditions) const override {
+    std::vector<const WanTransformer*> all;
+    for (const WanTransformer& one : transformers_) all.push_back(&one);
+    return std::make_unique<WanDenoiser>(std::move(all), boundary_, settings, schedule, conditions);
+  }
+  void decode(const at::Tensor& latents, const Settings&, const FrameSink& sink) const override {
+    vae_.decode(latents.is_meta() ? latents.narrow(2, 0, std::min(latents.size(2), kFramesToPeak)) : latents, sink);
+  }
+  at::Tensor preview(const at::Tensor& estimate, const Settings&) const override { return wan_preview(estimate); }
+
+ private:
+  WanNetwork(FlowSchedulerConfig scheduler, T5Encoder text, std::vector<WanTransformer> transformers, double boundary,
+             VideoVae vae, bool from_image)
+      : scheduler_(scheduler),
+        text_(std::move(text)),
+        transformers_(std::move(transformers)),
+        boundary_(boundary),
+        vae_(std::move(vae)),
+        from_image_(from_image) {}
+  std::vector<std::int64_t> latent_size(const Settings& settings) const {
+    const std::int64_t factor = vae_.config().spatial_factor();
+    return {1, vae_.config().z_dim, wan_latent_frames(settings.frames()), settings.height() / factor,
+            settings.width() / factor};
+  }
+
+  const FlowSchedulerConfig scheduler_;
+  T5Encoder text_;
+  std::vector<WanTransformer> transformers_;  // one, or those of high and of low noise levels
+  const double boundary_;                     // timesteps below boundary · 1000 run on the second
+  VideoVae vae_;
+  const bool from_image_;  // the transformers' input has a mask and a condition beside the latents
+};
+
+std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
+  const LoadContext& c = folder.context;
+  const std::string& vae_dtype = c.source.vae_dtype;
+  if (!c.source.transformer.empty())
+    fail(Code::kInvalidArgument, "a Wan model takes no other file for its transformer; leave transformer out",
+         "transformer");
+  if (vae_dtype != "" && vae_dtype != "fp32" && vae_dtype != "bf16")
+    fail(Code::kInvalidArgument, "vae_dtype is \"" + vae_dtype + "\"; it must be fp32 or bf16", "vae_dtype");
+  const ConfigFile index = folder.index();
+  const bool from_image = index.text("_class_name", "") == "WanImageToVideoPipeline";
+  if (index.boolean("expand_timesteps", false))
+    index.refuse("expand_timesteps is true (Wan 2.2 TI2V-5B), which is not supported yet");
+  if (folder.has("image_encoder"))
+    index.refuse("image_encoder is set, but models conditioned on CLIP (Wan 2.1 image to video) are not supported");
+  std::vector<std::string> names{"transformer"};
+  if (folder.has("transformer_2")) names.push_back("transformer_2");
+  const std::optional<double> boundary = index.optional_number("boundary_ratio");
+  if ((names.size() > 1) != boundary.has_value())
+    index.refuse(names.size() > 1
+                     ? "transformer_2 needs a boundary_ratio, such as 0.875"
+                     : "boundary_ratio needs a transformer_2; set it to null for a model with one transformer");
+  if (boundary && !(*boundary > 0 && *boundary < 1)) index.refuse("boundary_ratio must be between 0 and 1");
+
+  const auto scheduler = read_flow_scheduler_config(ConfigFile(folder.dir("scheduler") + "/scheduler_config.json"));
+  const auto umt5 = read_t5_config(folder.config("text_encoder"));
+  const auto vae = read_video_vae_config(folder.config("vae"));
+  const auto first = read_wan_config(folder.config("transformer"));
+  for (const std::string& name : names) {
+    const auto wan = read_wan_config(folder.config(name));
+    folder.must_match(name + "'s text_dim", wan.text_dim, "text_encoder's d_model", umt5.d_model);
+    if (from_image)
+      folder.must_match(name + "'s in_channels", wan.in_channels, "twice vae's z_dim plus 4",
+                        2 * vae.z_dim + VideoVaeConfig::kTemporalFactor);
+    else
+      folder.must_match(name + "'s in_channels", wan.in_channels, "vae's z_dim", vae.z_dim);
+    folder.must_match(name + "'s out_channels", wan.out_channels, "vae's z_dim", vae.z_dim);
+    // Adapters are read for both transformers at once.
+    folder.must_match(name + "'s num_layers", wan.num_layers, "transformer's", first.num_layers);
+    folder.must_match(name + "'s width", wan.width(), "transformer's", first.width());
+    folder.must_match(name + "'s ffn_dim", wan.ffn_dim, "transformer's", first.ffn_dim);
+    folder.must_match(name + "'s freq_dim", wan.freq_dim, "transformer's", first.freq_dim);
+  }
+  auto text = T5Encoder::load(folder.dir("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
+  folder.loaded("text_encoders");
+  std::vector<WanTransformer> transformers;
+  for (const std::string& name : names)
+    transformers.push_back(WanTransformer::load(folder.transformer(name), c.placement));
+  folder.loaded("transformer");
+  Placement vae_placement = for_convolutions(c.placement);
+  if (!vae_dtype.empty())
+    vae_placement.dtype = vae_dtype == "bf16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
+  auto decoder = VideoVae::load(folder.dir("vae"), vae_placement, /*with_encoder=*/from_image, c.regions);
+  folder.loaded("vae");
+  return std::unique_ptr<Network>(new WanNetwork(scheduler, std::move(text), std::move(transformers),
+                                                 boundary.value_or(0), std::move(decoder), from_image));
+}
+
+Schedule WanNetwork::schedule(const Settings& settings) const {
+  const FlowSchedulerConfig scheduler = scheduler_of(scheduler_, settings);
+  std::vector<double> sigmas;
+  if (const std::string* text = settings.fields.text("sigmas")) {
+    sigmas = read_sigmas(*text);
+    if (static_cast<int>(sigmas.size()) != settings.steps())
+      fail(Code::kInvalidArgument,
+           "sigmas has " + std::to_string(sigmas.size()) + " numbers, but num_inference_steps is " +
+               std::to_string(settings.steps()) + "; they must agree",
+           "sigmas");
+    if (scheduler.unipc)
+      fail(Code::kInvalidArgument, "sigmas are given, but the sampler is unipc; set sampler to euler", "sigmas");
+  }
+  return make_flow_schedule(scheduler, settings.steps(), sigmas);
+}
+
+at::Tensor WanNetwork::encode_image(const Settings& settings) const {
+  if (!from_image_) return {};
+  auto size = latent_size(settings);
+  const auto fp32 = at::TensorOptions(c10::ScalarType::Float);
+  if (placement.device.is_meta()) {
+    const std::int64_t frames = std::min<std::int64_t>(settings.frames(), wan_frames(kFramesToPeak));
+    vae_.encode(at::empty({1, 3, frames, settings.height(), settings.width()}, fp32.device(placement.device)));
+    size[1] += VideoVaeConfig::kTemporalFactor;
+    return at::empty(size, at::TensorOptions(placement.dtype).device(placement.device));
+  }
+  const Media resized = media::resize_lanczos(*settings.image, settings.width(), settings.height());
+  const at::Tensor bytes =
+      at::from_blob(const_cast<std::uint8_t*>(resized.rgb.data()), {settings.height(), settings.width(), 3},
+                    at::TensorOptions(c10::ScalarType::Byte));
+  const at::Tensor first = bytes.permute({2, 0, 1}).to(c10::ScalarType::Float) / 255 * 2 - 1;
+  // The frames after the image are zeros, which is mid-grey.
+  at::Tensor video = at::zeros({1, 3, settings.frames(), settings.height(), settings.width()}, fp32);
+  video.select(2, 0).copy_(first);
+  const at::Tensor latents = vae_.encode(video);
+  // One channel for each pixel frame of a latent frame. The image's frame counts four times.
+  size[1] = VideoVaeConfig::kTemporalFactor;
+  at::Tensor mask = at::zeros(size, latents.options());
+  mask.select(2, 0).fill_(1);
+  return at::cat({mask, latents}, 1).to(placement.dtype);
 }
 
 std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
-  return std::make_unique<WanPrompts>(WanPrompts::load(dir));
+  std::vector<Prompts::Encoder> encoders;
+  encoders.push_back({"umt5", "UMT5", "prompt_ids", unwrap(Tokenizer::load_t5(dir + "/tokenizer"))});
+  encoders.back().clean = [](const std::string& prompt) { return prompt_clean(prompt); };
+  return std::make_unique<Prompts>(std::move(encoders));
 }
 
 }  // namespace
 
 const Family& wan_family() {
-  static const Family family{{"WanPipeline", "WanImageToVideoPipeline"}, load, programs, load_tokenizers, plan};
+  static const Family family{
+      .description = &families::kWan,
+      .components = {{"transformer", "WanTransformer3DModel", Library::kDiffusers, {"fp8", "nf4"}},
+                     {"transformer_2", "WanTransformer3DModel", Library::kDiffusers, {}, /*optional=*/true},
+                     {"text_encoder", "UMT5EncoderModel", Library::kTransformers, {"nf4"}},
+                     {"vae", "AutoencoderKLWan", Library::kDiffusers}},
+      .load = WanNetwork::load,
+      .load_tokenizers = load_tokenizers,
+      .spec = [](const ConfigFile& config) { return wan_spec(read_wan_config(config)); },
+      .small = {832, 480, 25},
+      .typical = {832, 480, 81}};
   return family;
 }
 

@@ -9,6 +9,7 @@
 #include "pipeline/nn/config_file.h"
 #include "pipeline/nn/parameters.h"
 #include "pipeline/nn/text/activation.h"
+#include "pipeline/nn/text/text_encoder.h"
 
 namespace ditfleet::region {
 struct RegionHost;
@@ -27,7 +28,7 @@ struct ClipConfig {
 // message contains file and field.
 ClipConfig read_clip_config(const ConfigFile& file);
 
-class ClipEncoder {
+class ClipEncoder final : public TextEncoder {
  public:
   // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear). `regions`
   // computes the values of quantized weights; null: LibTorch. Throws what ConfigFile and Parameters throw.
@@ -35,18 +36,13 @@ class ClipEncoder {
                           std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {});
 
   const ClipConfig& config() const { return config_; }
-  std::int64_t bytes() const { return bytes_; }
-  PartSequence& parts() const { return *parts_; }                         // the weights that can leave the device
-  const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
 
   // `ids`: padded, at most max_position_embeddings, each below vocab_size. Other ids throw Failure (kInvalidArgument).
   // Returns the pooled output [1, hidden_size] at the first eos_token_id. If eos_token_id is 2, as in old folders, it
   // is the output at the largest id. Thread-safe.
   at::Tensor pooled(const std::vector<std::int32_t>& ids) const;
 
-  // Every linear of the layers by its name in transformers. The result points into this encoder. A copy of an encoder
-  // shares the weights; low-rank terms that are added to a copy do not affect the original.
-  std::vector<NamedLinear> named_linears();
+  std::vector<NamedLinear> named_linears() override;
 
  private:
   struct Layer {
@@ -56,13 +52,9 @@ class ClipEncoder {
   at::Tensor layer(const at::Tensor& hidden, const Layer& slots) const;
 
   ClipConfig config_{};
-  Placement placement_;
   at::Tensor token_embedding_, position_embedding_;
   std::vector<Layer> layers_;
   NormSlot final_norm_;
-  std::shared_ptr<PartSequence> parts_;
-  std::int64_t bytes_ = 0;
-  std::map<std::string, int> linears_;
 };
 
 }  // namespace ditfleet::pipeline

@@ -10,6 +10,7 @@
 #include "pipeline/nn/config_file.h"
 #include "pipeline/nn/parameters.h"
 #include "pipeline/nn/text/activation.h"
+#include "pipeline/nn/text/text_encoder.h"
 
 namespace ditfleet::region {
 struct RegionHost;
@@ -29,7 +30,7 @@ struct T5Config {
 // Throws Failure (kDataCorrupt); the message contains file and field.
 T5Config read_t5_config(const ConfigFile& file);
 
-class T5Encoder {
+class T5Encoder final : public TextEncoder {
  public:
   // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear but wo).
   // `regions` computes the values of quantized weights; null: LibTorch. Throws what ConfigFile and Parameters throw.
@@ -37,16 +38,11 @@ class T5Encoder {
                         std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {});
 
   const T5Config& config() const { return config_; }
-  std::int64_t bytes() const { return bytes_; }
-  PartSequence& parts() const { return *parts_; }                         // the weights that can leave the device
-  const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()
 
   // `ids`: padded; padding is attended like any other token. Returns [1, ids.size(), d_model]. Thread-safe.
   at::Tensor encode(const std::vector<std::int32_t>& ids) const;
 
-  // Every linear of the layers by its name in transformers. The result points into this encoder. A copy of an encoder
-  // shares the weights; low-rank terms that are added to a copy do not affect the original.
-  std::vector<NamedLinear> named_linears();
+  std::vector<NamedLinear> named_linears() override;
 
  private:
   struct Layer {
@@ -61,13 +57,9 @@ class T5Encoder {
   at::Tensor layer(const at::Tensor& hidden, const Layer& slots, const at::Tensor& bias) const;
 
   T5Config config_{};
-  Placement placement_;
   at::Tensor embedding_;
   std::vector<Layer> layers_;
   at::Tensor final_norm_;
-  std::shared_ptr<PartSequence> parts_;
-  std::int64_t bytes_ = 0;
-  std::map<std::string, int> linears_;
 };
 
 }  // namespace ditfleet::pipeline

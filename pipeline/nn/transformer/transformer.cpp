@@ -1,11 +1,15 @@
 #include "pipeline/nn/transformer/transformer.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
+#include <future>
 #include <set>
 #include <utility>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/nn/transformer/regions.h"
+#include "shared/core/background_threads.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -68,13 +72,19 @@ std::vector<region::Program> Transformer::programs(const TransformerSpec& spec, 
   return BlockRegions::programs(spec, weight_formats(spec, parameters), placement);
 }
 
-void Transformer::use(TransformerWeights weights, TransformerParts parts) {
-  weights_ = std::move(weights);
-  parts_ = std::move(parts);
-}
-
 void Transformer::compile(const std::vector<Transformer*>& experts, const std::shared_ptr<region::RegionHost>& host) {
-  if (!is_compiled(host)) return;
+  if (!is_compiled(host) || experts.empty()) return;
+  BackgroundThreads threads("gpu_libraries", 1);
+  std::future<void> libraries;
+  if (experts.front()->placement_.device.is_cuda())
+    libraries = threads.run([&] {
+      try {
+        experts.front()->open_libraries(*host);
+      } catch (...) {  // no harm: what could not be loaded now is loaded when it is needed, or fails there
+        spdlog::warn("cannot load the GPU's libraries ahead of time; the first step will take longer: {}",
+                     error_in_flight("libraries").message);
+      }
+    });
   std::vector<BlockRegions::Expert> all;
   for (const Transformer* expert : experts) {
     if (expert->computes_in_other_type_ && expert->placement_.dtype == c10::ScalarType::Float)
@@ -83,9 +93,11 @@ void Transformer::compile(const std::vector<Transformer*>& experts, const std::s
     all.push_back({expert->spec_.get(), &expert->weights_, expert->parts_.blocks});
   }
   const auto regions = std::make_shared<const BlockRegions>(all, experts.front()->placement_, host);
+  if (libraries.valid()) libraries.get();
   for (std::size_t i = 0; i < experts.size(); ++i) {
     experts[i]->regions_ = regions;
     experts[i]->expert_ = i;
+    experts[i]->compiled_blocks();
   }
 }
 

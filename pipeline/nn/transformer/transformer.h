@@ -34,12 +34,28 @@ struct TransformerSource {
   std::shared_ptr<region::RegionHost> regions = nullptr;
 };
 
-// Immutable after compile(); copies share the weights. The functions may be called from any thread.
+// Immutable after compile(), but for adapt(), which runs on a copy; copies share the weights. The functions may be
+// called from any thread.
 class Transformer {
  public:
+  virtual ~Transformer() = default;
+  Transformer(const Transformer&) = default;
+  Transformer(Transformer&&) = default;
+
   // The weights in `dir`, or those in `file` unless it is empty. `optional`: no weights if there are none in `dir`.
   // Throws what Parameters::open throws.
   static Parameters open(const std::string& dir, const std::string& file, Placement placement, bool optional = false);
+
+  // The programs of the blocks, without and with adapters, that compile() uses after load() with the same arguments.
+  // Reads headers only. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
+  static std::vector<region::Program> programs(const TransformerSpec& spec, const TransformerSource& source,
+                                               Placement placement, bool fp8_products);
+  // Compiles the blocks of a model's transformers, which share programs, unless the host is null or runs transformers
+  // eagerly. Throws what BlockRegions and RegionHost::fall_back throw.
+  static void compile(const std::vector<Transformer*>& experts, const std::shared_ptr<region::RegionHost>& host);
+  // Replaces the weights by a copy with terms of adapters. If the columns of compiled blocks are too few, the blocks
+  // run eagerly from now on. Throws what RegionHost::fall_back throws.
+  void adapt(TransformerWeights weights);
 
   // Copies the adapters of a request to where compiled blocks read them. Call it on a copy with adapters, before its
   // blocks run, on the same stream, and for one request at a time.
@@ -63,18 +79,13 @@ class Transformer {
 
   // Loads the weights. `heads`: of attention; each rank must get as many. Throws what Parameters and Team throw.
   void load(const TransformerSource& source, std::int64_t heads);
-  // The programs of the blocks, without and with adapters, that load() and compile() with the same arguments compile.
-  // Reads headers only. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
-  static std::vector<region::Program> programs(const TransformerSpec& spec, const TransformerSource& source,
-                                               Placement placement, bool fp8_products);
   // Uses weights that are already loaded.
-  void use(TransformerWeights weights, TransformerParts parts = {});
-  // Compiles the blocks of a model's transformers, which share programs, unless the host runs transformers eagerly.
-  // Throws what BlockRegions and RegionHost::fall_back throw.
-  static void compile(const std::vector<Transformer*>& experts, const std::shared_ptr<region::RegionHost>& host);
-  // Replaces the weights by a copy with terms of adapters. If the columns of compiled blocks are too few, the blocks
-  // run eagerly from now on. Throws what RegionHost::fall_back throws.
-  void adapt(TransformerWeights weights);
+  void use(TransformerWeights weights) { weights_ = std::move(weights); }
+  // Called by compile() when the blocks have been compiled.
+  virtual void compiled_blocks() {}
+  // Runs what a request needs beside its blocks on next to nothing, because the first use of a GPU's library loads it.
+  // Called by compile() on another thread, before compiled_blocks().
+  virtual void open_libraries(const region::RegionHost&) const {}
 
   const TransformerSpec& spec() const { return *spec_; }
   bool compiled() const { return regions_ != nullptr; }

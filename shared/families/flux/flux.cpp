@@ -9,7 +9,7 @@ using job::Field;
 
 constexpr std::string_view kClassNames[] = {"FluxPipeline"};
 constexpr std::int64_t kLargestSide = 2048;
-constexpr std::int64_t kMostSteps = 200;
+constexpr std::int64_t kMostSteps = 200, kMostTextTokens = 512;
 constexpr std::int64_t kDefaultLatentSide = 128;  // FluxPipeline's default_sample_size
 
 bool flag_of(const json::object& object, std::string_view name) {
@@ -52,7 +52,7 @@ Result<void> read(job::ModelEntry& entry) {
   entry.apply("num_inference_steps").high = kMostSteps;
   entry.apply("guidance_scale");  // accepted by a model without guidance embeddings, too, without effect
   entry.apply("true_cfg_scale");
-  entry.apply("max_sequence_length");
+  entry.apply("max_sequence_length").high = kMostTextTokens;
   entry.defaults.set("num_inference_steps", few_steps ? 4 : 28);
   entry.defaults.set("guidance_scale", guidance_distilled ? 3.5 : 0.0);
   entry.defaults.set("true_cfg_scale", 1.0);

@@ -11,7 +11,7 @@ constexpr std::string_view kImageToVideo = "WanImageToVideoPipeline";
 constexpr std::string_view kClassNames[] = {"WanPipeline", kImageToVideo};
 constexpr std::int64_t kSideMultiple = 16;  // the VAE's factor times the patch
 constexpr int kDefaultWidth = 832, kDefaultHeight = 480, kFramesPerLatent = 4;
-constexpr std::int64_t kLargestSide = 2048, kMostFrames = 257, kMostSteps = 200;
+constexpr std::int64_t kLargestSide = 2048, kMostFrames = 257, kMostSteps = 200, kMostTextTokens = 512;
 
 // WanPipeline runs classifier-free guidance whenever the first scale is above one; the negative prompt is "" by
 // default.
@@ -35,18 +35,17 @@ Result<void> read(job::ModelEntry& entry) {
   entry.guidance = guidance_of;
   entry.max_pixels = kLargestSide * kLargestSide;
   entry.pixels_per_token = kSideMultiple * kSideMultiple;
-  entry.frames_per_latent = kFramesPerLatent;
   for (const Field side : {Field("width"), Field("height")})
     entry.apply(side) = {.low = kSideMultiple, .high = kLargestSide, .multiple_of = kSideMultiple};
   entry.apply("negative_prompt");
   // The first latent frame is one frame, each later one four.
-  entry.apply("frames") = {.low = 1, .high = kMostFrames, .multiple_of = 4, .remainder = 1};
+  entry.apply("frames") = {.low = 1, .high = kMostFrames, .multiple_of = kFramesPerLatent, .remainder = 1};
   entry.apply("fps");
   entry.apply("num_inference_steps").high = kMostSteps;
   entry.apply("guidance_scale");
   if (experts) entry.apply("guidance_scale_2");
-  for (const Field field : {Field("flow_shift"), Field("sampler"), Field("sigmas"), Field("max_sequence_length")})
-    entry.apply(field);
+  for (const Field field : {Field("flow_shift"), Field("sampler"), Field("sigmas")}) entry.apply(field);
+  entry.apply("max_sequence_length").high = kMostTextTokens;
   // The pipelines' defaults, and Wan's frame rate. An image gives the size, within the default area.
   if (from_image) {
     entry.apply("image").required = true;

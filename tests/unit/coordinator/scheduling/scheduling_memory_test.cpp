@@ -387,7 +387,7 @@ TEST_F(MemoryTest, a_video_of_too_many_frames_is_rejected_with_what_fits) {
   scheduler = make_with([](SchedulerOptions& options) {
     auto& clips = options.catalogue.models["tiny"];
     clips.media = job::MediaKind::kVideo;
-    clips.frames_per_latent = 4;
+    clips.apply("frames") = {.low = 1, .high = 1024, .multiple_of = 4, .remainder = 1};
     clips.apply("frames");
   });
   register_workers({limited("small", 49 * kSmallest)});

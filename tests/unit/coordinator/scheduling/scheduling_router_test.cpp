@@ -262,7 +262,7 @@ job::ShapeClass video_of(int frames) {
 // A forward pass takes 1.400 s with 49 frames and 2.691 s with 81, measured at 832×480. A step has two.
 TEST(CostModel, one_length_of_video_predicts_others) {
   SizedRuns runs{.step_us = [](const job::ShapeClass& shape) { return 2e6 * (shape.frames == 49 ? 1.400 : 2.691); }};
-  runs.model.frames_per_latent = 4;
+  runs.model.apply("frames") = {.low = 1, .high = 1024, .multiple_of = 4, .remainder = 1};
   runs.run(0, video_of(49));
   EXPECT_NEAR(runs.error(video_of(81)), 1, 0.1);
   SizedRuns reverse{.step_us = runs.step_us};
@@ -276,7 +276,7 @@ TEST(CostModel, two_lengths_of_video_predict_a_longer_one_from_noisy_runs) {
     for (const double first : {0.97, 1.0, 1.03}) {
       for (const double second : {0.97, 1.0, 1.03}) {
         SizedRuns runs;
-        runs.model.frames_per_latent = 4;
+        runs.model.apply("frames") = {.low = 1, .high = 1024, .multiple_of = 4, .remainder = 1};
         runs.step_us = [&](const job::ShapeClass& shape) {
           const double t = static_cast<double>(shape.width) * shape.height / 256 * ((shape.frames - 1) / 4 + 1);
           return 2 * (47.7 * t + 0.00105 * attention * t * t);
@@ -307,7 +307,7 @@ TEST(CostModel, two_sizes_of_images_predict_others) {
 
 TEST(CostModel, sizes_that_hardly_differ_do_not_extrapolate_noise) {
   SizedRuns runs;
-  runs.model.frames_per_latent = 4;
+  runs.model.apply("frames") = {.low = 1, .high = 1024, .multiple_of = 4, .remainder = 1};
   runs.step_us = [&](const job::ShapeClass& shape) { return 1e-2 * static_cast<double>(runs.prior(shape)); };
   runs.run(0, video_of(45), 1.03);
   runs.run(1, video_of(49), 0.97);

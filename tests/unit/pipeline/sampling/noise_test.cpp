@@ -22,14 +22,14 @@ void expect_near(const std::vector<float>& got, const std::vector<float>& want) 
 
 TEST(Noise, MatchesTorch) {
   const std::vector<float> seed5{-0.4867807626724243f, -0.6038215756416321f, -0.5580962300300598f, 0.6675242781639099f};
-  expect_near(first(draw_noise(5, 1, 2, 4, c10::ScalarType::Float), 4), seed5);
+  expect_near(first(draw_noise(5, {1, 1, 2, 4}, c10::ScalarType::Float), 4), seed5);
   // torch draws fewer than 16 values one by one, and more by a vectorized method with another sequence.
-  expect_near(first(draw_noise(5, 4, 2, 4, c10::ScalarType::Float), 4),
+  expect_near(first(draw_noise(5, {1, 4, 2, 4}, c10::ScalarType::Float), 4),
               {1.8423298597335815f, 0.5188871622085571f, -1.7119213342666626f, -1.7013792991638184f});
 }
 
 TEST(Noise, Bf16HasItsOwnSequence) {
-  const at::Tensor noise = draw_noise(5, 4, 2, 4, c10::ScalarType::BFloat16);
+  const at::Tensor noise = draw_noise(5, {1, 4, 2, 4}, c10::ScalarType::BFloat16);
   EXPECT_EQ(noise.scalar_type(), c10::ScalarType::BFloat16);
   const std::vector<float> want{0.96875f, 1.3984375f, 1.8828125f, -0.09228515625f};
   const auto got = first(noise, 4);
@@ -38,9 +38,11 @@ TEST(Noise, Bf16HasItsOwnSequence) {
 
 TEST(Noise, UsesTheLow32BitsOfASeed) {
   const auto fp32 = c10::ScalarType::Float;
-  EXPECT_TRUE(at::equal(draw_noise((std::int64_t{1} << 40) + 5, 1, 2, 4, fp32), draw_noise(5, 1, 2, 4, fp32)));
-  EXPECT_TRUE(at::equal(draw_noise(-3, 1, 2, 4, fp32), draw_noise((std::int64_t{1} << 32) - 3, 1, 2, 4, fp32)));
-  EXPECT_FALSE(at::equal(draw_noise(6, 1, 2, 4, fp32), draw_noise(5, 1, 2, 4, fp32)));
+  EXPECT_TRUE(
+      at::equal(draw_noise((std::int64_t{1} << 40) + 5, {1, 1, 2, 4}, fp32), draw_noise(5, {1, 1, 2, 4}, fp32)));
+  EXPECT_TRUE(
+      at::equal(draw_noise(-3, {1, 1, 2, 4}, fp32), draw_noise((std::int64_t{1} << 32) - 3, {1, 1, 2, 4}, fp32)));
+  EXPECT_FALSE(at::equal(draw_noise(6, {1, 1, 2, 4}, fp32), draw_noise(5, {1, 1, 2, 4}, fp32)));
 }
 
 TEST(Latents, PacksTwoByTwoPixelsChannelFirst) {

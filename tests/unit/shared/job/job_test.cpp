@@ -394,7 +394,7 @@ TEST(ShapeClass, TakesFramesAndGuidanceFromTheSpecAndItsModel) {
   const std::string frames = shape_class_of(video, model, "auto").key();
   EXPECT_EQ(frames, "clips/v1/0x0x81/none/512/auto");
   EXPECT_EQ(parse_class_key(frames), shape_class_of(video, model, "auto"));
-  model.frames_per_latent = 4;
+  model.apply("frames") = {.low = 1, .high = 1024, .multiple_of = 4, .remainder = 1};
   for (const auto& [given, rounded] : {std::pair(1, 1), {2, 1}, {7, 5}, {8, 9}, {81, 81}, {82, 81}}) {
     video.fields.set("frames", given);
     EXPECT_EQ(shape_class_of(video, model, "auto").frames, rounded) << given;
@@ -405,7 +405,7 @@ TEST(ShapeClass, CountsTheTokensOfLatentFrames) {
   ModelEntry model;
   ShapeClass shape{.model = "m", .width = 832, .height = 480, .frames = 81, .text_tokens = 512};
   EXPECT_EQ(tokens_of(shape, model), 81 * 30 * 52 + 512);
-  model.frames_per_latent = 4;
+  model.apply("frames") = {.low = 1, .high = 1024, .multiple_of = 4, .remainder = 1};
   EXPECT_EQ(tokens_of(shape, model), 21 * 30 * 52 + 512);
   model.pixels_per_token = 1024;
   EXPECT_EQ(tokens_of(shape, model), 21 * 15 * 26 + 512);

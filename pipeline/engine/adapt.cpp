@@ -1,11 +1,11 @@
-#include "pipeline/families/wan/adapters.h"
+#include "pipeline/engine/adapt.h"
 
-#include <algorithm>
+#include <bit>
 #include <cctype>
+#include <cstdint>
 #include <filesystem>
 #include <utility>
 
-#include "pipeline/families/wan/adapter_names.h"
 #include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
@@ -13,12 +13,9 @@ namespace {
 
 using job::Expert;
 
-std::string shown_name(const LoraRequest& request) {
-  return excerpt(request.name.empty() ? std::filesystem::path(request.path).filename().string() : request.name, 128);
-}
-
 void warn(const LoraRequest& request, const Adapter& adapter, bool experts, std::vector<std::string>& warnings) {
-  const std::string name = shown_name(request);
+  const std::string name =
+      excerpt(request.name.empty() ? std::filesystem::path(request.path).filename().string() : request.name, 128);
   if (!adapter.unused.empty()) warnings.push_back("adapter " + name + ": left out, as in diffusers, " + adapter.unused);
   const Expert named = expert_in_name(name);
   if (experts && named != Expert::kBoth && named != request.expert)
@@ -44,33 +41,47 @@ Expert expert_in_name(std::string_view name) {
   return high == low ? Expert::kBoth : high ? Expert::kHigh : Expert::kLow;
 }
 
-LoraBase lora_base(const WanFolder& folder) {
-  TransformerWeights weights = folder.transformer.weights();
-  return wan_lora_base(base_linears(folder.transformer.named_linears(weights)));
+LoraBase lora_base(const Network& network) {
+  const auto copy = network.clone();
+  std::vector<std::vector<BaseLinear>> linears;
+  if (const auto transformers = copy->transformers(); !transformers.empty()) {
+    TransformerWeights weights = transformers[0]->weights();
+    linears.push_back(base_linears(transformers[0]->named_linears(weights)));
+  }
+  for (TextEncoder* text : copy->text_encoders()) linears.push_back(base_linears(text->named_linears()));
+  return network.lora_base(std::move(linears));
 }
 
-WanAdapters adapt(const WanFolder& folder, AdapterStore& adapters, const std::vector<LoraRequest>& requests) {
-  WanAdapters out;
+Adapted adapt(const Network& network, AdapterStore& adapters, const std::vector<LoraRequest>& requests) {
+  Adapted out;
+  auto copy = network.clone();
+  const auto transformers = copy->transformers();
   std::vector<std::pair<std::shared_ptr<const Adapter>, const LoraRequest*>> used;
   for (const LoraRequest& request : requests) {
     auto adapter = adapters.get(request);
-    warn(request, *adapter, folder.transformer_2.has_value(), out.warnings);
+    warn(request, *adapter, transformers.size() > 1, out.warnings);
     if (request.scale == 0) continue;
+    // Exactly this strength.
+    if (adapter->changes_text)
+      out.text_key +=
+          std::to_string(adapter->id) + ":" + std::to_string(std::bit_cast<std::uint64_t>(request.scale)) + ";";
     out.held.push_back(adapter);
     used.emplace_back(std::move(adapter), &request);
   }
-  for (std::size_t expert = 0; expert < (folder.transformer_2 ? 2 : 1); ++expert) {
-    const WanTransformer& transformer = expert ? *folder.transformer_2 : folder.transformer;
-    TransformerWeights weights = transformer.weights();
-    const std::vector<NamedLinear> linears[] = {transformer.named_linears(weights)};
+  if (used.empty()) return out;
+  for (std::size_t expert = 0; expert < transformers.size(); ++expert) {
+    TransformerWeights weights = transformers[expert]->weights();
+    std::vector<std::vector<NamedLinear>> linears{transformers[expert]->named_linears(weights)};
+    for (TextEncoder* text : copy->text_encoders()) linears.push_back(text->named_linears());
     bool changed = false;
     for (const auto& [adapter, request] : used) {
       if (request->expert == (expert ? Expert::kHigh : Expert::kLow)) continue;
       add_adapter(*adapter, request->scale, linears);
       changed = true;
     }
-    if (changed) out.transformers[expert] = transformer.adapted(std::move(weights));
+    if (changed) transformers[expert]->adapt(std::move(weights));
   }
+  out.network = std::move(copy);
   return out;
 }
 

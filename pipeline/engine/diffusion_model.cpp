@@ -1,0 +1,368 @@
+#include "pipeline/engine/diffusion_model.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/engine/generation.h"
+#include "pipeline/region/run/region_host.h"
+#include "pipeline/sampling/latents.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::size_t kCachedPrompts = 8;
+
+using Clock = std::chrono::steady_clock;
+
+DiffusionGeneration& own(Generation& generation) {
+  auto* mine = dynamic_cast<DiffusionGeneration*>(&generation);
+  if (!mine) fail(Code::kInternal, "this Generation was made by another kind of model");
+  return *mine;
+}
+
+// "100 and 0.5"
+std::string strengths(const std::vector<LoraRequest>& loras) {
+  std::string text;
+  for (std::size_t i = 0; i < loras.size(); ++i) {
+    std::array<char, 32> number;
+    std::snprintf(number.data(), number.size(), "%g", loras[i].scale);
+    text += (i == 0 ? "" : i + 1 == loras.size() ? " and " : ", ") + std::string(number.data());
+  }
+  return text;
+}
+
+std::string formats_text(const ModelSource& source) {
+  std::string text;
+  for (const auto& [component, format] : source.quantize)
+    text += (text.empty() ? "" : ", ") + component + " in " + format;
+  return text.empty() ? "nothing is quantized" : text;
+}
+
+// "transformer", "transformer_2": diffusers' names of equal components.
+std::string numbered(const char* name, std::size_t i) { return i == 0 ? name : name + ("_" + std::to_string(i + 1)); }
+
+ModelInfo info_of(const LoadContext& context, Network& network, const Folder& folder) {
+  ModelInfo info;
+  info.name = context.source.name;
+  info.dir = context.source.dir;
+  if (const auto width = network.entry.fields.find("width"); width != network.entry.fields.end())
+    info.size_multiple = static_cast<int>(width->second.multiple_of);
+  info.experts = network.entry.experts;
+  info.load_times = folder.times;
+  info.weight_bytes = network.vae_bytes();
+  const auto add = [&](const char* name, const auto& parts) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      info.weight_bytes += parts[i]->bytes();
+      info.linears[numbered(name, i)] = parts[i]->linears();
+    }
+  };
+  add("transformer", network.transformers());
+  add("text_encoder", network.text_encoders());
+  return info;
+}
+
+// Runs steps in all ranks of a team. Rank 0 decides after each step whether to go on. The others cannot go on without a
+// rank that fails.
+template <class Denoise>
+auto in_all_ranks(const parallel::Team& team, const StepCallback& on_step, const Denoise& denoise) {
+  auto done = denoise([&](const StepProgress& progress) {
+    const bool go_on = team.group->rank() > 0 || !on_step || on_step(progress);
+    return unwrap(team.group->agree(go_on));
+  });
+  if (!done && done.error().code != Code::kCanceled) {  // all have agreed to cancel
+    team.group->abort();
+    done = Error{Code::kDeviceFault, done.error().message, {}};
+  }
+  return done;
+}
+
+}  // namespace
+
+std::unique_ptr<Model> DiffusionModel::load(const Family& family, const LoadContext& asked) {
+  LoadContext context = asked;
+  check_components(family, context.source.dir);
+  auto begun = Clock::now();
+  auto tokenizers = family.load_tokenizers(context.source.dir);
+  const auto tokenizers_took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begun);
+  const Fit fitted = fit(family, context, /*always=*/false);
+  if (context.source.quantize.contains("*"))
+    spdlog::info("{}: quantize auto: {}", context.source.dir, formats_text(fitted.source));
+  context.source = fitted.source;
+  context.placement = fitted_placement(family, asked, fitted);
+  Folder folder(context, tokenizers.get());
+  folder.times.emplace_back("tokenizers", tokenizers_took);
+  auto network = load_network(family, folder);
+  begun = Clock::now();
+  Transformer::compile(network->transformers(), context.regions);
+  folder.times.emplace_back("compile", std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begun));
+  ModelInfo info = info_of(context, *network, folder);
+  return std::unique_ptr<Model>(
+      new DiffusionModel(family, context, fitted, std::move(info), std::move(network), std::move(tokenizers)));
+}
+
+PlanReport DiffusionModel::plan(const Family& family, const LoadContext& context, const GenerationRequest& request) {
+  const Fit fitted = fit(family, context, /*always=*/true);
+  const RequestSize size = fitted.needs->size_of(request);
+  PlanReport report = context.memory->plan(fitted.needs->of(size));
+  report.quantize = fitted.source.quantize;
+  const job::ModelEntry& entry = fitted.needs->entry();
+  const std::int64_t tokens =
+      std::int64_t{size.width} * size.height / entry.pixels_per_token * entry.latent_frames(size.frames);
+  report.mode = region::mode_name(region::mode_for(context.regions->options, tokens, size.frames));
+  return report;
+}
+
+DiffusionModel::DiffusionModel(const Family& family, const LoadContext& context, const Fit& fit, ModelInfo info,
+                               std::unique_ptr<Network> network, std::unique_ptr<Tokenizers> tokenizers)
+    : family_(family),
+      source_(context.source),
+      info_(std::move(info)),
+      network_(std::move(network)),
+      tokenizers_(std::move(tokenizers)),
+      team_(parallel::Team::all(context.regions->ranks)),
+      prompts_(kCachedPrompts),
+      adapters_(lora_base(*network_), context.placement, context.adapters),
+      none_(context.placement, "none", /*repeats=*/false),
+      memory_(context.memory, info_.name, memory_source(fit.needs)) {}
+
+ModelMemory::Source DiffusionModel::memory_source(std::shared_ptr<Needs> needs) {
+  ModelMemory::Source source{.parts = {{}, &none_, {}}};
+  for (const TextEncoder* text : network_->text_encoders()) source.parts.text.push_back(&text->parts());
+  for (const Transformer* transformer : network_->transformers()) {
+    source.parts.blocks.push_back(transformer->parts().blocks.get());
+    if (const auto& apart = transformer->parts().apart) source.parts.modulation = apart.get();
+  }
+  if (source.parts.blocks.empty()) source.parts.blocks.push_back(&none_);
+  source.ranks = static_cast<bool>(team_);
+  if (!needs) return source;
+  source.small = needs->size_of(family_.small);
+  source.large = needs->size_of(family_.typical);
+  source.needs = [needs = std::move(needs)](const RequestSize& size) { return needs->of(size); };
+  source.unallocated = [this] { return adapters_.unallocated_slot_bytes(); };
+  return source;
+}
+
+template <class Run>
+auto DiffusionModel::stage(const char* name, Run run, std::int64_t* lap_us)
+    -> Result<decltype(run(std::declval<StageScope&>()))> {
+  try {
+    StageScope scope(network_->placement.device);
+    auto out = run(scope);
+    scope.finish();
+    if (lap_us) *lap_us = scope.lap_us();
+    return out;
+  } catch (...) {
+    const Error error = error_in_flight(name);
+    if (error.code == Code::kOutOfMemory) release_cached_memory(network_->placement.device);
+    return error;
+  }
+}
+
+Result<RequestSize> DiffusionModel::size_of(const GenerationRequest& request) const {
+  try {
+    return pipeline::size_of(*network_, settings_of(*network_, request),
+                             request.alone.value_or(false) ? 1 : team_.count);
+  } catch (...) {
+    return error_in_flight("size");
+  }
+}
+
+EncodedPrompt DiffusionModel::embed(const Network& network, const std::string& prompt, const Settings& settings,
+                                    const std::string& text_key) {
+  return prompts_.get(std::to_string(settings.text_tokens()) + "/" + text_key + "/" + prompt,
+                      [&] { return network.encode(tokenizers_->ids(prompt, settings.text_tokens()), settings); });
+}
+
+Result<std::unique_ptr<Generation>> DiffusionModel::encode(const GenerationRequest& request) {
+  std::int64_t took_us = 0;
+  auto generation = stage(
+      "encode", [&](StageScope&) { return run_encode(request); }, &took_us);
+  if (generation) (*generation)->device_phases_us_["text"] = took_us;
+  return generation;
+}
+
+std::unique_ptr<Generation> DiffusionModel::run_encode(const GenerationRequest& request) {
+  const auto start = Clock::now();
+  auto made = std::make_unique<DiffusionGeneration>();
+  DiffusionGeneration& g = *made;
+  g.settings = settings_of(*network_, request);
+  g.team = request.alone.value_or(false) ? parallel::Team() : team_;
+  g.size = pipeline::size_of(*network_, g.settings, g.team.count);
+  memory_.check(g.size);
+  network_->prewarm(g.settings);  // in the background while the prompt is encoded
+  g.noise = draw_noise(g.settings.seed, network_->noise_size(g.settings), network_->noise_type());
+  g.schedule = network_->schedule(g.settings);
+  memory_.run_encode(g.size, [&] {
+    g.adapted = adapt(*network_, adapters_, g.settings.loras);
+    const Network& network = g.adapted.network ? *g.adapted.network : *network_;
+    g.conditions = encode_conditions(network, g.settings, [&](const std::string& prompt) {
+      return embed(network, prompt, g.settings, g.adapted.text_key);
+    });
+    g.denoiser = network.denoiser(g.settings, g.schedule, g.conditions);
+  });
+  g.warn(g.settings.warnings);
+  g.warn(g.adapted.warnings);
+  g.warn(g.conditions.prompt.ids.warnings);
+  if (g.conditions.negative) g.warn(g.conditions.negative->ids.warnings, "negative ");
+  synchronize_current(network_->placement.device);
+  memory_.trim();
+  g.add_phase("text", start);
+  return made;
+}
+
+Media DiffusionModel::preview(const DiffusionGeneration& generation, const at::Tensor& estimate) const {
+  const at::Tensor pixels = network_->preview(estimate, generation.settings);
+  if (!are_finite({pixels})[0]) fail(Code::kDataCorrupt, "the current estimate contains NaN or infinity");
+  return to_media(unit_range(pixels));
+}
+
+Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepCallback& on_step,
+                                             const std::function<void()>& wait) {
+  Network& network = g.adapted.network ? *g.adapted.network : *network_;
+  const auto transformers = network.transformers();
+  const std::shared_ptr<void> finish(nullptr, [&](void*) {
+    for (const Transformer* transformer : transformers) transformer->parts().blocks->finish();
+  });
+  for (const Transformer* transformer : transformers) transformer->load_adapters();
+  const auto sampler = network.sampler(g.settings, g.schedule);
+  at::Tensor latents = network.to_latents(g.noise).to(network.placement.device);
+  const auto steps = static_cast<std::int64_t>(g.schedule.timesteps.size());
+  for (std::int64_t step = 0; step < steps; ++step) {
+    memory_.use_blocks(g.denoiser->expert(step));
+    const at::Tensor velocity = guided_velocity(*g.denoiser, step, latents, g.conditions.negative.has_value(), g.team);
+    latents = sampler->step(latents, velocity, step);
+    wait();
+    if (!on_step) continue;
+    StepProgress progress;
+    progress.step = static_cast<int>(step + 1);
+    progress.total = static_cast<int>(steps);
+    progress.preview = [&]() -> Result<Media> {
+      try {
+        return preview(g, sampler->estimate(latents, velocity, step));
+      } catch (...) {
+        return error_in_flight("preview");
+      }
+    };
+    if (!on_step(progress))
+      return Error{Code::kCanceled, "canceled after step " + std::to_string(step + 1) + " of " + std::to_string(steps)};
+  }
+  return latents;
+}
+
+Result<void> DiffusionModel::denoise(Generation& generation, const StepCallback& on_step) {
+  const auto denoise_here = [&](const StepCallback& callback) -> Result<void> {
+    auto latents = stage("denoise", [&](StageScope& scope) {
+      const auto begun = Clock::now();
+      DiffusionGeneration& g = own(generation);
+      std::unique_lock one_at_a_time(adapted_, std::defer_lock);
+      if (g.adapted.network) one_at_a_time.lock();
+      const auto wait = [&] {
+        scope.finish();
+        const bool first = g.device_phases_us_.emplace("first_step", 0).second;
+        g.device_phases_us_[first ? "first_step" : "steady_steps"] += scope.lap_us();
+      };
+      auto made =
+          memory_.run_steps(g.size, callback, [&](const StepCallback& on_each) { return run_steps(g, on_each, wait); });
+      g.add_phase("denoise", begun);
+      if (made) g.latents = *made;
+      return made;
+    });
+    if (!latents) return latents.error();
+    return *latents ? Result<void>() : latents->error();
+  };
+  const auto* mine = dynamic_cast<const DiffusionGeneration*>(&generation);
+  const Result<void> done =
+      mine && mine->team ? in_all_ranks(mine->team, on_step, denoise_here) : denoise_here(on_step);
+  const auto cleared = stage("denoise", [&](StageScope&) {
+    clear_if_asked();
+    return true;
+  });
+  return done && !cleared ? cleared.error() : done;
+}
+
+void DiffusionModel::not_finite(const DiffusionGeneration& g, const std::string& what) {
+  if (g.adapted.network)
+    fail(Code::kInvalidArgument,
+         "[decode] " + what + " contain NaN or infinity with adapters at the strengths " + strengths(g.settings.loras) +
+             " (in the request's order); use smaller strengths or another adapter",
+         "loras");
+  if (!bad_weight_) bad_weight_ = not_finite_weight(family_, source_);
+  fail(Code::kDataCorrupt,
+       "[decode] " + what +
+           " contain NaN or infinity; check the model's weights, or use another precision (worker.dtype): " +
+           *bad_weight_);
+}
+
+Result<Media> DiffusionModel::decode(Generation& generation, const FrameCallback& on_frames) {
+  return stage(
+      "decode", [&](StageScope&) { return run_decode(own(generation), on_frames); },
+      &generation.device_phases_us_["vae"]);
+}
+
+Media DiffusionModel::run_decode(DiffusionGeneration& g, const FrameCallback& on_frames) {
+  const auto start = Clock::now();
+  if (!g.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
+  if (!are_finite({g.latents})[0]) not_finite(g, "the latents after denoising");
+  memory_.make_room_to_decode(g.size);
+  const bool video = network_->entry.media == job::MediaKind::kVideo;
+  Media media = memory_.run(g.size, [&] {
+    Media made;
+    made.frames = 0;
+    if (video) made.frame_rate = g.settings.real("fps");
+    made.rgb.reserve(static_cast<std::size_t>(g.size.pixels()) * 3);
+    network_->decode(g.latents, g.settings, [&](const at::Tensor& decoded) {
+      if (!are_finite({decoded})[0]) not_finite(g, "the pixels that the VAE decoded");
+      const at::Tensor unit = unit_range(decoded);
+      const Media part = to_media(unit);
+      made.width = part.width;
+      made.height = part.height;
+      made.frames += part.frames;
+      made.rgb.insert(made.rgb.end(), part.rgb.begin(), part.rgb.end());
+      if (!video) g.image = unit;
+      if (video && on_frames) on_frames(made);
+    });
+    return made;
+  });
+  memory_.trim();
+  memory_.observe(g.size);
+  g.add_phase("vae", start);
+  return media;
+}
+
+Result<void> DiffusionModel::prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) {
+  try {
+    const StageScope scope(network_->placement.device);
+    for (const LoraRequest& lora : loras) adapters_.prefetch(lora, drops);
+    return {};
+  } catch (...) {
+    return error_in_flight("prefetch");
+  }
+}
+
+// If a request with adapters is being denoised, its end clears the columns.
+void DiffusionModel::clear_if_asked() {
+  if (!clearing_) return;
+  const std::unique_lock nobody_reads(adapted_, std::try_to_lock);
+  if (!nobody_reads || !clearing_.exchange(false)) return;
+  for (const Transformer* transformer : network_->transformers()) transformer->clear_adapters();
+  synchronize_current(network_->placement.device);
+}
+
+void DiffusionModel::forget_adapter(const std::string& id) {
+  try {
+    StageScope scope(network_->placement.device);
+    adapters_.forget(id);
+    clearing_ = true;
+    clear_if_asked();
+    scope.finish();
+  } catch (...) {  // no request finds it any more, but its slot may still hold it
+    spdlog::error("cannot overwrite the slot of adapter {}: {}", id, error_in_flight("forget").message);
+  }
+}
+
+}  // namespace ditfleet::pipeline

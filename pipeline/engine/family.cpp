@@ -1,0 +1,176 @@
+#include "pipeline/engine/family.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/region/programs/channels_last_source.h"
+#include "pipeline/region/programs/dequantize_source.h"
+#include "pipeline/region/programs/matrix_copies_source.h"
+#include "shared/core/excerpt.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+// The class of a component, or nothing if it is missing or null.
+const json::string* class_of(const ConfigFile& index, std::string_view component) {
+  const json::value* entry = index.fields().if_contains(component);
+  const json::array* pair = entry ? entry->if_array() : nullptr;
+  return pair && pair->size() == 2 ? (*pair)[1].if_string() : nullptr;
+}
+
+std::string one_of(const std::vector<std::string>& all) {
+  std::string text;
+  for (std::size_t i = 0; i < all.size(); ++i) text += (i == 0 ? "" : i + 1 == all.size() ? " or " : ", ") + all[i];
+  return text;
+}
+
+// The format of transformer is also the one of transformer_2.
+void check_quantize(const Family& family, const ModelSource& source) {
+  std::vector<std::string> right;
+  for (const Component& one : family.components)
+    if (!one.formats.empty()) right.push_back(std::string(one.name) + " (" + one_of(one.formats) + ")");
+  for (const auto& [component, format] : source.quantize) {
+    const auto known = std::find_if(family.components.begin(), family.components.end(),
+                                    [&, &name = component](const Component& one) { return one.name == name; });
+    if (known == family.components.end() || known->formats.empty())
+      fail(Code::kInvalidArgument, "quantize has the component \"" + component + "\"; it must be " + one_of(right),
+           "quantize");
+    if (std::find(known->formats.begin(), known->formats.end(), format) == known->formats.end())
+      fail(Code::kInvalidArgument,
+           "quantize." + component + " is \"" + format + "\"; it must be " + one_of(known->formats), "quantize");
+  }
+}
+
+std::string format_of(const ModelSource& source, const std::string& component) {
+  const auto format = source.quantize.find(component.starts_with("transformer") ? "transformer" : component);
+  return format == source.quantize.end() ? std::string() : format->second;
+}
+
+// Weights that replace the folder's; empty: none.
+std::string file_of(const ModelSource& source, std::string_view component) {
+  return component == "transformer" ? source.transformer : std::string();
+}
+
+}  // namespace
+
+bool Folder::has(std::string_view component) const { return class_of(index(), component) != nullptr; }
+
+std::string Folder::quantize(const std::string& component) const { return format_of(context.source, component); }
+
+TransformerSource Folder::transformer(const std::string& component) const {
+  return {.dir = dir(component),
+          .file = file_of(context.source, component),
+          .quantize = quantize(component),
+          .name = component,
+          .adapter_rank = context.adapter_columns,
+          .regions = context.regions};
+}
+
+void Folder::must_match(std::string_view what, std::int64_t a, std::string_view other, std::int64_t b) const {
+  if (a != b)
+    fail(Code::kDataCorrupt, context.source.dir + ": " + std::string(what) + " is " + std::to_string(a) + ", but " +
+                                 std::string(other) + " is " + std::to_string(b) +
+                                 "; they must be equal in the parts of one model");
+}
+
+void Folder::loaded(const char* part) {
+  const auto now = std::chrono::steady_clock::now();
+  times.emplace_back(part, std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(last_, now)));
+}
+
+const Family& family_of(const Families& families, const std::string& dir) {
+  const ConfigFile index(dir + "/model_index.json");
+  const std::string name = index.text("_class_name", "");
+  std::string known;
+  int count = 0;
+  for (const Family* family : families)
+    for (const std::string_view one : family->description->class_names) {
+      if (one == name) return *family;
+      known += (count++ ? ", " : "") + std::string(one);
+    }
+  index.refuse("_class_name is \"" + name + "\"; it must be " + (count > 1 ? "one of " : "") + known);
+}
+
+void check_components(const Family& family, const std::string& dir, std::string_view prefix) {
+  const ConfigFile index(dir + "/model_index.json");
+  for (const Component& one : family.components) {
+    if (!one.name.starts_with(prefix)) continue;
+    const json::string* name = class_of(index, one.name);
+    const json::value* entry = index.fields().if_contains(one.name);
+    const bool null = !entry || entry->is_null() || (entry->is_array() && json::serialize(*entry) == "[null,null]");
+    if ((one.optional && null) ||
+        (name && (*name == one.class_name || *name == std::string(one.class_name) + "Fast")))  // of tokenizers
+      continue;
+    index.refuse(std::string(one.name) + " is " + (entry ? excerpt(json::serialize(*entry), 100) : "missing") +
+                 "; it must be [LIBRARY, \"" + std::string(one.class_name) + "\"]");
+  }
+}
+
+std::unique_ptr<Network> load_network(const Family& family, Folder& folder) {
+  const ModelSource& source = folder.context.source;
+  check_quantize(family, source);
+  check_components(family, source.dir);
+  auto network = family.load(folder);
+  network->placement = folder.context.placement;
+  network->entry = unwrap(families::read_model_entry(source.name, source.dir, std::span(&family.description, 1)));
+  return network;
+}
+
+bool has_quantized_linears(const Family& family, const ModelSource& source) {
+  check_quantize(family, source);
+  bool found = !source.quantize.empty();
+  for (const Component& one : family.components) {
+    const std::string component(one.name), file = file_of(source, one.name);
+    if (one.formats.empty()) continue;
+    const Placement host{c10::kCPU, c10::ScalarType::Float};
+    try {
+      const Parameters parameters = *one.library == Library::kDiffusers
+                                        ? Transformer::open(source.dir + "/" + component, file, host)
+                                        : Parameters::open(source.dir + "/" + component, *one.library, host);
+      found = found || parameters.has_quantized();
+      if (!format_of(source, component).empty()) parameters.check_quantize_on_load();
+    } catch (const Failure& failure) {
+      if (failure.error().code != Code::kNotFound || !file.empty()) throw;
+    }
+  }
+  return found;
+}
+
+std::string not_finite_weight(const Family& family, const ModelSource& source) {
+  for (const Component& one : family.components) {
+    const std::string dir = source.dir + "/" + std::string(one.name), file = file_of(source, one.name);
+    if (!one.library || (one.optional && !std::filesystem::exists(dir))) continue;
+    const std::string name = unwrap(
+        unwrap(file.empty() ? Checkpoint::open(dir, *one.library) : Checkpoint::open_file(file, {})).not_finite());
+    if (!name.empty())
+      return "weight " + name + " of " + (file.empty() ? std::string(one.name) : file) + " is not finite";
+  }
+  return "all stored weights are finite";
+}
+
+region::AheadPrograms ahead_programs(const Family& family, const ModelSource& source, region::ElementType type,
+                                     region::ArchFeatures arch, const region::CompileOptions& options) {
+  region::AheadPrograms made;
+  const bool quantized = has_quantized_linears(family, source);
+  const Placement host{c10::kCPU,
+                       type == region::ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16};
+  for (const Component& one : family.components) {
+    const std::string dir = source.dir + "/" + std::string(one.name);
+    if (!options.transformer || !family.spec || !one.name.starts_with("transformer") ||
+        (one.optional && !std::filesystem::exists(dir + "/config.json")))
+      continue;
+    for (region::Program& program : Transformer::programs(
+             family.spec(ConfigFile(dir + "/config.json")),
+             {.dir = dir, .file = file_of(source, one.name), .quantize = format_of(source, std::string(one.name))},
+             host, arch.fp8_products))
+      made.blocks.push_back(std::move(program));
+  }
+  if (!arch.gpu) return made;
+  if (!made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());  // brings adapters to the blocks
+  if (options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
+  if (quantized) made.fixed.push_back(region::dequantize_program());
+  return made;
+}
+
+}  // namespace ditfleet::pipeline

@@ -1,0 +1,64 @@
+#include "pipeline/engine/generation.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/weights/safetensors_writer.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+DType stored_type(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Float: return DType::kF32;
+    case c10::ScalarType::BFloat16: return DType::kBF16;
+    case c10::ScalarType::Long: return DType::kI64;
+    default: fail(Code::kInternal, "[dump] a tensor of an unexpected type");
+  }
+}
+
+at::Tensor tensor_of(const std::vector<float>& values) {
+  return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())}).clone();
+}
+
+at::Tensor tensor_of(const std::vector<std::int32_t>& ids) {
+  return at::from_blob(const_cast<std::int32_t*>(ids.data()), {1, static_cast<std::int64_t>(ids.size())},
+                       at::TensorOptions().dtype(c10::ScalarType::Int))
+      .to(c10::ScalarType::Long);
+}
+
+}  // namespace
+
+Result<void> DiffusionGeneration::dump(const std::string& path) const {
+  try {
+    std::map<std::string, at::Tensor> tensors{{"noise", noise},
+                                              {"sigmas", tensor_of(schedule.sigmas)},
+                                              {"timesteps", tensor_of(schedule.timesteps)},
+                                              {"condition", conditions.image},
+                                              {"latents", latents},
+                                              {"image", image}};
+    const auto add = [&](const std::string& prefix, const EncodedPrompt& prompt) {
+      for (const auto& [name, ids] : prompt.ids.ids) tensors[prefix + name] = tensor_of(ids);
+      for (const auto& [name, tensor] : prompt.tensors) tensors[prefix + name] = tensor;
+    };
+    add("", conditions.prompt);
+    if (conditions.negative) add("negative_", *conditions.negative);
+    std::vector<TensorToWrite> entries;
+    for (auto& [name, tensor] : tensors) {
+      if (!tensor.defined()) continue;
+      tensor = tensor.to(c10::DeviceType::CPU).contiguous();
+      entries.push_back({name,
+                         stored_type(tensor.scalar_type()),
+                         tensor.sizes().vec(),
+                         {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()}});
+    }
+    return write_safetensors(path, std::move(entries),
+                             {{"noise", "as drawn, before it is packed"},
+                              {"latents", "diffusers' output_type=\"latent\""},
+                              {"image", "decoded, in 0…1: [1, 3, height, width]"}});
+  } catch (...) {
+    return error_in_flight("dump");
+  }
+}
+
+}  // namespace ditfleet::pipeline

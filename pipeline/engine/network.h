@@ -1,0 +1,113 @@
+// What a model family computes: a folder's networks, on a device or on tensors without memory, and the forwards of one
+// request. DiffusionModel (diffusion_model.h) runs the stages; the memory plan runs the same code on meta tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pipeline/engine/settings.h"
+#include "pipeline/lora/base.h"
+#include "pipeline/nn/text/text_encoder.h"
+#include "pipeline/nn/transformer/transformer.h"
+#include "pipeline/sampling/sampler.h"
+#include "pipeline/sampling/schedule.h"
+
+namespace ditfleet::pipeline {
+
+// A prompt and what the text encoders make of it. The names are those of the dump.
+struct EncodedPrompt {
+  PromptIds ids;
+  std::map<std::string, at::Tensor> tensors;
+};
+
+// What encode() has computed of a request.
+struct Conditions {
+  EncodedPrompt prompt;
+  std::optional<EncodedPrompt> negative;  // see Settings::negative
+  at::Tensor image;                       // of encode_image(); undefined: none
+};
+
+// The forwards of one request. Used by one thread at a time.
+class Denoiser {
+ public:
+  virtual ~Denoiser() = default;
+  // The velocity that the transformer of this step predicts, with the shape of `latents`. `negative`: of the negative
+  // prompt. `team`: the ranks that share the forward.
+  virtual at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative,
+                              const parallel::Team& team) = 0;
+  // Which of Network::transformers() velocity() uses.
+  virtual std::size_t expert(std::int64_t) const { return 0; }
+  // The velocity of a step with two forwards: classifier-free guidance, unless a family overrides it.
+  virtual at::Tensor guide(const at::Tensor& positive, const at::Tensor& negative, std::int64_t step) const {
+    return negative + guidance_scale(step) * (positive - negative);
+  }
+
+ protected:
+  virtual double guidance_scale(std::int64_t) const { return 1; }
+};
+
+// The networks of one folder. Immutable once loaded, but for adapt(), which runs on a copy; const functions may be
+// called from any thread, in inference mode. They throw Failure and what LibTorch throws.
+class Network {
+ public:
+  using FrameSink = std::function<void(const at::Tensor& frames)>;
+
+  virtual ~Network() = default;
+  virtual std::unique_ptr<Network> clone() const = 0;  // shares the weights
+
+  // Those of the folder, in the order of diffusers' names: text_encoder, text_encoder_2. They stay owned.
+  virtual std::vector<TextEncoder*> text_encoders() { return {}; }
+  // transformer, transformer_2: steps use one of them, which Denoiser::expert() says. With several, the first is for
+  // high and the second for low noise levels, and adapters change no text encoder.
+  virtual std::vector<Transformer*> transformers() { return {}; }
+  virtual std::int64_t vae_bytes() const { return 0; }
+  // The linears of the first transformer and of the text encoders, and their names in adapter files.
+  virtual LoraBase lora_base(std::vector<std::vector<BaseLinear>> linears) const = 0;
+
+  // Completes settings that were read: Settings::negative, and what one field says about another.
+  virtual void complete(Settings&) const {}
+  // Prepares velocity() for a new size in the background. Does not block.
+  virtual void prewarm(const Settings&) const {}
+
+  // The inputs of encode() for a prompt of the most ids that encode() takes.
+  virtual PromptIds longest_ids(const Settings&) const { return {}; }
+  virtual EncodedPrompt encode(PromptIds ids, const Settings& settings) const = 0;
+  // Settings::image as a condition of all steps; undefined: the model takes none.
+  virtual at::Tensor encode_image(const Settings&) const { return {}; }
+  // Of the noise that diffusers draws.
+  virtual std::vector<std::int64_t> noise_size(const Settings& settings) const = 0;
+  virtual c10::ScalarType noise_type() const { return placement.dtype; }
+  virtual Schedule schedule(const Settings& settings) const = 0;
+  // After this number of steps a request takes no more memory.
+  virtual int steps_in_memory() const { return 4; }
+  virtual std::unique_ptr<Sampler> sampler(const Settings& settings, const Schedule& schedule) const = 0;
+  // Computes what is the same in all steps. The result may refer to the arguments and to this network.
+  virtual std::unique_ptr<Denoiser> denoiser(const Settings& settings, const Schedule& schedule,
+                                             const Conditions& conditions) const = 0;
+  // The noise as the first latents.
+  virtual at::Tensor to_latents(const at::Tensor& noise) const { return noise; }
+  // Calls `sink` with frames [1, channels, H, W] or [1, channels, n, H, W] in [-1, 1], in order.
+  virtual void decode(const at::Tensor& latents, const Settings& settings, const FrameSink& sink) const = 0;
+  // A small picture of estimated latents, [1, channels, h, w] in [-1, 1].
+  virtual at::Tensor preview(const at::Tensor& estimate, const Settings& settings) const = 0;
+
+  Placement placement;
+  job::ModelEntry entry;  // limits and defaults of requests
+};
+
+// Encodes the image and the prompts of a request; embed() encodes one prompt.
+Conditions encode_conditions(const Network& network, const Settings& settings,
+                             const std::function<EncodedPrompt(const std::string& prompt)>& embed);
+
+// The velocity of a step, with two forwards guided. An even number of ranks computes both at the same time.
+at::Tensor guided_velocity(Denoiser& denoiser, std::int64_t step, const at::Tensor& latents, bool two_forwards,
+                           const parallel::Team& team);
+
+}  // namespace ditfleet::pipeline

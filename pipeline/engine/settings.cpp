@@ -1,0 +1,82 @@
+#include "pipeline/engine/settings.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "pipeline/device/failure.h"
+#include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+constexpr std::size_t kMaxLoras = 16;  // of one request
+
+[[noreturn]] void refuse(const std::string& field, const std::string& message) {
+  fail(Code::kInvalidArgument, field + " " + message, field);
+}
+
+void check_loras(const std::vector<LoraRequest>& loras, const job::ModelEntry& model) {
+  if (loras.size() > kMaxLoras)
+    refuse("loras",
+           "has " + std::to_string(loras.size()) + " entries; at most " + std::to_string(kMaxLoras) + " are allowed");
+  for (const LoraRequest& lora : loras) {
+    const std::string name = excerpt(lora.name.empty() ? lora.path : lora.name, 200);
+    if (!(std::abs(lora.scale) <= job::kMaxLoraScale))
+      refuse("loras", "gives " + name + " a scale of " + std::to_string(lora.scale) +
+                          "; it must be a finite number from -100 to 100");
+    if (lora.expert != job::Expert::kBoth && !model.experts)
+      refuse("loras", "gives " + name + " the expert " + std::string(job::expert_name(lora.expert)) +
+                          ", but this model has one transformer; leave the expert out");
+  }
+}
+
+// As in diffusers' examples of image to video.
+void take_size_from_image(Settings& settings, const job::ModelEntry& model) {
+  const double aspect = static_cast<double>(settings.image->height) / settings.image->width,
+               area = model.free_width * model.free_height;
+  const auto set = [&](job::Field field, double length) {
+    const auto multiple = static_cast<int>(model.fields.at(field).multiple_of);
+    settings.fields.set(
+        field, std::int64_t{std::max(multiple, static_cast<int>(std::nearbyint(length)) / multiple * multiple)});
+  };
+  set("height", std::sqrt(area * aspect));
+  set("width", std::sqrt(area / aspect));
+}
+
+}  // namespace
+
+Settings read_settings(const GenerationRequest& request, const job::ModelEntry& model) {
+  Settings s{.prompt = request.prompt,
+             .fields = model.defaults,
+             .seed = request.seed,
+             .loras = request.loras,
+             .image = request.image};
+  if (!is_valid_utf8(s.prompt)) refuse("prompt", "is not valid UTF-8");
+  check_loras(s.loras, model);
+  if (s.image && !model.applies("image"))
+    refuse("image", "does not apply to this model, which takes only text; leave it out");
+  for (const job::Field field : job::kFields) {
+    const auto* value = request.fields.find(field);
+    if (!value || !model.applies(field)) continue;
+    if (const auto error = job::check_value(model, field, *value)) throw Failure(*error);
+    if (const auto* text = std::get_if<std::string>(value); text && !is_valid_utf8(*text))
+      refuse(std::string(field.name()), "is not valid UTF-8");
+    s.fields.set(field, *value);
+  }
+  for (const auto& [field, limits] : model.fields) {
+    const std::string name(field.name());
+    if (limits.required && field == job::Field("image") && !s.image)
+      refuse(name, "is missing; this model makes a video from an image");
+    const auto value = limits.remainder > 0 ? s.fields.integer(field) : std::nullopt;
+    if (!value || limits.rounded(*value) == *value) continue;
+    s.warnings.push_back(name + " is " + std::to_string(*value) + "; this model generates " +
+                         std::to_string(limits.multiple_of) + "k + " + std::to_string(limits.remainder) + " " + name +
+                         ", so it is " + std::to_string(limits.rounded(*value)));
+    s.fields.set(field, limits.rounded(*value));
+  }
+  if (s.image && !s.fields.has("width") && !s.fields.has("height")) take_size_from_image(s, model);
+  return s;
+}
+
+}  // namespace ditfleet::pipeline
