@@ -264,7 +264,7 @@ Residency::Dropped Scheduler::hold(Job& job, int index, const Route& route, std:
                              .run_us = route.run_us + route.cold_us + route.load_us,
                              .assigned_us = now_us,
                              .cold = route.cold,
-                             .alone = unit.lapses > 0,
+                             .exclusive = unit.lapses > 0,
                              .adapters = adapters,
                              .ready_us = route.need.ready_us,
                              .model = job.model,

@@ -129,7 +129,7 @@ void Scheduler::place_alone(std::int64_t now_us, Batches& batches, Actions& acti
   for (WorkerId w = 0; w < fleet_.id_bound(); ++w) {
     const auto& worker = fleet_.at(w);
     ready += worker.state == WorkerState::kReady;
-    taken += !worker.held.empty() && worker.held.front().alone;
+    taken += !worker.held.empty() && worker.held.front().exclusive;
   }
   auto left = std::max<std::int64_t>(1, ready / kAloneShare) - taken;
   std::vector<std::pair<Job*, int>> units(alone_.begin(), alone_.end());
@@ -149,7 +149,7 @@ void Scheduler::place_alone(std::int64_t now_us, Batches& batches, Actions& acti
                          .prior_us = job->prior_us,
                          .may_wait = false,
                          .adapters = lane.adapters,
-                         .alone = true,
+                         .exclusive = true,
                          .avoided = names,
                          .pixels = needed_pixels(job->cls)};
     const auto route = options_.routing->choose(fleet_, costs_, request, now_us);
@@ -162,8 +162,8 @@ void Scheduler::place_alone(std::int64_t now_us, Batches& batches, Actions& acti
     std::optional<WorkerId> soonest;
     for (const auto w : fleet_.with_model(job->model)) {
       const auto& worker = fleet_.at(w);
-      if (worker.state != WorkerState::kReady || worker.reserved || worker.held.empty() || worker.held.front().alone ||
-          fleet_.adapters().slots(w) < static_cast<int>(lane.adapters.size()) ||
+      if (worker.state != WorkerState::kReady || worker.reserved || worker.held.empty() ||
+          worker.held.front().exclusive || fleet_.adapters().slots(w) < static_cast<int>(lane.adapters.size()) ||
           !fleet_.has_room(job->model, w, request.pixels) ||
           std::find(names.begin(), names.end(), worker.name) != names.end())
         continue;

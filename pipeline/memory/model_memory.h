@@ -26,12 +26,12 @@ class DeviceMemory {
  public:
   DeviceMemory(c10::Device device, MemoryOptions options);
 
-  // False: nothing limits the weights, so needs are not measured and all weights stay. True for GPUs.
+  // Whether memory is limited. If not, needs are not measured and all weights stay on the device. True for GPUs.
   bool limited() const;
-  // How a model with these needs would run if it were loaded now, and all other models made room for it.
+  // How a model with these needs would run if it were loaded now and all other models moved to the host.
   PlanReport plan(const MemoryNeeds& needs) const;
-  // Whether the weights of a model with these needs fit beside those of the models that are loaded. If not, those
-  // leave, and the new ones are to be loaded into host memory.
+  // Whether all weights of another model fit beside those of the loaded models. If not, moves the loaded models to the
+  // host; the caller loads the new weights into host memory.
   bool fits_beside(const MemoryNeeds& needs);
 
  private:
@@ -68,21 +68,20 @@ class ModelMemory {
   ModelMemory(const ModelMemory&) = delete;
   ModelMemory& operator=(const ModelMemory&) = delete;
 
-  // Throws Failure (kOutOfMemory) as place() would, if no plan fits. For use before any work is done for the request,
-  // on any thread.
+  // Throws what place() would throw for this size. Call it before other work for the request, on any thread.
   void check(const RequestSize& size) const;
-  // Brings weights to the device for the steps of a request, as the fastest plan that fits says. If they are too many,
-  // those of other models leave, the least used first. Throws Failure (kOutOfMemory): no plan fits; the message
-  // contains the bytes. Call it on the thread that denoises. Other stages of any model may run meanwhile.
+  // Applies the fastest plan that fits for the steps of a request. Moves other models to the host if it must, the least
+  // used first. Throws Failure (kOutOfMemory) if no plan fits; the message contains the bytes. Call it on the denoising
+  // thread; other stages of any model may run at the same time.
   void place(const RequestSize& size);
-  // Runs a stage of a request. If it runs out of memory, chooses a plan that needs less and runs it again. Throws what
+  // Runs a stage of a request, and again with the next smaller plan each time it runs out of memory. Throws what
   // place() and `stage` throw.
   template <class Stage>
   auto run(const RequestSize& size, const Stage& stage) {
     return repeat(stage, [&](const std::string& problem) { step_down(size, problem); });
   }
-  // The same for the encoding of a request, on another thread than place(): if it runs out of memory, the model's text
-  // encoders and modulation leave, and it runs once more.
+  // The same for encoding, on another thread than place(): after it runs out of memory, moves the text encoders and the
+  // modulation to the host and runs it once more.
   template <class Stage>
   auto run_encode(const RequestSize& size, const Stage& stage) {
     return repeat(stage, [&, left = false](const std::string& problem) mutable {
@@ -90,7 +89,7 @@ class ModelMemory {
       free_encoders(size, problem);
     });
   }
-  // Runs the steps of a request, as run(). Before, place(). `steps` is called with what it has to call after each step.
+  // Calls place(), then runs the steps of a request as run() does. `steps` gets the callback to call after each step.
   template <class Steps>
   auto run_steps(const RequestSize& size, const StepCallback& on_step, const Steps& steps) {
     start_steps(size);
@@ -114,15 +113,15 @@ class ModelMemory {
       return !on_step || on_step(progress);
     });
   }
-  // The next steps use the blocks of this transformer. Unless the plan keeps those of all transformers, these come to
-  // the device for those that are there; a pass waits for them block by block. For use within run_steps().
+  // The next steps use this transformer. Unless the plan keeps all transformers, swaps its blocks in for those of the
+  // resident transformer; each pass waits for one block at a time. Call it within run_steps().
   void use_blocks(std::size_t transformer);
-  // Before decode(): blocks leave if the plan says so.
+  // Moves blocks to the host before decode(), if the plan says so.
   void make_room_to_decode(const RequestSize& size);
-  // The end of a stage. Unless all weights stay, gives memory that LibTorch caches for the stage's streams back to the
-  // device: other stages have other streams.
+  // Call it at the end of a stage. Unless all weights stay, returns memory that LibTorch caches for the stage's stream
+  // to the device, because other stages have other streams.
   void trim();
-  // The end of a request that place() was called for: compares its peak with the prediction, for the next plans.
+  // Call it at the end of a request. Compares its peak with the prediction, for the next plans of this size.
   void observe(const RequestSize& size);
 
   MemoryReport report() const;  // thread-safe, does not block
@@ -134,7 +133,7 @@ class ModelMemory {
     std::int64_t bytes;
     Clock::time_point until;
   };
-  // Whether the time that the blocks compute in a pass decides how many of them stay, and is not known for this size.
+  // True if the plan depends on the step time and this size has not been timed.
   bool wants_step_time(const RequestSize& size) const;
   void set_step_time(const RequestSize& size, double seconds);
   void start_steps(const RequestSize& size);
@@ -153,7 +152,7 @@ class ModelMemory {
   void step_down(const RequestSize& size, const std::string& problem);
   void free_encoders(const RequestSize& size, const std::string& problem);
   [[noreturn]] void fail_without_plan(const RequestSize& size, const std::string& problem) const;
-  // Runs the stage until it does not run out of the device's memory. `make_room` runs in between, and may throw.
+  // Runs the stage until it does not run out of the device's memory, with `make_room` in between, which may throw.
   template <class Stage, class MakeRoom>
   static auto repeat(const Stage& stage, MakeRoom make_room) {
     for (;;) {
@@ -178,7 +177,7 @@ class ModelMemory {
   const std::string name_;
   const Source source_;
   MemoryNeeds needs_;               // of the last request
-  std::optional<MemoryPlan> plan_;  // that is applied; empty: the weights are somewhere
+  std::optional<MemoryPlan> plan_;  // applied; empty: unknown, after an error
   std::size_t used_blocks_ = 0;     // of which transformer
   std::int64_t kept_in_steps_ = 0;  // kept() before make_room_to_decode()
   std::map<RequestSize, double> step_s_;

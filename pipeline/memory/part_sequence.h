@@ -17,33 +17,34 @@ namespace ditfleet::pipeline {
 
 class PartSequence {
  public:
-  // `name`: of the weights in placement.host_key. `repeats`: after the last part the first one follows, so that it is
-  // copied ahead too.
+  // `name`: identifies the weights within placement.host_key. `repeats`: passes follow each other, so the last part's
+  // end fetches the first part.
   PartSequence(const Placement& placement, const std::string& name, bool repeats);
   ~PartSequence();
   PartSequence(const PartSequence&) = delete;
   PartSequence& operator=(const PartSequence&) = delete;
 
-  // Adds a part that is on the device. It leaves at once if the placement is on the host. On a GPU a part that stays
-  // moves into one allocation. Not thread-safe; before the first pass.
+  // Adds a part that is on the device, and moves it to the host at once if the placement says so; otherwise packs it on
+  // a GPU. Not thread-safe. Call it before the first pass.
   void add(std::unique_ptr<WeightPart> part);
   c10::Device device() const { return device_; }
   std::size_t size() const { return parts_.size(); }
   std::int64_t bytes() const { return bytes_; }            // of all parts
-  std::int64_t kept_bytes() const { return kept_bytes_; }  // of parts that stay
-  // Most bytes of parts that do not stay and are on the device at a time. A CPU copies no part ahead.
+  std::int64_t kept_bytes() const { return kept_bytes_; }  // of the parts kept on the device
+  // The most bytes of other parts that are on the device at a time. A CPU copies no part ahead.
   std::int64_t ahead_bytes() const { return std::min(bytes_, (copies_ahead_ ? 2 : 1) * largest_); }
   bool all_stay() const { return kept_bytes_ == bytes_; }
-  // How often keep() has moved a part. As long as it does not change, the addresses of parts that stay are valid.
+  // The number of parts that keep() has moved so far. While it does not change, addresses of kept parts are valid.
   std::int64_t moves() const { return moves_; }
 
-  // Keeps as many parts on the device as fit into `bytes`, spread evenly over the sequence, and removes the others.
-  // Waits for a pass that is in progress, and for the device. With `wait` false, only begin() waits for the parts that
-  // come. Throws what WeightPart::enter() and leave() throw; after an error of enter() no part stays. Thread-safe.
+  // Keeps as many parts on the device as fit into `bytes`, spread evenly over the sequence, and moves the others to the
+  // host. Waits for a pass in progress and for the device; with `wait` false the copies to the device run in the
+  // background, and begin() waits for them. Throws what WeightPart::enter() and leave() throw; after an error of
+  // enter() no part is kept. Thread-safe.
   void keep(std::int64_t bytes, bool wait = true);
-  // Called on the stream that copies a part, after each copy. For what is added to the weights.
+  // Called on the copying stream after each copy of a part to the device, to add what belongs to the weights.
   void on_arrival(std::function<void(std::size_t part)> call) { arrived_ = std::move(call); }
-  // Called on the current stream before a part's bytes are copied to the host, which happens once.
+  // Called on the current stream before a part is copied to the host, which happens once.
   void on_first_departure(std::function<void(std::size_t part)> call) { departs_ = std::move(call); }
 
   // One use of the parts in order. Only one pass at a time: the constructor waits for others.
@@ -70,8 +71,8 @@ class PartSequence {
   // Of the last measured pass; waits for its end.
   double measured_s();
 
-  // Removes parts that were copied ahead. Call it after the last pass of a request. Parts on their way keep their
-  // memory until they have arrived, because it belongs to the stream that copies.
+  // Frees parts that were copied ahead. Call it after the last pass of a request. A part that is still being copied
+  // keeps its memory until the copy has finished, because the memory belongs to the copying stream.
   void finish();
 
  private:

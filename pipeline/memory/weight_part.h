@@ -16,31 +16,31 @@ namespace ditfleet::pipeline {
 // Whether the tensor's part is on the device.
 inline bool is_on_device(const at::Tensor& tensor) { return tensor.storage().data() != nullptr; }
 
-// Moves tensors without replacing them: all tensors that share a storage with a tensor of the part follow it. While the
-// part is away, they have no memory and must not be read. Not thread-safe.
+// Moves storages, so that all tensors that share one move with it. While the part is off the device, its tensors have
+// no memory and must not be read. Not thread-safe.
 class WeightPart {
  public:
   explicit WeightPart(c10::Device device) : device_(device) {}
-  // Before the first leave(): parts with the same key, of other processes too, have the same bytes in host memory.
+  // Parts with equal keys share one host copy, also across processes. Call it before the first leave().
   void share(std::string key) { key_ = std::move(key); }
   WeightPart(const WeightPart&) = delete;
   WeightPart& operator=(const WeightPart&) = delete;
 
-  // Before the first leave(). Does nothing for an undefined tensor and for a storage that the part has.
+  // Ignores undefined tensors and storages already added. Call it before the first leave().
   void add(const at::Tensor& tensor);
   std::int64_t bytes() const { return bytes_; }  // on the device
 
   bool on_device() const { return on_device_; }
   bool has_host_copy() const { return host_ != nullptr; }
-  // Before the first leave(): moves the tensors into one allocation, on the current stream. Loading leaves gaps between
-  // them that nothing else fits into.
+  // Moves the tensors into one allocation, on the current stream, because loading leaves gaps between them. Call it
+  // before the first leave().
   void pack();
   // Allocates memory on the device and copies the tensors there, both on the current stream. Throws
-  // c10::OutOfMemoryError; the part is away then.
+  // c10::OutOfMemoryError and leaves the part off the device.
   void enter();
-  // Frees the memory on the device. The first call copies the tensors to host memory before; it throws what
-  // host_memory() and LibTorch throw, and the part stays then. Kernels on other streams than the one of enter() must be
-  // finished, or that stream must wait for them.
+  // Frees the memory on the device. The first call copies the tensors to host memory first; if that throws (as
+  // host_memory() and LibTorch do), the part stays. Kernels on other streams than that of enter() must have finished,
+  // or that stream must wait for them.
   void leave();
 
  private:

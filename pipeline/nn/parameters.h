@@ -89,8 +89,8 @@ class Parameters {
   at::Tensor tensor(const std::string& name, const Shape& shape, std::optional<c10::ScalarType> type = {});
   LinearSlot linear(const std::string& prefix, std::int64_t in, std::int64_t out, bool bias = true,
                     LoraColumns lora_columns = {});
-  // How stacked_linear() would store and compute these linears: its result's `quantized` without parts. Null: they are
-  // not quantized. Reads no weights.
+  // The format that stacked_linear() would choose: its result's `quantized` without parts; null: not quantized. Reads
+  // no weights.
   std::shared_ptr<QuantizedWeight> format_of(const std::vector<std::string>& linears, std::int64_t in,
                                              std::int64_t out_of_each) const;
   // Stacks the rows of several linears with the same input.

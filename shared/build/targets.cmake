@@ -13,6 +13,21 @@ function(ditfleet_library name)
   endif()
 endfunction()
 
+# ditfleet_rarely_runs(TARGET): compiled with -O1, which takes a fifth less time. For code that is not in the path of a
+# step, of a scheduler's decision or of a request's bytes.
+function(ditfleet_rarely_runs target)
+  if(NOT DITFLEET_SANITIZE)
+    target_compile_options(${target} PRIVATE -O1)
+  endif()
+endfunction()
+
+# ditfleet_with_torch(TARGET): uses the precompiled headers of ditfleet_pipeline. LibTorch's headers take two thirds of the
+# time of a small file.
+function(ditfleet_with_torch target)
+  target_precompile_headers(${target} REUSE_FROM ditfleet_pipeline)
+  target_compile_options(${target} PRIVATE -fpch-preprocess)
+endfunction()
+
 # What the tests with one label need, as the target tests_LABEL: tests/run.sh builds by it.
 function(ditfleet_label_targets labels)
   foreach(label IN LISTS labels)
@@ -47,6 +62,10 @@ function(ditfleet_test name)
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${arg_LINK} ditfleet_test_main)
+  ditfleet_rarely_runs(${name})
+  if(arg_LINK MATCHES "ditfleet_(pipeline|golden|region_inputs)(;|$)")
+    ditfleet_with_torch(${name})
+  endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} COST ${arg_TIMEOUT})

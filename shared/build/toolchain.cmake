@@ -5,9 +5,10 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 find_program(DITFLEET_CCACHE ccache)
 if(DITFLEET_CCACHE)
-  # One cache serves every checkout: paths below the tree count as relative to it.
+  # One cache serves every checkout: paths below the tree count as relative to it. A miss does not preprocess the file
+  # first (CCACHE_DEPEND). The sloppiness is what ccache wants for precompiled headers.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
-      ${DITFLEET_CCACHE})
+      CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros ${DITFLEET_CCACHE})
 endif()
 find_program(DITFLEET_MOLD mold)
 if(DITFLEET_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")

@@ -48,15 +48,7 @@ class Loaded : public ::testing::Environment {
     return *model;
   }
   void TearDown() override {
-    for (const auto& [bf16, engine] : engines_) {
-      const auto counts = engine->region_counts();
-      EXPECT_EQ(counts.recompiles, 0u);
-      EXPECT_EQ(counts.fallbacks, 0u);
-      if (golden::test_compile().backend == "cpu_jit") {
-        EXPECT_GT(counts.compiles, 0u) << "no block was compiled";
-        EXPECT_GT(counts.hits, 0u);
-      }
-    }
+    for (const auto& [bf16, engine] : engines_) golden::expect_compiled(*engine);
     models_.clear();
     engines_.clear();
   }

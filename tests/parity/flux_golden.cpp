@@ -51,6 +51,17 @@ EngineOptions test_options(const std::string& dtype, int threads) {
   return {test_device(), dtype, threads, test_compile(), testing::shared_programs()};
 }
 
+void expect_compiled(const Engine& engine) {
+  const auto counts = engine.region_counts();
+  EXPECT_EQ(counts.recompiles, 0u);
+  EXPECT_EQ(counts.fallbacks, 0u);
+  const std::string backend = test_compile().backend;
+  EXPECT_EQ(engine.compile_backend(), backend);
+  if (backend == "eager") return;
+  EXPECT_GT(counts.compiles, 0u) << "no block was compiled";
+  EXPECT_GT(counts.hits, 0u) << "no compiled block ran";
+}
+
 std::string Case::model_dir() const { return (fixtures() / set / folder / "model").string(); }
 std::string Case::file() const { return (fixtures() / set / folder / (name + ".safetensors")).string(); }
 

@@ -19,6 +19,9 @@ std::string test_device();
 // than eager, a block that falls back is an error.
 region::CompileOptions test_compile();
 // With both of these and shared programs (tests/programs.h).
+// No block fell back or was compiled twice. With DITFLEET_TEST_COMPILE also: the engine has this backend, and compiled
+// blocks ran.
+void expect_compiled(const Engine& engine);
 EngineOptions test_options(const std::string& dtype, int threads);
 
 struct Case {

@@ -64,6 +64,7 @@ class Models : public ::testing::Environment {
     return *model;
   }
   void TearDown() override {
+    for (const auto& [bf16, engine] : engines_) golden::expect_compiled(*engine);
     models_.clear();
     engines_.clear();
   }
@@ -186,6 +187,12 @@ TEST(FluxQuantize, Nf4OnLoadEqualsBitsandbytesFolderBitForBit) {
                                .dir = (golden::fixtures() / "flux" / pair.base / "model").string(),
                                .quantize = pair.quantize},
                               golden);
+    const auto linears = [&](const ModelSource& source) {
+      return Models::get().model(source, golden.bf16).info().linears;
+    };
+    const auto here = linears({.name = pair.base + " nf4"});
+    EXPECT_EQ(here, linears(source_of(pair.folder)));
+    for (const auto& [component, format] : pair.quantize) EXPECT_GT(here.at(component).at(format), 0) << component;
     EXPECT_TRUE(at::equal(stored.pooled, loaded.pooled));
     EXPECT_TRUE(at::equal(stored.embeds, loaded.embeds));
     EXPECT_TRUE(at::equal(stored.latents, loaded.latents));
@@ -203,6 +210,9 @@ TEST(FluxQuantize, Fp8OnLoadDrawsAsTorchao) {
         draw({.name = "width48 fp8", .dir = dir, .quantize = {{"transformer", "fp8"}}}, golden).latents, golden);
     const double plain = projection(draw({.name = "width48", .dir = dir}, golden).latents, golden);
     std::printf("%s: projection %.3f, unquantized %.3f\n", name, quantized, plain);
+    // 14 linears of each double block and 6 of each single one, but their modulations.
+    const auto linears = Models::get().model({.name = "width48 fp8"}, golden.bf16).info().linears.at("transformer");
+    EXPECT_GT(linears.at("fp8 with dynamic activations"), linears.at("bf16"));
     expect_within(quantized, kProjectionDynamic);
     EXPECT_LE(std::abs(plain), kProjectionUnquantized);
   }

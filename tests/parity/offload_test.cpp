@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/device/memory.h"
@@ -138,6 +139,7 @@ struct Case {
 // What a model drew, or why it did not.
 struct Drawn {
   std::vector<Media> pictures;
+  std::vector<std::string> plans;  // in force after each picture
   std::optional<Error> error;
   std::int64_t peak = 0;  // device memory beyond what was in use before
 };
@@ -154,7 +156,7 @@ class Offload : public ::testing::TestWithParam<Case> {
     options.memory = {.offload = offload, .limit = limit > 0 ? before + limit : 0};
     reset_memory_peak(kCpu);
     Drawn drawn;
-    drawn.error = draw_all(options, drawn.pictures);
+    drawn.error = draw_all(options, drawn);
     drawn.peak = memory_use(kCpu).peak - before;
     limit_memory(kCpu, 0);
     return drawn;
@@ -168,7 +170,7 @@ class Offload : public ::testing::TestWithParam<Case> {
   }
 
  private:
-  static std::optional<Error> draw_all(const EngineOptions& options, std::vector<Media>& pictures) {
+  static std::optional<Error> draw_all(const EngineOptions& options, Drawn& drawn) {
     auto engine = Engine::create(options, {&flux_family(), &wan_family()});
     if (!engine) return engine.error();
     const auto folder = golden::fixtures() / GetParam().folder, file = folder / "transformer.safetensors";
@@ -194,7 +196,8 @@ class Offload : public ::testing::TestWithParam<Case> {
         if (adapted) request.loras = {{(golden::fixtures() / GetParam().adapter).string(), 0.7}};
         auto picture = golden::draw(**model, request);
         if (!picture) return picture.error();
-        pictures.push_back(std::move(*picture));
+        drawn.pictures.push_back(std::move(*picture));
+        drawn.plans.push_back((*model)->memory().plan);
       }
     }
     return {};
@@ -216,7 +219,10 @@ TEST_P(Offload, DrawsWhatResidentWeightsDraw) {
   }
   for (const char* offload : {"auto", "model", "block"}) {
     SCOPED_TRACE(offload);
-    expect_equal(draw(offload), expected);
+    const Drawn drawn = draw(offload);
+    expect_equal(drawn, expected);
+    // Without a limit auto keeps all; memory is planned where something limits it.
+    for (const std::string& plan : drawn.plans) EXPECT_EQ(plan, std::string(offload) == "auto" ? "" : offload);
   }
 }
 
@@ -225,6 +231,7 @@ TEST_P(Offload, StepsDownUntilItFits) {
   const Drawn& expected = resident();
   const std::int64_t peak = expected.peak;
   int drawn = 0;
+  std::set<std::string> plans;
   for (const double share : {1.5, 1.2, 1.0, 0.85, 0.7, 0.5, 0.2}) {
     SCOPED_TRACE(share);
     const Drawn made = draw("auto", static_cast<std::int64_t>(share * static_cast<double>(peak)));
@@ -236,8 +243,10 @@ TEST_P(Offload, StepsDownUntilItFits) {
     ++drawn;
     EXPECT_LE(made.peak, static_cast<std::int64_t>(share * static_cast<double>(peak)));
     expect_equal(made, expected);
+    plans.insert(made.plans.begin(), made.plans.end());
   }
-  EXPECT_GE(drawn, 1);
+  EXPECT_GE(drawn, 2);
+  EXPECT_GE(plans.size(), 2u) << "less memory changed nothing";
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Offload,

@@ -117,18 +117,18 @@ TEST_P(Ranks, DrawWhatOneDraws) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Samples, Ranks,
-                         ::testing::Values(Sample{"wan", "one", {2}, "", "", "", 48, 32, 9},
-                                           Sample{"wan", "two", {3}, "", "", "", 16, 16, 5},
-                                           Sample{"wan", "euler", {2}, "rain", "", "", 32, 48, 5},
-                                           Sample{"wan", "one", {2}, "", "", "", 32, 32, 5, true},
-                                           Sample{"wan", "one", {2}, "", "nf4", "", 32, 32, 5},
-                                           Sample{"flux", "dev", {2}, "", "", "", 48, 80},
-                                           Sample{"flux", "dev", {2}, "rain", "", "", 48, 80},
-                                           Sample{"flux", "double", {3}, "", "", "", 112, 48},
-                                           Sample{"flux", "schnell", {5}, "", "", "", 80, 64},
-                                           Sample{"flux", "dev", {2}, "", "", "", 64, 64, 0, true}),
-                         [](const auto& info) { return name_of(info.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Samples, Ranks,
+    ::testing::Values(
+        Sample{"wan", "one", {2}, "", "", "", 48, 32, 9}, Sample{"wan", "two", {3}, "", "", "", 16, 16, 5},
+        Sample{"wan", "euler", {2}, "rain", "", "", 32, 48, 5}, Sample{"wan", "one", {2}, "", "", "", 32, 32, 5, true},
+        Sample{"wan", "one", {2}, "", "nf4", "", 32, 32, 5}, Sample{"flux", "dev", {2}, "", "", "", 48, 80},
+        Sample{"flux", "dev", {2}, "rain", "", "", 48, 80}, Sample{"flux", "double", {3}, "", "", "", 112, 48},
+        Sample{"flux", "schnell", {5}, "", "", "", 80, 64}, Sample{"flux", "dev", {2}, "", "", "", 64, 64, 0, true},
+        Sample{"flux", "dev", {2}, "", "fp8", "", 64, 64},
+        Sample{"flux", "dev", {2}, "", "", "lora/adapters/all.safetensors", 48, 80},
+        Sample{"wan", "two", {2}, "", "", "wan/lora/adapters/peft.safetensors", 32, 32, 5}),
+    [](const auto& info) { return name_of(info.param); });
 
 }  // namespace
 }  // namespace ditfleet::pipeline

@@ -19,9 +19,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
+std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
+
 std::unique_ptr<Model> load(const std::string& dir, bool bf16, const std::string& vae_dtype = {}) {
   EngineOptions options = golden::test_options(bf16 ? "bf16" : "fp32", 1);
-  static std::vector<std::unique_ptr<Engine>> engines;  // outlive their models
   engines.push_back(unwrap(Engine::create(options, {&wan_family()})));
   return unwrap(engines.back()->load_model({"wan", dir, {}, {}, vae_dtype}));
 }
@@ -34,6 +35,7 @@ TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
   auto generation = unwrap(model->encode(golden.request));
   unwrap(model->denoise(*generation, nullptr));
   const Media video = unwrap(model->decode(*generation));
+  golden::expect_compiled(*engines.back());
   const std::string dump = ::testing::TempDir() + GetParam().folder + GetParam().name + ".safetensors";
   unwrap(generation->dump(dump));
   const auto got = [&](const std::string& name) { return golden::read_tensor(dump, name); };

@@ -40,11 +40,11 @@ job::JobSpec smallest(const job::ModelEntry& entry) {
 }
 
 // Generates and encodes one image, and returns the time of each part.
-Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, std::optional<bool> alone,
+Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, std::optional<bool> on_one,
                            const WriterOpener& open_writer) {
   using std::chrono::duration_cast, std::chrono::microseconds;
   pipeline::GenerationRequest request = request_of(spec, 0);
-  request.alone = alone;
+  request.alone = on_one;
   constexpr int kSide = 64;
   if (spec.fields.has("image")) {
     request.image = std::make_shared<const pipeline::Media>(
@@ -112,7 +112,7 @@ Result<std::vector<std::string>> warm_up(const ModelSet& set, const WriterOpener
   // Checks all classes before the first image.
   struct Run {
     job::JobSpec spec;
-    std::optional<bool> alone = {};
+    std::optional<bool> on_one = {};  // GPU of several
   };
   std::vector<Run> runs;
   for (const auto& [name, model] : set.models) {
@@ -122,13 +122,13 @@ Result<std::vector<std::string>> warm_up(const ModelSet& set, const WriterOpener
       auto spec = spec_of(one, name, set);
       if (!spec) return spec.error();
       if (set.gpus == 1) runs.push_back({*spec});
-      for (const bool alone : {false, true})
-        if (set.gpus > 1 && (!one.gpus || (*one.gpus == 1) == alone)) runs.push_back({*spec, alone});
+      for (const bool on_one : {false, true})
+        if (set.gpus > 1 && (!one.gpus || (*one.gpus == 1) == on_one)) runs.push_back({*spec, on_one});
     }
   }
   std::vector<std::string> warm;
-  for (const auto& [spec, alone] : runs) {
-    auto parts = generate(*set.models.at(spec.model), spec, alone, open_writer);
+  for (const auto& [spec, on_one] : runs) {
+    auto parts = generate(*set.models.at(spec.model), spec, on_one, open_writer);
     if (!parts) {
       return Error{
           parts.error().code,
@@ -138,9 +138,9 @@ Result<std::vector<std::string>> warm_up(const ModelSet& set, const WriterOpener
     const std::string class_key = job::shape_class_of(spec, set.catalogue.models.at(spec.model), set.precision).key();
     record_warm_up(spec.model, class_key, *parts);
     spdlog::info("model '{}': warmed up {}{} in {}", spec.model, label_of(spec),
-                 !alone   ? ""
-                 : *alone ? " on one GPU"
-                          : " on " + std::to_string(set.gpus) + " GPUs",
+                 !on_one   ? ""
+                 : *on_one ? " on one GPU"
+                           : " on " + std::to_string(set.gpus) + " GPUs",
                  text_of(*parts));
     if (std::find(warm.begin(), warm.end(), class_key) == warm.end()) warm.push_back(class_key);
   }

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <set>
+#include <stdexcept>
 
 #include "shared/core/named_thread.h"
 #include "worker/ranks/messages.h"
@@ -20,76 +22,90 @@ class Follower {
 
   // Stages of different requests overlap, as in rank 0.
   void handle(Message message) {
-    const std::string call(message.head.at("call").as_string());
-    if (call == "ping") return reply(message, {});
-    NamedThread& thread = call == "encode"                                                               ? text_
-                          : call == "denoise" || call == "release" || call == "create" || call == "load" ? device_
-                                                                                                         : adapters_;
-    asio::post(thread.executor(), [this, call, message = std::move(message)] { reply(message, run(call, message)); });
+    NamedThread* thread = nullptr;
+    switch (message.call) {
+      case Call::kPing: return reply(message, {});
+      case Call::kEncode: thread = &text_; break;
+      case Call::kCreate:
+      case Call::kLoad:
+      case Call::kDenoise:
+      case Call::kRelease: thread = &device_; break;
+      case Call::kPrefetch:
+      case Call::kPin:
+      case Call::kForget: thread = &adapters_;
+    }
+    asio::post(thread->executor(), [this, message = std::move(message)] { reply(message, run(message)); });
   }
 
  private:
   void reply(const Message& message, const Result<void>& result) {
-    Message made;
-    made.head["id"] = message.head.at("id");
-    put_result(made.head, result);
+    const Message made{
+        .call = message.call, .bytes = packed(result ? std::nullopt : std::optional(result.error())), .id = message.id};
     const std::lock_guard lock(mutex_);
     (void)send_message(socket_, made);  // if rank 0 has ended, the reader ends this process
   }
 
-  Result<void> run(const std::string& call, const Message& m) try {
-    if (call == "create") {
-      auto engine = create_(ranks_);
-      if (!engine) return engine.error();
-      engine_ = std::move(*engine);
-      return {};
-    }
-    if (call == "load") {
-      auto model = engine_->load_model(source_of(m));
-      if (!model) return model.error();
-      const std::lock_guard lock(mutex_);
-      models_.push_back(std::move(*model));
-      return {};
-    }
-    if (call == "release") {  // after a step that may use it
-      decltype(generations_)::node_type released;
-      const std::lock_guard lock(mutex_);
-      released = generations_.extract(m.head.at("generation").as_int64());
-      return {};
-    }
-    pipeline::Model& model = model_of(m);
-    if (call == "encode") {
-      auto request = request_of(m);
-      if (!request) return request.error();
-      auto generation = model.encode(*request);
-      if (!generation) return generation.error();
-      const std::lock_guard lock(mutex_);
-      generations_[m.head.at("generation").as_int64()] = std::move(*generation);
-      return {};
-    }
-    if (call == "denoise") {
-      pipeline::Generation* generation = nullptr;
-      {
-        const std::lock_guard lock(mutex_);
-        generation = generations_.at(m.head.at("generation").as_int64()).get();
+  Result<void> run(const Message& m) try {
+    switch (m.call) {
+      case Call::kPing: return {};
+      case Call::kCreate: {
+        auto engine = create_(ranks_);
+        if (!engine) return engine.error();
+        engine_ = std::move(*engine);
+        return {};
       }
-      return model.denoise(*generation, nullptr);
+      case Call::kLoad: {
+        auto model = engine_->load_model(arguments<pipeline::ModelSource>(m));
+        if (!model) return model.error();
+        const std::lock_guard lock(mutex_);
+        models_.push_back(std::move(*model));
+        return {};
+      }
+      case Call::kRelease: {  // after a step that may use it
+        decltype(generations_)::node_type released;
+        const std::lock_guard lock(mutex_);
+        released = generations_.extract(m.generation);
+        return {};
+      }
+      case Call::kEncode: {
+        auto generation = model_of(m).encode(arguments<pipeline::GenerationRequest>(m));
+        if (!generation) return generation.error();
+        const std::lock_guard lock(mutex_);
+        generations_[m.generation] = std::move(*generation);
+        return {};
+      }
+      case Call::kDenoise: {
+        pipeline::Generation* generation = nullptr;
+        {
+          const std::lock_guard lock(mutex_);
+          generation = generations_.at(m.generation).get();
+        }
+        return model_of(m).denoise(*generation, nullptr);
+      }
+      case Call::kPrefetch: {
+        std::vector<pipeline::LoraRequest> loras;
+        pipeline::AdapterDrops drops;
+        unpack(m.bytes, loras, drops);
+        return model_of(m).prefetch(loras, drops);
+      }
+      case Call::kPin: model_of(m).pin_adapters(arguments<std::set<std::string>>(m)); return {};
+      case Call::kForget: model_of(m).forget_adapter(arguments<std::string>(m)); return {};
     }
-    if (call == "prefetch") return model.prefetch(loras_of(m), drops_of(m));
-    if (call == "pin") {
-      const auto ids = strings_of(m.head.at("ids"));
-      model.pin_adapters({ids.begin(), ids.end()});
-    } else {
-      model.forget_adapter(std::string(m.head.at("adapter").as_string()));
-    }
-    return {};
+    return internal_error("[ranks] an unknown call");
   } catch (const std::exception& e) {
-    return internal_error(std::string("[ranks] ") + call + ": " + e.what());
+    return internal_error("[ranks] " + std::string(name_of(m.call)) + ": " + e.what());
+  }
+
+  template <class T>
+  static T arguments(const Message& m) {
+    T value;
+    if (!unpack(m.bytes, value)) throw std::runtime_error("the message is cut off");
+    return value;
   }
 
   pipeline::Model& model_of(const Message& m) {
     const std::lock_guard lock(mutex_);
-    return *models_.at(static_cast<std::size_t>(m.head.at("model").as_int64()));
+    return *models_.at(static_cast<std::size_t>(m.model));
   }
 
   const int socket_;

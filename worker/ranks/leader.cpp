@@ -76,7 +76,7 @@ class SharedGeneration final : public Generation {
                    const pipeline::RequestSize& size)
       : size(size), ranks_(ranks), id_(id), own_(std::move(own)) {}
   ~SharedGeneration() override {
-    if (size.gpus > 1) ranks_.tell({{{"call", "release"}, {"generation", id_}}, {}});
+    if (size.gpus > 1) ranks_.tell({.call = Call::kRelease, .generation = id_});
   }
 
   const pipeline::RequestSize size;
@@ -123,9 +123,7 @@ class SharedModel final : public Model {
       // Several GPUs may have the memory.
       if (request.alone || own.error().code != Code::kOutOfMemory) return own.error();
     }
-    Message message = call("encode", message_of(request));
-    message.head["generation"] = id;
-    Replies replies = ranks_.ask(message);
+    Replies replies = ranks_.ask({Call::kEncode, number_, id, packed(request)});
     auto own = own_->encode(request);
     const Result<void> there = replies.wait();
     if (own) {
@@ -133,7 +131,7 @@ class SharedModel final : public Model {
       if (!there) return there.error();
       return std::unique_ptr<Generation>(std::move(shared));
     }
-    ranks_.tell({{{"call", "release"}, {"generation", id}}, {}});  // some of them may have it
+    ranks_.tell({.call = Call::kRelease, .generation = id});  // some of them may have it
     return own.error();
   }
 
@@ -141,11 +139,7 @@ class SharedModel final : public Model {
   Result<void> denoise(Generation& generation, const pipeline::StepCallback& on_step) override {
     auto& shared = dynamic_cast<SharedGeneration&>(generation);
     Replies replies;
-    if (shared.size.gpus > 1) {
-      Message message = call("denoise");
-      message.head["generation"] = shared.id();
-      replies = ranks_.ask(message);
-    }
+    if (shared.size.gpus > 1) replies = ranks_.ask({Call::kDenoise, number_, shared.id()});
     // The first step sets things up.
     auto began = std::chrono::steady_clock::now();
     const Result<void> own = own_->denoise(shared.own(), [&](const pipeline::StepProgress& progress) {
@@ -166,30 +160,20 @@ class SharedModel final : public Model {
   }
 
   Result<void> prefetch(const std::vector<pipeline::LoraRequest>& loras, const pipeline::AdapterDrops& drops) override {
-    Replies replies = ranks_.ask(call("prefetch", message_of(loras, drops)));
+    Replies replies = ranks_.ask({Call::kPrefetch, number_, 0, packed(loras, drops)});
     const Result<void> own = own_->prefetch(loras, drops), there = replies.wait();
     return own ? there : own;
   }
   void pin_adapters(const std::set<std::string>& ids) override {
-    Message message = call("pin");
-    message.head["ids"] = json::value_from(ids);
-    ranks_.tell(message);
+    ranks_.tell({Call::kPin, number_, 0, packed(ids)});
     own_->pin_adapters(ids);
   }
   void forget_adapter(const std::string& id) override {
-    Message message = call("forget");
-    message.head["adapter"] = id;
-    ranks_.tell(message);
+    ranks_.tell({Call::kForget, number_, 0, packed(id)});
     own_->forget_adapter(id);
   }
 
  private:
-  Message call(const char* name, Message message = {}) const {
-    message.head["call"] = name;
-    message.head["model"] = number_;
-    return message;
-  }
-
   Processes& ranks_;
   Degrees degrees_;
   const std::int64_t number_;  // in the order of loading
@@ -209,9 +193,7 @@ class SharedEngine final : public pipeline::Engine {
   void abort_ranks() noexcept override { own_->abort_ranks(); }
 
   Result<std::unique_ptr<Model>> load_model(const pipeline::ModelSource& source) override {
-    Message message = message_of(source);
-    message.head["call"] = "load";
-    Replies replies = ranks_.ask(message);
+    Replies replies = ranks_.ask({.call = Call::kLoad, .bytes = packed(source)});
     const auto began = Deadline::Clock::now();
     auto own = own_->load_model(source);
     const Result<void> there = replies.wait(ranks_.limit(began));
@@ -239,7 +221,7 @@ Result<std::unique_ptr<pipeline::Engine>> Processes::create_engine() {
                   spdlog::error("{}", error.message);
                   if (const auto broken = std::exchange(broken_, {})) broken(error);
                 });
-  Replies replies = ask({{{"call", "create"}}, {}});
+  Replies replies = ask({Call::kCreate});
   const auto began = Deadline::Clock::now();
   auto own = create_(options_);
   if (own) set_engine(own->get());

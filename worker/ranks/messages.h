@@ -1,35 +1,184 @@
-// Messages between rank 0 of a worker and the other ranks, over a socket pair. Both ends are the same program.
+// Messages between rank 0 of a worker and the other ranks, over a socket pair. Both ends are the same program, so
+// values travel as they are in memory.
 #pragma once
 
+#include <cstring>
+#include <memory>
+#include <optional>
 #include <string>
-#include <vector>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
 
 #include "pipeline/engine.h"
-#include "shared/core/json.h"
 #include "shared/core/result.h"
 
 namespace ditfleet::worker {
 
+enum class Call : std::uint8_t { kPing, kCreate, kLoad, kEncode, kDenoise, kRelease, kPrefetch, kPin, kForget };
+std::string_view name_of(Call call);
+
 struct Message {
-  json::object head;  // "id": repeated in the reply; "call" of a request
-  std::string bytes;  // texts and images, which JSON cannot hold as they are
+  Call call = Call::kPing;
+  std::int64_t model = 0, generation = 0;
+  std::string bytes = {};  // packed() arguments, or an optional Error as a reply
+  std::int64_t id = 0;     // repeated in the reply
 };
 
 // Blocks. kUnavailable: the other end has closed the socket, or the process has ended.
 Result<void> send_message(int socket, const Message& message);
 Result<Message> receive_message(int socket);
 
-// Numbers arrive with all their bits. The readers return kInvalidArgument for what the writers do not write.
-Message message_of(const pipeline::GenerationRequest& request);
-Result<pipeline::GenerationRequest> request_of(const Message& message);
-Message message_of(const pipeline::ModelSource& source);
-pipeline::ModelSource source_of(const Message& message);
-Message message_of(const std::vector<pipeline::LoraRequest>& loras, const pipeline::AdapterDrops& drops);
-std::vector<pipeline::LoraRequest> loras_of(const Message& message);
-pipeline::AdapterDrops drops_of(const Message& message);
+// describe(archive, value) passes the members of a structure to an archive, which writes or reads them.
+template <class Archive>
+void describe(Archive& archive, pipeline::LoraRequest& v) {
+  archive(v.path, v.scale, v.id, v.expert, v.name);
+}
+template <class Archive>
+void describe(Archive& archive, pipeline::AdapterDrops& v) {
+  archive(v.from_host, v.from_slots);
+}
+template <class Archive>
+void describe(Archive& archive, pipeline::Media& v) {
+  archive(v.width, v.height, v.frames, v.frame_rate, v.rgb);
+}
+template <class Archive>
+void describe(Archive& archive, pipeline::ModelSource& v) {
+  archive(v.name, v.dir, v.transformer, v.quantize, v.vae_dtype);
+}
+template <class Archive>
+void describe(Archive& archive, Error& v) {
+  archive(v.code, v.message, v.param, v.kind);
+}
+template <class Archive>
+void describe(Archive& archive, job::FieldValues& v) {
+  for (const job::Field field : job::kFields) {
+    const auto* known = v.find(field);
+    std::optional<job::FieldValues::Value> value = known ? std::optional(*known) : std::nullopt;
+    archive(value);
+    if (value && !known) v.set(field, std::move(*value));
+  }
+}
+template <class Archive>
+void describe(Archive& archive, pipeline::GenerationRequest& v) {
+  std::optional<pipeline::Media> image = v.image ? std::optional(*v.image) : std::nullopt;
+  archive(v.prompt, v.fields, v.seed, v.loras, image, v.alone);
+  if (image && !v.image) v.image = std::make_shared<const pipeline::Media>(std::move(*image));
+}
 
-// The members "code", "message", "param" and "kind"; none of them for a success.
-void put_result(json::object& head, const Result<void>& result);
-Result<void> result_of(const json::object& head);
+class Writer {
+ public:
+  template <class... T>
+  void operator()(const T&... values) {
+    (put(values), ...);
+  }
+  std::string bytes;
+
+ private:
+  template <class T>
+  void put(const T& v) {
+    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+      bytes.append(reinterpret_cast<const char*>(&v), sizeof v);
+    } else if constexpr (requires { v.has_value(); }) {
+      put(v.has_value());
+      if (v) put(*v);
+    } else if constexpr (requires { v.valueless_by_exception(); }) {
+      put(v.index());
+      std::visit([&](const auto& one) { put(one); }, v);
+    } else if constexpr (requires { v.first, v.second; }) {
+      put(v.first);
+      put(v.second);
+    } else if constexpr (requires { v.begin(); }) {
+      put(v.size());
+      if constexpr (requires {
+                      v.data();
+                      std::enable_if_t<sizeof(*v.data()) == 1>();
+                    })
+        bytes.append(reinterpret_cast<const char*>(v.data()), v.size());
+      else
+        for (const auto& one : v) put(one);
+    } else {
+      describe(*this, const_cast<T&>(v));  // which only reads it
+    }
+  }
+};
+
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : rest_(bytes) {}
+  template <class... T>
+  void operator()(T&... values) {
+    (get(values), ...);
+  }
+  bool complete() const { return complete_; }  // there were enough bytes
+
+ private:
+  std::string_view take(std::size_t size) {
+    complete_ = complete_ && size <= rest_.size();
+    const std::string_view taken = rest_.substr(0, complete_ ? size : 0);
+    rest_.remove_prefix(taken.size());
+    return taken;
+  }
+  template <class T>
+  void get(T& v) {
+    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+      if (const auto taken = take(sizeof v); taken.size() == sizeof v) std::memcpy(&v, taken.data(), sizeof v);
+    } else if constexpr (requires { v.has_value(); }) {
+      bool has = false;
+      get(has);
+      if (has) get(v.emplace());
+    } else if constexpr (requires { v.valueless_by_exception(); }) {
+      std::size_t index = 0;
+      get(index);
+      [&]<std::size_t... I>(std::index_sequence<I...>) { ((index == I ? get(v.template emplace<I>()) : void()), ...); }
+      (std::make_index_sequence<std::variant_size_v<T>>());
+    } else if constexpr (requires {
+                           v.data();
+                           std::enable_if_t<sizeof(*v.data()) == 1>();
+                         }) {
+      std::size_t size = 0;
+      get(size);
+      const auto taken = take(size);
+      v.assign(taken.begin(), taken.end());
+    } else if constexpr (requires { v.begin(); }) {
+      std::size_t size = 0;
+      get(size);
+      for (; size > 0 && complete_; --size) get_into(v);
+    } else {
+      describe(*this, v);
+    }
+  }
+  template <class T>
+  void get_into(T& container) {
+    if constexpr (requires { typename T::mapped_type; }) {
+      std::pair<typename T::key_type, typename T::mapped_type> one;
+      get(one.first);
+      get(one.second);
+      container.insert(std::move(one));
+    } else {
+      typename T::value_type one{};
+      get(one);
+      container.insert(container.end(), std::move(one));
+    }
+  }
+
+  std::string_view rest_;
+  bool complete_ = true;
+};
+
+template <class... T>
+std::string packed(const T&... values) {
+  Writer writer;
+  writer(values...);
+  return std::move(writer.bytes);
+}
+// Returns false if the bytes end too early. Precondition: packed() made them from the same types.
+template <class... T>
+bool unpack(std::string_view bytes, T&... values) {
+  Reader reader(bytes);
+  reader(values...);
+  return reader.complete();
+}
 
 }  // namespace ditfleet::worker

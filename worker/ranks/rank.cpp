@@ -46,9 +46,11 @@ void Rank::start(std::function<void()> failed, std::function<void(const Error&)>
   reader_ = std::thread([this, failed = std::move(failed), broken = std::move(broken)] {
     while (auto reply = next_message()) {
       const std::lock_guard lock(mutex_);
-      const auto found = waiting_.find(reply->head.at("id").as_int64());
+      const auto found = waiting_.find(reply->id);
       if (found == waiting_.end()) continue;
-      Result<void> result = result_of(reply->head);
+      std::optional<Error> error;
+      unpack(reply->bytes, error);
+      Result<void> result = error ? Result<void>(std::move(*error)) : Result<void>();
       if (!result && result.error().code == Code::kDeviceFault) failed();
       found->second.set_value(std::move(result));
       waiting_.erase(found);
@@ -73,7 +75,7 @@ std::future<Result<void>> Rank::ask(Message message) {
     promise.set_value(*ended_);
     return reply;
   }
-  message.head["id"] = ++last_id_;
+  message.id = ++last_id_;
   waiting_.emplace(last_id_, std::move(promise));
   (void)send_message(socket_.get(), message);  // if it fails, the reader finds that the rank has ended
   return reply;
@@ -87,7 +89,7 @@ Result<Message> Rank::next_message() {
       spdlog::error("[ranks] rank {} has not answered for {} s", number_, silent.count());
       ::kill(process_, SIGKILL);
     }
-    ask({{{"call", "ping"}}, {}});
+    ask({Call::kPing});
   }
   return receive_message(socket_.get());
 }

@@ -25,7 +25,7 @@ Error rank_fault(std::string message);
 // Thread-safe.
 class Rank {
  public:
-  // `wait`: how long the rank may not answer at all before it is killed.
+  // `wait`: the longest silence before the rank is killed.
   Rank(int number, pid_t process, UniqueFd socket, std::chrono::milliseconds wait);
   // Ends the process and waits for it, or ends this process if that one does not end: its driver hangs.
   ~Rank();
@@ -59,8 +59,8 @@ class Rank {
 class Replies {
  public:
   void add(int rank, std::future<Result<void>> reply) { replies_.emplace_back(rank, std::move(reply)); }
-  // Waits for all. The first error, with the rank's number; one of a rank that only missed others comes last.
-  // kDeviceFault: a rank has not replied at the deadline.
+  // Waits for all. Returns the first error, with the rank's number; errors caused by another rank's failure rank
+  // lowest. kDeviceFault: a rank has not replied at the deadline.
   Result<void> wait(Deadline limit = Deadline::never());
 
  private:

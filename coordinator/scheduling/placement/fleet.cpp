@@ -180,7 +180,7 @@ void Fleet::refresh_load(WorkerId w) {
   auto& load = loads_[w];
   const bool takes = worker.state == WorkerState::kReady ||
                      (worker.state == WorkerState::kProbing && worker.held.empty() && !worker.rests(now_us_));
-  const bool full = worker.reserved || (!worker.held.empty() && worker.held.front().alone);
+  const bool full = worker.reserved || (!worker.held.empty() && worker.held.front().exclusive);
   const bool was_open = load.ready && load.has_capacity();
   const auto was_free_at_us = load.free_at_us;
   const int had_slots = load.adapter_slots;

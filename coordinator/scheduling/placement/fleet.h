@@ -36,7 +36,7 @@ struct HeldUnit {
   std::int64_t run_us = 0;  // predicted, including the cost of a cold class and the load of the model
   std::int64_t assigned_us = 0, started_us = 0;
   bool started = false, cold = false;
-  bool alone = false;  // the worker may hold no other unit beside it
+  bool exclusive = false;  // the worker may hold no other unit beside it
   std::vector<AdapterId> adapters = {};
   std::int64_t ready_us = 0;  // when its adapters are in slots
   ModelId model = 0;

@@ -23,13 +23,13 @@ struct RouteRequest {
   bool may_wait = true;           // false: do not return kWait
   std::span<const AdapterId> adapters = {};
   std::int64_t waited_us = 0;                 // since the unit became ready
-  bool alone = false;                         // only on a ready worker that holds no unit
+  bool exclusive = false;                     // only on a ready worker that holds no unit
   std::span<const std::string> avoided = {};  // names of workers that do not get the unit
   std::int64_t pixels = 0;                    // the worker must be able to hold; 0: any can
 
   bool allows(const Fleet& fleet, WorkerId w) const {
     const auto& worker = fleet.at(w);
-    if (alone && (worker.state != WorkerState::kReady || !worker.held.empty())) return false;
+    if (exclusive && (worker.state != WorkerState::kReady || !worker.held.empty())) return false;
     return std::find(avoided.begin(), avoided.end(), worker.name) == avoided.end();
   }
 };

@@ -8,8 +8,8 @@
 namespace ditfleet::pipeline {
 
 // Linears have their names in diffusers or in Wan's own code (blocks.0.self_attn.q, head.head). There is one component,
-// transformer; a file does not say for which of two transformers it is. Of differences, those of biases apply, as in
-// diffusers, and the one of the head's weight.
+// transformer; a file does not say for which of two transformers it is. Weight
+// differences apply only to biases and to the head, as in diffusers.
 LoraBase wan_lora_base(std::vector<BaseLinear> transformer);
 
 }  // namespace ditfleet::pipeline

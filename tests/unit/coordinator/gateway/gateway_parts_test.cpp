@@ -9,6 +9,7 @@
 #include "coordinator/gateway/backend/redis_error.h"
 #include "coordinator/gateway/events/event_stream.h"
 #include "coordinator/gateway/http/http.h"
+#include "coordinator/gateway/http/multipart.h"
 #include "coordinator/gateway/routes/auth.h"
 #include "coordinator/gateway/routes/embedded.h"
 #include "coordinator/gateway/routes/errors.h"
@@ -65,6 +66,55 @@ TEST(GatewayRequest, EntityTagsAreAList) {
 TEST(GatewayRequest, MediaTypesIgnoreCaseAndParameters) {
   EXPECT_EQ(media_type_of("Application/JSON\t; charset=UTF-8"), "application/json");
   EXPECT_EQ(media_type_of(" ;x"), "");
+}
+
+TEST(GatewayRequest, RangesOfBytes) {
+  const auto range = [](std::string_view field, std::int64_t size = 100) -> std::string {
+    const auto found = parse_range(field, size);
+    return found ? std::to_string(found->first) + "+" + std::to_string(found->size) : "ignored";
+  };
+  EXPECT_EQ(range("bytes=0-0"), "0+1");
+  EXPECT_EQ(range("bytes=10-19"), "10+10");
+  EXPECT_EQ(range("bytes=10-"), "10+90");
+  EXPECT_EQ(range("bytes=90-1000"), "90+10");
+  EXPECT_EQ(range("BYTES=0-9"), "0+10");
+  EXPECT_EQ(range("bytes=-7"), "93+7");
+  EXPECT_EQ(range("bytes=-1000"), "0+100");
+  for (const char* unsatisfiable : {"bytes=100-", "bytes=100-200", "bytes=9223372036854775807-"})
+    EXPECT_TRUE(range(unsatisfiable).ends_with("+0")) << unsatisfiable;
+  EXPECT_TRUE(range("bytes=-0").ends_with("+0"));
+  EXPECT_TRUE(range("bytes=-5", 0).ends_with("+0"));
+  EXPECT_TRUE(range("bytes=0-", 0).ends_with("+0"));
+  for (const char* ignored : {"", "bytes", "bytes=", "bytes=-", "bytes=9-3", "bytes=0-1,3-4", "bytes=a-b", "bytes=-1-2",
+                              "items=0-1", "bytes=0x1-2", "bytes=99999999999999999999-", "bytes=1", "bytes= 1-2"})
+    EXPECT_EQ(range(ignored), "ignored") << ignored;
+}
+
+TEST(GatewayForm, SplitsParts) {
+  const auto parts = [](std::string_view type, const std::string& body) -> std::string {
+    const auto form = parse_form(type, body);
+    if (!form) return "refused";
+    std::string text;
+    for (const FormPart& part : *form)
+      text += part.name + (part.is_file ? "(file)=" : "=") + std::string(part.contents) + ";";
+    return text;
+  };
+  const auto part = [](const std::string& disposition, const std::string& contents) {
+    return "--b\r\nContent-Disposition: form-data; " + disposition + "\r\n\r\n" + contents + "\r\n";
+  };
+  const std::string one = part("name=\"a\"", "1"), type = "multipart/form-data; boundary=b";
+  EXPECT_EQ(parts(type, one + "--b--\r\n"), "a=1;");
+  EXPECT_EQ(parts("multipart/form-data; boundary=\"b\"", one + "--b--"), "a=1;");
+  EXPECT_EQ(parts(type, one + one + "--b--\r\n"), "a=1;a=1;") << "both of one name are seen";
+  EXPECT_EQ(parts(type, part("name=\"f\"; filename=\"x.png\"", "") + "--b--"), "f(file)=;");
+  EXPECT_EQ(parts(type, part("name=\"a\"", "x\r\n--bc\r\ny") + "--b--"), "a=x\r\n--bc\r\ny;")
+      << "a line that only begins like the boundary";
+  for (const std::string& body : {std::string(), one, one + "--b", part("filename=\"x\"", "1") + "--b--", "--b--x"})
+    EXPECT_EQ(parts(type, body), "refused") << body;
+  EXPECT_EQ(parts("multipart/form-data", one + "--b--"), "refused");
+  std::string many;
+  for (int i = 0; i < 65; ++i) many += one;
+  EXPECT_EQ(parts(type, many + "--b--"), "refused");
 }
 
 TEST(GatewayTarget, RefusesWhatIsNoPath) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "coordinator/scheduling/service/clock_watch.h"
+#include "coordinator/scheduling/service/redis_clock.h"
 
 namespace ditfleet::scheduling {
 namespace {
@@ -108,6 +109,28 @@ TEST_F(Clock, AJumpThatAnotherLeaderHasFollowedIsNone) {
 TEST_F(Clock, TimeWithoutACoordinatorIsNoJump) {
   seen = even + offset - 48 * kHour;
   ASSERT_EQ(tick(), kKeep);
+}
+
+TEST(RedisClock, NeverGoesBackForASmallStep) {
+  RedisClock clock;
+  clock.sync(kNow, kHour - 500, kHour + 500);
+  EXPECT_EQ(clock.now_us(kHour), kNow);
+  EXPECT_EQ(clock.now_us(kHour + 250), kNow + 250);
+  clock.sync(kNow + kSecond - 400'000, kHour + kSecond, kHour + kSecond);  // 0.4 s slower
+  EXPECT_EQ(clock.now_us(kHour + kSecond - 900'000), kNow + 250) << "it waits until the corrected time gets there";
+  EXPECT_EQ(clock.now_us(kHour + kSecond), kNow + kSecond - 400'000);
+}
+
+TEST(RedisClock, FollowsALargeStepBackAndAnyStepForward) {
+  RedisClock clock;
+  clock.sync(kNow, kHour, kHour);
+  EXPECT_EQ(clock.now_us(kHour), kNow);
+  clock.sync(kNow + kHour, kHour, kHour);
+  EXPECT_EQ(clock.now_us(kHour), kNow + kHour);
+  clock.sync(kNow + kHour - kSecond, kHour, kHour);  // exactly a second: still a correction
+  EXPECT_EQ(clock.now_us(kHour), kNow + kHour);
+  clock.sync(kNow - 1, kHour, kHour);
+  EXPECT_EQ(clock.now_us(kHour), kNow - 1);
 }
 
 }  // namespace
