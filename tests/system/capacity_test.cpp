@@ -185,7 +185,9 @@ TEST_F(CapacityTest, the_history_is_small_and_bounded) {
     ASSERT_TRUE(page.ok());
     read += page->jobs.size();
     after = page->next_cursor;
-    if (!page->jobs.empty()) EXPECT_EQ(page->jobs[0].adapter, std::string(12, 'a'));
+    if (!page->jobs.empty()) {
+      EXPECT_EQ(page->jobs[0].adapter, std::string(12, 'a'));
+    }
   } while (!after.empty());
   EXPECT_EQ(static_cast<std::int64_t>(read), redis({"XLEN", key}).integer);
   EXPECT_EQ(wait(client.history("x", 10, soon())).error().param, "after");

@@ -478,7 +478,9 @@ TEST_F(QueueIntake, AListReadsNoSpecsOfJobsThatItDoesNotShow) {
     s.id = new_id();
     submit(s);
     if (i % 3 == 0) admit_all();  // some are queued, some admitted, some have ended
-    if (i % 3 == 1) EXPECT_TRUE(wait(client_->cancel(s.id, "", soon())).ok());
+    if (i % 3 == 1) {
+      EXPECT_TRUE(wait(client_->cancel(s.id, "", soon())).ok());
+    }
   }
   auto own = submission("own");
   own.tenant = "small";

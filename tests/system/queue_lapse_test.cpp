@@ -116,7 +116,9 @@ TEST_F(QueueLapse, UnitsLostBeforeTheyStartAreDeadLetteredAfterFiveLapses) {
     ASSERT_EQ(job(id).state, State::kReady) << lapses;
     assign(id, 0, "w" + std::to_string(lapses) + ":boot");
     lapse({id, 0});
-    if (lapses < 5) EXPECT_EQ(latest(id)["lapses"], std::to_string(lapses));
+    if (lapses < 5) {
+      EXPECT_EQ(latest(id)["lapses"], std::to_string(lapses));
+    }
   }
   const auto record = job(id);
   ASSERT_EQ(record.state, State::kFailed) << event_types(id);

@@ -39,8 +39,6 @@ struct TransformerSource {
 class Transformer {
  public:
   virtual ~Transformer() = default;
-  Transformer(const Transformer&) = default;
-  Transformer(Transformer&&) = default;
 
   // The weights in `dir`, or those in `file` unless it is empty. `optional`: no weights if there are none in `dir`.
   // Throws what Parameters::open throws.

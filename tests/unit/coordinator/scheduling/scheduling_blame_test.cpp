@@ -105,7 +105,9 @@ TEST_F(BlameTest, suspects_take_a_quarter_of_the_workers_and_leave_the_others_al
     }
     EXPECT_LE(suspects, 2u);
     // One reserved worker at most waits for each suspect; all others work while there is work.
-    if (scheduler->ready() > 0) EXPECT_LE(idle, 2u);
+    if (scheduler->ready() > 0) {
+      EXPECT_LE(idle, 2u);
+    }
     for (const auto& [ref, view] : store.open) {
       if (view.owner.empty()) continue;
       finish(queue::UnitRef(ref).job);
@@ -357,7 +359,9 @@ TEST_F(BlameTest, a_rebuilt_scheduler_treats_suspects_and_failed_units_alike) {
     EXPECT_TRUE(rebuilt->decide(now).empty()) << "after " << i;
     EXPECT_EQ(rebuilt->stats().ready, scheduler->stats().ready);
     for (const auto& [at, view] : store.open) {
-      if (view.owner.empty()) ASSERT_EQ(rebuilt->waits_for(at, now), why(at.job)) << "after " << i;
+      if (view.owner.empty()) {
+        ASSERT_EQ(rebuilt->waits_for(at, now), why(at.job)) << "after " << i;
+      }
     }
     if (random() % 2 == 0) std::swap(scheduler, rebuilt);
   }

@@ -371,7 +371,7 @@ TEST(CompleteSpec, RefusesAFieldThatDoesNotApplyToTheModel) {
   EXPECT_EQ(complete_spec(*parse_spec(R"({"prompt":"","frames":81})"), videos).error().message,
             "frames is 81, which is not a multiple of 4 as model 'demo' needs; use 80");
   FieldLimits& odd = demo.fields[Field("frames")] = {.low = 1, .high = 9, .multiple_of = 4, .remainder = 1};
-  for (const auto [frames, nearest] : {std::pair(-5, -3), {0, 1}, {1, 1}, {2, 1}, {3, 5}, {6, 5}, {8, 9}, {64, 65}})
+  for (const auto& [frames, nearest] : {std::pair(-5, -3), {0, 1}, {1, 1}, {2, 1}, {3, 5}, {6, 5}, {8, 9}, {64, 65}})
     EXPECT_EQ(odd.nearest(frames), nearest) << frames;
   for (const char* text : {R"({"prompt":"","frames":5})", R"({"prompt":"","frames":8})"})
     EXPECT_TRUE(complete_spec(*parse_spec(text), videos).ok()) << text;
