@@ -125,9 +125,9 @@ INSTANTIATE_TEST_SUITE_P(
         Sample{"wan", "one", {2}, "", "nf4", "", 32, 32, 5}, Sample{"flux", "dev", {2}, "", "", "", 48, 80},
         Sample{"flux", "dev", {2}, "rain", "", "", 48, 80}, Sample{"flux", "double", {3}, "", "", "", 112, 48},
         Sample{"flux", "schnell", {5}, "", "", "", 80, 64}, Sample{"flux", "dev", {2}, "", "", "", 64, 64, 0, true},
-        Sample{"flux", "dev", {2}, "", "fp8", "", 64, 64},
+        Sample{"quant", "width48", {3}, "", "fp8", "", 64, 64},
         Sample{"flux", "dev", {2}, "", "", "lora/adapters/all.safetensors", 48, 80},
-        Sample{"wan", "two", {2}, "", "", "wan/lora/adapters/peft.safetensors", 32, 32, 5}),
+        Sample{"wan", "two", {3}, "", "", "wan/lora/adapters/peft.safetensors", 32, 32, 5}),
     [](const auto& info) { return name_of(info.param); });
 
 }  // namespace
