@@ -72,7 +72,7 @@ ShapeClass shape_class_of(const JobSpec& spec, const ModelEntry& model, const st
           .height = integer("height", model.free_height),
           .frames = limits == model.fields.end() ? frames : static_cast<int>(limits->second.rounded(frames)),
           .guidance = model.guidance ? model.guidance(spec.fields) : GuidanceKind::kNone,
-          .text_tokens = integer("max_sequence_length", 0),
+          .text_tokens = integer("max_sequence_length", 512),
           .precision = precision};
 }
 

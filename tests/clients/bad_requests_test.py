@@ -84,7 +84,7 @@ FIELDS = [
     ("guidance a text", {"guidance_scale": "3.5"}, ["a string", "number"]),
     ("true CFG negative", {"true_cfg_scale": -1}, ["0 to 100"]),
     ("text too long for T5", {"max_sequence_length": 513}, ["512"]),
-    ("text of no tokens", {"max_sequence_length": 0}, ["1 to 512"]),
+    ("text of no tokens", {"max_sequence_length": 0}, ["1 to 1024"]),
     ("seed negative", {"seed": -1}, ["0 to"]),
     ("seed beyond 2^63", {"seed": 2**63}, ["9223372036854775807"]),
     ("seed + n beyond 2^63", {"seed": 2**63 - 1, "n": 2}, ["seed + i"], "seed"),

@@ -118,8 +118,12 @@ TEST_F(GatewayApi, JobsHaveAPositionAndAnExpectedEnd) {
     start({});  // forgets what was read
     const auto listed = body_of(send("GET", "/v1/jobs")).at("jobs").at(0);
     const auto job = body_of(send("GET", "/v1/jobs/job-1"));
-    EXPECT_EQ(of(listed), of(job));
-    EXPECT_EQ(of(body_of(send("GET", "/v1/jobs/job-1/timeline"))), of(job));
+    const auto same = [&](const auto& other) {  // times pass between the requests
+      if (other.second.is_null() || of(job).second.is_null()) return other == of(job);
+      return other.first == of(job).first && std::abs(other.second.as_int64() - of(job).second.as_int64()) < 1000;
+    };
+    EXPECT_TRUE(same(of(listed)));
+    EXPECT_TRUE(same(of(body_of(send("GET", "/v1/jobs/job-1/timeline")))));
     return of(job);
   };
   const json::value null;

@@ -43,7 +43,6 @@ TEST_F(ForecastTest, shorter_videos_predict_the_first_long_one) {
   auto& clips = options.catalogue.models["tiny"];
   clips.media = job::MediaKind::kVideo;
   clips.apply("frames") = {.low = 1, .high = 1024, .multiple_of = 4, .remainder = 1};
-  clips.apply("frames");
   options.new_nonce = [this] { return "n" + std::to_string(++nonces); };
   scheduler = std::make_unique<Scheduler>(options);
   workers({"w"});

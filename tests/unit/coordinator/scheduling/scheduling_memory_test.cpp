@@ -388,7 +388,6 @@ TEST_F(MemoryTest, a_video_of_too_many_frames_is_rejected_with_what_fits) {
     auto& clips = options.catalogue.models["tiny"];
     clips.media = job::MediaKind::kVideo;
     clips.apply("frames") = {.low = 1, .high = 1024, .multiple_of = 4, .remainder = 1};
-    clips.apply("frames");
   });
   register_workers({limited("small", 49 * kSmallest)});
   submit("fits", spec(R"("width":256,"height":256,"frames":51)"));  // rounded to 49

@@ -192,7 +192,7 @@ TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
       {R"({"prompt":"x","num_inference_steps":0})", "num_inference_steps", "from 1"},
       {R"({"prompt":"x","guidance_scale":-1})", "guidance_scale", "from 0 to 100"},
       {R"({"prompt":"x","guidance_scale":"a"})", "guidance_scale", "a number"},
-      {R"({"prompt":"x","max_sequence_length":513})", "max_sequence_length", "from 1 to 512"},
+      {R"({"prompt":"x","max_sequence_length":1025})", "max_sequence_length", "from 1 to 1024"},
       {R"({"prompt":"x","priority":101})", "priority", "-100 to 100"},
       {R"({"prompt":"x","deadline_ms":0})", "deadline_ms", "from 1"},
       {R"({"prompt":"x","output_format":"gif"})", "output_format", "png, jpeg, webp or mp4"},
