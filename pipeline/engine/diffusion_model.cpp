@@ -99,7 +99,9 @@ std::unique_ptr<Model> DiffusionModel::load(const Family& family, const LoadCont
   auto network = load_network(family, folder);
   begun = Clock::now();
   Transformer::compile(network->transformers(), context.regions);
-  folder.times.emplace_back("compile", std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begun));
+  const bool compiled = context.regions->compiler && context.regions->options.transformer;
+  folder.times.emplace_back("compile", std::chrono::duration_cast<std::chrono::microseconds>(
+                                           compiled ? Clock::now() - begun : Clock::duration()));
   ModelInfo info = info_of(context, *network, folder);
   return std::unique_ptr<Model>(
       new DiffusionModel(family, context, fitted, std::move(info), std::move(network), std::move(tokenizers)));
