@@ -54,12 +54,10 @@ LoraBase lora_base(const Network& network) {
 
 Adapted adapt(const Network& network, AdapterStore& adapters, const std::vector<LoraRequest>& requests) {
   Adapted out;
-  auto copy = network.clone();
-  const auto transformers = copy->transformers();
   std::vector<std::pair<std::shared_ptr<const Adapter>, const LoraRequest*>> used;
   for (const LoraRequest& request : requests) {
     auto adapter = adapters.get(request);
-    warn(request, *adapter, transformers.size() > 1, out.warnings);
+    warn(request, *adapter, network.entry.experts, out.warnings);
     if (request.scale == 0) continue;
     // Exactly this strength.
     if (adapter->changes_text)
@@ -69,6 +67,8 @@ Adapted adapt(const Network& network, AdapterStore& adapters, const std::vector<
     used.emplace_back(std::move(adapter), &request);
   }
   if (used.empty()) return out;
+  auto copy = network.clone();
+  const auto transformers = copy->transformers();
   for (std::size_t expert = 0; expert < transformers.size(); ++expert) {
     TransformerWeights weights = transformers[expert]->weights();
     std::vector<std::vector<NamedLinear>> linears{transformers[expert]->named_linears(weights)};

@@ -12,11 +12,11 @@
 namespace ditfleet::pipeline {
 namespace {
 
-// The class of a component, or nothing if it is missing or null.
-const json::string* class_of(const ConfigFile& index, std::string_view component) {
+// The second item of a component's entry, its class; null if there is no such entry.
+const json::value* class_of(const ConfigFile& index, std::string_view component) {
   const json::value* entry = index.fields().if_contains(component);
   const json::array* pair = entry ? entry->if_array() : nullptr;
-  return pair && pair->size() == 2 ? (*pair)[1].if_string() : nullptr;
+  return pair && pair->size() == 2 ? &(*pair)[1] : nullptr;
 }
 
 std::string one_of(const std::vector<std::string>& all) {
@@ -54,7 +54,11 @@ std::string file_of(const ModelSource& source, std::string_view component) {
 
 }  // namespace
 
-bool Folder::has(std::string_view component) const { return class_of(index(), component) != nullptr; }
+bool Folder::has(std::string_view component) const {
+  const ConfigFile file = index();
+  const json::value* name = class_of(file, component);
+  return name && name->is_string();
+}
 
 std::string Folder::quantize(const std::string& component) const { return format_of(context.source, component); }
 
@@ -96,10 +100,11 @@ void check_components(const Family& family, const std::string& dir, std::string_
   const ConfigFile index(dir + "/model_index.json");
   for (const Component& one : family.components) {
     if (!one.name.starts_with(prefix)) continue;
-    const json::string* name = class_of(index, one.name);
+    const json::value* found = class_of(index, one.name);
+    const json::string* name = found ? found->if_string() : nullptr;
     const json::value* entry = index.fields().if_contains(one.name);
-    const bool null = !entry || entry->is_null() || (entry->is_array() && json::serialize(*entry) == "[null,null]");
-    if ((one.optional && null) ||
+    const bool missing = !entry || entry->is_null() || (found && found->is_null());
+    if ((one.optional && missing) ||
         (name && (*name == one.class_name || *name == std::string(one.class_name) + "Fast")))  // of tokenizers
       continue;
     index.refuse(std::string(one.name) + " is " + (entry ? excerpt(json::serialize(*entry), 100) : "missing") +

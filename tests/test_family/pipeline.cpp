@@ -1,6 +1,4 @@
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/upsample_nearest2d.h>
 
@@ -16,7 +14,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
 #include "pipeline/nn/parameters.h"
-#include "pipeline/sampling/latents.h"
+#include "pipeline/sampling/flow_scheduler.h"
 #include "pipeline/sampling/schedule.h"
 #include "tests/test_family/families.h"
 
@@ -105,9 +103,7 @@ class TestNetwork final : public Network {
   }
   Schedule schedule(const Settings& settings) const override { return make_schedule({}, settings.steps(), 1); }
   std::unique_ptr<Sampler> sampler(const Settings&, const Schedule& schedule) const override {
-    const auto count = static_cast<std::int64_t>(schedule.sigmas.size());
-    return std::make_unique<FlowMatchEuler>(
-        at::from_blob(const_cast<float*>(schedule.sigmas.data()), {count}).clone().to(placement.device));
+    return make_flow_sampler({.unipc = false}, schedule, placement.device);
   }
   std::unique_ptr<Denoiser> denoiser(const Settings& settings, const Schedule&,
                                      const Conditions& conditions) const override {

@@ -18,6 +18,7 @@
 #include "pipeline/nn/text/clip_encoder.h"
 #include "pipeline/nn/text/t5_encoder.h"
 #include "pipeline/nn/vae/decoder.h"
+#include "pipeline/sampling/flow_scheduler.h"
 #include "pipeline/sampling/latents.h"
 #include "shared/families/flux/flux.h"
 
@@ -124,7 +125,7 @@ class FluxNetwork final : public Network {
   Schedule schedule(const Settings& settings) const override;
   int steps_in_memory() const override { return kModulationSteps; }
   std::unique_ptr<Sampler> sampler(const Settings&, const Schedule& schedule) const override {
-    return std::make_unique<FlowMatchEuler>(on_device(schedule.sigmas, placement.device));
+    return make_flow_sampler({.unipc = false}, schedule, placement.device);
   }
   std::unique_ptr<Denoiser> denoiser(const Settings& settings, const Schedule& schedule,
                                      const Conditions& conditions) const override {
