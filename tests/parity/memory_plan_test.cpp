@@ -50,10 +50,10 @@ TEST(Prediction, IsWithinTenPercentOfWhatIsObserved) {
     options.lora_together_rank = 64;
     auto engine = unwrap(Engine::create(options, {&flux_family()}));
     auto model = unwrap(engine->load_model({"m", which.folder.string(), "", which.quantize}));
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < 4; ++i) {
       const std::int64_t multiple = model->info().size_multiple;
       const auto side = [&] {
-        return multiple * std::uniform_int_distribution<std::int64_t>(2, 512 / multiple)(random);
+        return multiple * std::uniform_int_distribution<std::int64_t>(2, 384 / multiple)(random);
       };
       GenerationRequest request;
       request.prompt = "a red circle " + std::to_string(i);
@@ -263,7 +263,7 @@ std::pair<std::vector<Media>, std::int64_t> DemoModels::expected(const std::vect
 TEST_F(DemoModels, TwoThatDoNotFitTogetherTakeTurns) {
   std::mt19937 random(2);
   std::vector<GenerationRequest> requests;
-  for (int i = 0; i < 100; ++i) requests.push_back(demo_request(i, 64 << random() % 2));
+  for (int i = 0; i < 40; ++i) requests.push_back(demo_request(i, 64 << random() % 2));
   const auto [pictures, bytes] = expected(requests);
   const auto engine = open(bytes * 17 / 10);
   const std::unique_ptr<Model> models[] = {load(*engine, "a"), load(*engine, "b")};
@@ -328,7 +328,7 @@ TEST_F(DemoModels, AdaptersAreForgottenWhileBlocksMove) {
 TEST_F(DemoModels, RequestsThatAreTooLargeLeaveTheOthersAlone) {
   std::mt19937 random(3);
   std::vector<GenerationRequest> requests;
-  for (int i = 0; i < 200; ++i) requests.push_back(demo_request(i, std::array{64, 96, 128, 160}[random() % 4]));
+  for (int i = 0; i < 60; ++i) requests.push_back(demo_request(i, std::array{64, 96, 128, 160}[random() % 4]));
   const auto [pictures, bytes] = expected(requests);
   const auto engine = open(bytes + (64 << 20));
   const auto model = load(*engine, "a");
