@@ -131,10 +131,10 @@ asio::awaitable<int> Service::run() {
   while (!finished()) {
     wake_.expires_at(drain_until_.time_point());
     co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-    if (state_ == "draining" && drain_until_.passed() && !finished()) {
+    if (state_ == State::kDraining && drain_until_.passed() && !finished()) {
       spdlog::warn("worker.drain_ms is over; handing back the running unit");
       drain_until_ = Deadline::after(kStopGrace);
-      state_ = "stopping";
+      state_ = State::kStopping;
       table_.drain_running();
       update();
     }
@@ -147,18 +147,19 @@ asio::awaitable<int> Service::run() {
 bool Service::finished() const {
   if (quitting_) return true;
   if (fatal_) return runner_.idle() || drain_until_.passed();
-  if (state_ == "draining") return table_.empty() && runner_.idle();
-  return state_ == "stopping" && ((table_.empty() && runner_.idle()) || drain_until_.passed());
+  if (state_ == State::kDraining) return table_.empty() && runner_.idle();
+  return state_ == State::kStopping && ((table_.empty() && runner_.idle()) || drain_until_.passed());
 }
 
 void Service::drain() { begin_drain(Deadline::after(options_.drain)); }
 
 void Service::begin_drain(Deadline limit) {
-  if (state_ == "stopping" || (state_ == "draining" && drain_until_.time_point() <= limit.time_point())) return;
+  if (state_ == State::kStopping || (state_ == State::kDraining && drain_until_.time_point() <= limit.time_point()))
+    return;
   spdlog::info("draining with {} units", table_.attempts().size());
   // Loading and warm-up cannot be interrupted, and there is no unit to finish.
   if (loading_) quitting_ = true;
-  state_ = "draining";
+  state_ = State::kDraining;
   drain_until_ = limit;
   table_.drain();
   heartbeat_now();
@@ -169,16 +170,16 @@ void Service::begin_drain(Deadline limit) {
 void Service::apply_desired() {
   if (desired_ == queue::Desired::kStopped) {
     begin_drain(Deadline::never());
-  } else if (desired_ == queue::Desired::kDraining && state_ == "ready") {
+  } else if (desired_ == queue::Desired::kDraining && state_ == State::kReady) {
     spdlog::info("drained by an administrator with {} units; `ditfleet workers resume {}` ends this",
                  table_.attempts().size(), options_.name);
-    state_ = "cordoned";
+    state_ = State::kCordoned;
     table_.drain();
     heartbeat_now();
     update();
-  } else if (desired_ == queue::Desired::kReady && state_ == "cordoned") {
+  } else if (desired_ == queue::Desired::kReady && state_ == State::kCordoned) {
     spdlog::info("resumed by an administrator");
-    state_ = "ready";
+    state_ = State::kReady;
     table_.resume();
     heartbeat_now();
   }
@@ -243,8 +244,8 @@ asio::awaitable<void> Service::load_models() {
   for (int gpu = 0; gpu < options_.gpus; ++gpu)
     if (auto meter = GpuMeter::open(models_.device, gpu)) meters_.push_back(std::move(meter));
   runner_.set_warm_classes(std::move((*loaded)->second));
-  if (quitting_ || state_ != "starting") co_return;
-  state_ = "ready";
+  if (quitting_ || state_ != State::kStarting) co_return;
+  state_ = State::kReady;
   record_boot("ready");
   spdlog::info("ready: worker '{}' on {} ({}), {}, {} models", options_.name, models_.device, models_.device_name,
                models_.precision, models_.models.size());
@@ -270,7 +271,10 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
   info.boot = boot_;
   info.host = host_name();
   info.pid = static_cast<int>(::getpid());
-  info.state = fatal_ ? "stuck" : state_ == "stopping" || state_ == "cordoned" ? "draining" : state_;
+  info.state = fatal_                       ? "stuck"
+               : state_ == State::kStarting ? "starting"
+               : state_ == State::kReady    ? "ready"
+                                            : "draining";
   info.device = models_.device;
   info.device_name = models_.device_name;
   info.precision = models_.precision;
@@ -299,12 +303,12 @@ asio::awaitable<Result<std::string>> Service::send_heartbeat() {
 }
 
 void Service::note_readiness(bool registered) {
-  why_not_ready_ = fatal_                 ? "the device failed"
-                   : loading_             ? "loading the models"
-                   : state_ == "cordoned" ? "drained by an administrator"
-                   : state_ != "ready"    ? "draining"
-                   : !registered          ? "Redis does not answer"
-                                          : "";
+  why_not_ready_ = fatal_                       ? "the device failed"
+                   : loading_                   ? "loading the models"
+                   : state_ == State::kCordoned ? "drained by an administrator"
+                   : state_ != State::kReady    ? "draining"
+                   : !registered                ? "Redis does not answer"
+                                                : "";
   if (why_not_ready().empty() && parts_.on_ready) std::exchange(parts_.on_ready, {})();
 }
 
@@ -321,7 +325,7 @@ asio::awaitable<void> Service::heartbeats() {
       const auto before = co_await send_heartbeat();
       if (!before) {
         sent = before.error();
-      } else if (registered && !logged_duplicate && state_ == "ready" && !before->empty() && *before != boot_) {
+      } else if (registered && !logged_duplicate && state_ == State::kReady && !before->empty() && *before != boot_) {
         // The other process has registered after this one, so it is alive: the two keep displacing each other.
         logged_duplicate = true;
         spdlog::error(

@@ -78,12 +78,14 @@ class Service {
   // After run(): whether a thread is still busy with work that cannot be interrupted. The process should then exit
   // without waiting for the thread.
   bool busy() const { return device_.busy() || text_.busy() || encode_.busy() || adapters_.busy(); }
-  bool ready() const { return state_ == "ready"; }
+  bool ready() const { return state_ == State::kReady; }
   // Why no unit can come, as of the last heartbeat; empty: units can come. Thread-safe.
   std::string why_not_ready() const { return why_not_ready_.load(); }
   const std::string& owner() const { return owner_; }
 
  private:
+  // kCordoned: drained by an administrator until resumed. kDraining: ends when it is empty. kStopping: hands back all.
+  enum class State { kStarting, kReady, kCordoned, kDraining, kStopping };
   asio::awaitable<void> load_models();
   asio::awaitable<void> heartbeats();
   asio::awaitable<void> mailbox();
@@ -106,8 +108,8 @@ class Service {
   asio::io_context& io_;
   ServiceOptions options_;
   ServiceParts parts_;
-  // starting, ready, cordoned (drained by an administrator until resumed), draining (ends when empty), stopping
-  std::string boot_, owner_, state_ = "starting";
+  std::string boot_, owner_;
+  State state_ = State::kStarting;
   queue::Desired desired_ = queue::Desired::kReady;  // when it was last read
   std::int64_t started_ms_ = 0;
   UnitTable table_;

@@ -320,7 +320,7 @@ const Option kOptions[] = {
                     "anywhere. auto uses LibTorch's choice or, with timed GEMMs, the faster of that and flash.",
      .choices = "auto|cudnn|flash|efficient|math"},
     {DITFLEET_OPTION(compile.fullgraph),
-     .description = "Fail if a block would run eagerly because an op has no kernel or the compiler fails."},
+     .description = "Fail instead of falling back to eager code, for every reason of ditfleet_region_fallbacks_total."},
     {DITFLEET_OPTION(compile.dynamic),
      .description = "Compile one program for all sizes. If false, each size is compiled separately."},
     {DITFLEET_OPTION(compile.error_on_recompile), .description = "Fail if a block needs a second program."},

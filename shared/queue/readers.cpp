@@ -71,6 +71,55 @@ JobRecord listed_record(const Listed& job) {
   return record;
 }
 
+// The last job that list() has looked at. Jobs of one millisecond follow by id.
+struct Position {
+  std::string score, id;
+};
+
+// A cursor is "<score>:<id>". Empty: before the first job.
+Result<Position> parse_cursor(const std::string& cursor, bool oldest_first) {
+  if (cursor.empty()) return Position{oldest_first ? "-inf" : "+inf", ""};
+  const auto colon = cursor.find(':');
+  if (colon == std::string::npos || !is_valid_id(cursor.substr(colon + 1)) ||
+      !number_of<std::int64_t>(std::string_view(cursor).substr(0, colon), 0)) {
+    return Error{Code::kInvalidArgument,
+                 "[queue] '" + cursor + "' is not a cursor; use the cursor from the previous page", "cursor"};
+  }
+  return Position{cursor.substr(0, colon), cursor.substr(colon + 1)};
+}
+
+// Reads the specs and errors of listed jobs. `entries`: the intake entry of each job that is not admitted, else "". The
+// hash of a job has the spec once the job has ended.
+asio::awaitable<Result<void>> read_specs(redis::Connection& connection, const Keys& keys,
+                                         const std::vector<std::string>& entries, std::vector<JobRecord>& jobs,
+                                         Deadline deadline) {
+  std::vector<redis::Command> reads;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const std::string& id = jobs[i].id;
+    if (entries[i].empty()) {
+      reads.push_back(redis::Command("HGET") << keys.specs() << id);
+    } else {
+      reads.push_back(redis::Command("XRANGE") << keys.in() << entries[i] << entries[i]);
+    }
+    reads.push_back(redis::Command("HMGET") << keys.job(id) << "spec"
+                                            << "error");
+  }
+  const auto read = co_await connection.execute_all(std::move(reads), deadline);
+  for (const auto& reply : read) {
+    if (!reply) co_return reply.error();
+  }
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const redis::Reply& open = *read[2 * i];
+    const auto& own = read[2 * i + 1]->elements;
+    if (own.size() != 2) continue;
+    jobs[i].spec = !own[0].is_nil()        ? own[0].text
+                   : open.elements.empty() ? open.text
+                                           : parse_intake(open.elements[0]).spec;
+    if (!own[1].is_nil()) jobs[i].error = parse_error(own[1].text);
+  }
+  co_return Result<void>();
+}
+
 }  // namespace
 
 asio::awaitable<Result<JobRecord>> Client::job(const std::string& id, const std::string& tenant, Deadline deadline) {
@@ -94,19 +143,8 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
                                               std::function<bool(const JobRecord&)> keep) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
-  // A cursor is "<score>:<id>" of the last job looked at; jobs of one millisecond follow by id.
-  const std::string last_score = oldest_first ? "+inf" : "-inf";
-  std::string from = oldest_first ? "-inf" : "+inf", after_id;
-  if (!cursor.empty()) {
-    const auto colon = cursor.find(':');
-    if (colon == std::string::npos || !is_valid_id(cursor.substr(colon + 1)) ||
-        !number_of<std::int64_t>(std::string_view(cursor).substr(0, colon), 0)) {
-      co_return Error{Code::kInvalidArgument,
-                      "[queue] '" + cursor + "' is not a cursor; use the cursor from the previous page", "cursor"};
-    }
-    from = cursor.substr(0, colon);
-    after_id = cursor.substr(colon + 1);
-  }
+  const auto from = parse_cursor(cursor, oldest_first);
+  if (!from) co_return from.error();
   const std::size_t want = static_cast<std::size_t>(std::clamp(limit, 1, 1000));
   constexpr int kPage = 200, kMostPages = 50;
   JobPage page;
@@ -114,7 +152,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   bool last = false;
   for (int pages = 0; pages < kMostPages && !last && page.jobs.size() < want; ++pages) {
     redis::Command range(oldest_first ? "ZRANGEBYSCORE" : "ZREVRANGEBYSCORE");
-    range << keys.jobs() << from << last_score << "WITHSCORES"
+    range << keys.jobs() << from->score << (oldest_first ? "+inf" : "-inf") << "WITHSCORES"
           << "LIMIT" << pages * kPage << kPage;
     const auto found = co_await impl->connection_->execute(std::move(range), deadline);
     if (!found) co_return found.error();
@@ -125,7 +163,7 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
     for (std::size_t i = 0; i + 1 < elements.size(); i += 2) {
       const std::string& id = elements[i].text;
       const std::string& score = elements[i + 1].text;
-      if (score == from && (oldest_first ? id <= after_id : id >= after_id)) continue;  // on the page before
+      if (score == from->score && (oldest_first ? id <= from->id : id >= from->id)) continue;  // on the page before
       jobs.push_back({.id = id, .score = score});
     }
     if (jobs.empty()) continue;
@@ -154,32 +192,9 @@ asio::awaitable<Result<JobPage>> Client::list(const std::string& tenant, std::op
   }
   if (last) page.next_cursor.clear();
 
-  // Specs may be long: reads only those that are returned. The hash of the job has the spec once the job has ended.
-  std::vector<redis::Command> reads;
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    const std::string& id = page.jobs[i].id;
-    if (entries[i].empty()) {
-      reads.push_back(redis::Command("HGET") << keys.specs() << id);
-    } else {
-      reads.push_back(redis::Command("XRANGE") << keys.in() << entries[i] << entries[i]);
-    }
-    reads.push_back(redis::Command("HMGET") << keys.job(id) << "spec"
-                                            << "error");
-  }
-  const auto read = co_await impl->connection_->execute_all(std::move(reads), deadline);
-  for (const auto& reply : read) {
-    if (!reply) co_return reply.error();
-  }
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    const redis::Reply& open = *read[2 * i];
-    const auto& own = read[2 * i + 1]->elements;
-    if (own.size() != 2) continue;
-    JobRecord& record = page.jobs[i];
-    record.spec = !own[0].is_nil()        ? own[0].text
-                  : open.elements.empty() ? open.text
-                                          : parse_intake(open.elements[0]).spec;
-    if (!own[1].is_nil()) record.error = parse_error(own[1].text);
-  }
+  // Specs may be long, so only those of the jobs that are returned are read.
+  if (const auto read = co_await read_specs(*impl->connection_, keys, entries, page.jobs, deadline); !read)
+    co_return read.error();
   co_return page;
 }
 
