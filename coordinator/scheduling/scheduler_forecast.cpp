@@ -13,7 +13,7 @@ constexpr std::int64_t kLeastUs = 10'000;  // what remains of a unit that runs l
 }  // namespace
 
 std::int64_t Scheduler::held_run_us(const HeldUnit& held, WorkerId w) const {
-  const auto* job = find_job(held.ref.job);
+  const auto* job = jobs_.find_job(held.ref.job);
   if (job == nullptr) return held.run_us;
   const auto run_us = costs_.run_us(job->cls, job->model, w, job->prior_us);
   return run_us + (held.cold ? costs_.cold_us(job->model, run_us) : 0) + held.load_us;
@@ -33,8 +33,8 @@ std::map<std::string, std::int64_t> Scheduler::ends_ms() const {
 }
 
 std::size_t Scheduler::pending_jobs() const {
-  return static_cast<std::size_t>(std::count_if(jobs_.begin(), jobs_.end(), [](const auto& entry) {
-    return entry.second->units.front().where == Unit::Where::kPending;
+  return static_cast<std::size_t>(std::count_if(jobs_.all().begin(), jobs_.all().end(), [](const auto& entry) {
+    return entry.second->units.front().where == Where::kPending;
   }));
 }
 
@@ -43,11 +43,11 @@ queue::FleetForecast Scheduler::forecast(std::size_t unread, std::int64_t now_us
   const auto& catalogue = options_.catalogue;
   for (const auto& [name, unused] : catalogue.models) out.models[name];
   const auto of = [&](ModelId m) -> queue::FleetForecast::Model& {
-    return out.models[catalogue.models.contains(models_[m]) ? models_[m] : "other"];
+    return out.models[catalogue.models.contains(jobs_.models()[m]) ? jobs_.models()[m] : "other"];
   };
-  for (const auto& [id, job] : jobs_) {
+  for (const auto& [id, job] : jobs_.all()) {
     const auto held = std::count_if(job->units.begin(), job->units.end(),
-                                    [](const Unit& unit) { return unit.where == Unit::Where::kHeld; });
+                                    [](const Unit& unit) { return unit.where == Where::kHeld; });
     auto& model = of(job->model);
     model.units += static_cast<std::int64_t>(job->open);
     model.backlog_us +=
@@ -104,19 +104,17 @@ std::map<std::string, queue::JobOutlook> Scheduler::outlook(std::size_t most, st
       const auto start_us =
           held.started ? std::max(held.started_us, worker.last_end_us) : std::max(free_us, held.ready_us);
       free_us = worker.returns_units(now_us) ? kNever : std::max(now_us + kLeastUs, start_us + held_run_us(held, w));
-      if (const auto* job = find_job(held.ref.job)) place(job, start_us, free_us, held.started);
+      if (const auto* job = jobs_.find_job(held.ref.job)) place(job, start_us, free_us, held.started);
     }
     if (worker.state == WorkerState::kReady) free.emplace_back(free_us, w);
   }
   for (const auto handle : queue_.order(most, now_us)) {
-    const auto* job = queued_[handle].first;
-    const auto pixels = needed_pixels(job->cls);
+    const auto* job = &jobs_.queued(handle).job;
     std::pair<std::int64_t, WorkerId>* first = nullptr;
     for (auto& slot : free) {
       const auto& models = fleet_.at(slot.second).models;
       if ((!first || slot < *first) && std::find(models.begin(), models.end(), job->model) != models.end() &&
-          fleet_.has_room(job->model, slot.second, pixels) &&
-          fleet_.adapters().slots(slot.second) >= queue_.at(handle).adapter_slots)
+          jobs_.fits(*job, slot.second))
         first = &slot;
     }
     if (!first) {

@@ -17,29 +17,29 @@ std::string workers(std::size_t n) { return fmt::format("{} worker{}", n, n == 1
 }  // namespace
 
 std::string Scheduler::waits_for(const queue::UnitRef& ref, std::int64_t now_us) const {
-  const auto* job = find_job(ref.job);
-  if (job == nullptr || ref.unit < 0 || ref.unit >= static_cast<int>(job->units.size())) return {};
-  const auto& unit = job->units[static_cast<std::size_t>(ref.unit)];
-  switch (unit.where) {
-    case Unit::Where::kQueued: return queued_waits_for(*job, unit, now_us);
-    case Unit::Where::kAlone:
+  const auto* unit = jobs_.find_unit(ref);
+  if (unit == nullptr) return {};
+  switch (unit->where) {
+    case Where::kQueued:
+    case Where::kParked: return queued_waits_for(*unit, now_us);
+    case Where::kAlone:
       return fmt::format("an empty worker: it runs alone, because {} lost with it",
-                         unit.lapses == 1 ? "a worker was" : fmt::format("{} workers were", unit.lapses));
-    case Unit::Where::kParked: return queued_waits_for(*job, unit, now_us);
-    case Unit::Where::kHeld: return held_waits_for(unit, ref, now_us);
-    case Unit::Where::kDelayed:
-      return is_late(*job, now_us) ? "nothing: its deadline has passed" : "its next attempt: the last one failed";
-    case Unit::Where::kPending:
-    case Unit::Where::kUnknown:
-    case Unit::Where::kEnded: break;
+                         unit->lapses == 1 ? "a worker was" : fmt::format("{} workers were", unit->lapses));
+    case Where::kHeld: return held_waits_for(*unit, now_us);
+    case Where::kDelayed:
+      return is_late(unit->job, now_us) ? "nothing: its deadline has passed" : "its next attempt: the last one failed";
+    case Where::kPending:
+    case Where::kUnknown:
+    case Where::kEnded: break;
   }
   return {};
 }
 
-std::string Scheduler::queued_waits_for(const Job& job, const Unit& unit, std::int64_t now_us) const {
-  const auto& lane = lanes_[lane_of(job, unit)];
+std::string Scheduler::queued_waits_for(const Unit& unit, std::int64_t now_us) const {
+  const Job& job = unit.job;
+  const auto& lane = jobs_.lanes()[unit.lane()];
   const auto needs = static_cast<int>(lane.adapters.size());
-  const auto& model = models_[job.model];
+  const auto& model = jobs_.models()[job.model];
   const auto& having = fleet_.with_model(job.model);
   if (having.empty()) return fmt::format("a worker with the model '{}': no such worker is registered", model);
   if (const int most = fleet_.most_adapter_slots(job.model); needs > most) {
@@ -49,7 +49,7 @@ std::string Scheduler::queued_waits_for(const Job& job, const Unit& unit, std::i
     return fmt::format("a worker with {} adapter slots, one per adapter: workers with '{}' have at most {}", needs,
                        model, most);
   }
-  const auto pixels = needed_pixels(job.cls);
+  const auto pixels = jobs_.needed_pixels(job.cls);
   if (const auto most = fleet_.most_pixels(job.model); pixels > most)
     return fmt::format("a worker with more memory: it has {} pixels, workers with '{}' can hold at most {}",
                        with_commas(pixels), model, with_commas(most));
@@ -64,7 +64,7 @@ std::string Scheduler::queued_waits_for(const Job& job, const Unit& unit, std::i
       narrow_open += load.ready && load.has_capacity();
       continue;
     }
-    if (!fleet_.has_room(job.model, w, pixels)) {
+    if (pixels > fleet_.room(job.model, w).max_pixels) {
       small_open += load.ready && load.has_capacity();
       continue;
     }
@@ -105,10 +105,10 @@ std::string Scheduler::queued_waits_for(const Job& job, const Unit& unit, std::i
   return "its turn";
 }
 
-std::string Scheduler::held_waits_for(const Unit& unit, const queue::UnitRef& ref, std::int64_t now_us) const {
+std::string Scheduler::held_waits_for(const Unit& unit, std::int64_t now_us) const {
   const auto& worker = fleet_.at(unit.worker);
-  const auto at =
-      std::find_if(worker.held.begin(), worker.held.end(), [&](const HeldUnit& held) { return held.ref == ref; });
+  const auto at = std::find_if(worker.held.begin(), worker.held.end(),
+                               [ref = unit.ref()](const HeldUnit& held) { return held.ref == ref; });
   if (at == worker.held.end() || at->started) return {};
   if (worker.returns_units(now_us)) {
     return fmt::format("its return from {}, which is {}", worker.name, worker_state_name(worker.state));

@@ -38,7 +38,6 @@ class Decision {
         request_(request),
         now_us_(now_us),
         adapters_(fleet.adapters().scan(request.adapters, now_us)),
-        rooms_(fleet.rooms(request.model)),
         observed_cold_us_(costs.observed_cold_us(request.model)),
         runs_(costs.runs(request.cls, request.model, request.prior_us)) {}
 
@@ -68,8 +67,8 @@ class Decision {
   }
 
  private:
-  bool has_room(WorkerId w) const { return w >= rooms_.size() || request_.pixels <= rooms_[w].max_pixels; }
-  std::int64_t load_us(WorkerId w) const { return w < rooms_.size() ? rooms_[w].load_us : 0; }
+  bool has_room(WorkerId w) const { return request_.pixels <= fleet_.room(request_.model, w).max_pixels; }
+  std::int64_t load_us(WorkerId w) const { return fleet_.room(request_.model, w).load_us; }
   bool can_take(WorkerId w) const {
     return fleet_.load(w).ready && has_room(w) && adapters_.fits(w) && request_.allows(fleet_, w);
   }
@@ -150,7 +149,6 @@ class Decision {
   const RouteRequest& request_;
   const std::int64_t now_us_;
   const Residency::Scan adapters_;
-  const std::span<const ModelRoom> rooms_;
   const std::optional<std::int64_t> observed_cold_us_;
   const CostModel::Runs runs_;
   std::optional<Candidate> best_, next_;  // of the workers with capacity

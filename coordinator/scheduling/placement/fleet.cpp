@@ -207,7 +207,7 @@ void Fleet::refresh_load(WorkerId w) {
     const bool entered = is_open && open.emplace(load.free_at_us, w).second;
     count(slots, had_slots, left, load.adapter_slots, entered);
     if (!reports_memory_) continue;
-    const auto max_pixels = w < rooms(m).size() ? rooms_[m][w].max_pixels : ModelRoom::kUnlimited;
+    const auto max_pixels = room(m, w).max_pixels;
     count(grown(open_pixels_, m), max_pixels, left, max_pixels, entered);
   }
 }
@@ -335,25 +335,15 @@ int Fleet::most_adapter_slots(ModelId m) const {
   return most;
 }
 
-std::span<const ModelRoom> Fleet::rooms(ModelId m) const {
-  return m < rooms_.size() ? std::span<const ModelRoom>(rooms_[m]) : std::span<const ModelRoom>();
-}
-
-bool Fleet::has_room(ModelId m, WorkerId w, std::int64_t pixels) const {
-  const auto all = rooms(m);
-  return w >= all.size() || pixels <= all[w].max_pixels;
-}
-
 std::int64_t Fleet::most_open_pixels(ModelId m) const {
   return m < open_pixels_.size() && !open_pixels_[m].empty() ? open_pixels_[m].rbegin()->first : ModelRoom::kUnlimited;
 }
 
 std::optional<WorkerId> Fleet::roomiest(ModelId m) const {
-  const auto all = rooms(m);
   std::optional<WorkerId> best;
   for (const auto w : with_model(m)) {
-    if (w >= all.size() || all[w].max_pixels == ModelRoom::kUnlimited) return std::nullopt;
-    if (!best || all[w].max_pixels > all[*best].max_pixels) best = w;
+    if (room(m, w).max_pixels == ModelRoom::kUnlimited) return std::nullopt;
+    if (!best || room(m, w).max_pixels > room(m, *best).max_pixels) best = w;
   }
   return best;
 }

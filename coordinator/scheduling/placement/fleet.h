@@ -11,7 +11,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -146,9 +145,9 @@ class Fleet {
   // The largest number of adapter slots of any registered worker, open or not; -1 if no worker is registered.
   int most_adapter_slots(ModelId m) const;
 
-  // By worker. May be shorter than the ids: the other workers have no limit and need no load.
-  std::span<const ModelRoom> rooms(ModelId m) const;
-  bool has_room(ModelId m, WorkerId w, std::int64_t pixels) const;
+  ModelRoom room(ModelId m, WorkerId w) const {
+    return m < rooms_.size() && w < rooms_[m].size() ? rooms_[m][w] : ModelRoom();
+  }
   // The largest request that an open worker, or any registered worker, can hold. kUnlimited if there is no worker.
   std::int64_t most_open_pixels(ModelId m) const;
   std::int64_t most_pixels(ModelId m) const {
@@ -174,7 +173,7 @@ class Fleet {
   std::vector<WorkerLoad> loads_;
   std::vector<OpenWorkers> open_;                       // by model
   std::vector<std::map<int, std::size_t>> open_slots_;  // by model: number of open workers by adapter slots; none is 0
-  std::vector<std::vector<ModelRoom>> rooms_;           // [model][worker]
+  std::vector<std::vector<ModelRoom>> rooms_;           // [model][worker]; the others are unlimited and need no load
   bool reports_memory_ = false;                         // some worker
   std::vector<std::int64_t> most_pixels_;               // by model
   std::vector<std::map<std::int64_t, std::size_t>> open_pixels_;  // by model: number of open workers by max_pixels

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "coordinator/scheduling/placement/cost_model.h"
 #include "coordinator/scheduling/placement/fleet.h"
@@ -22,10 +23,10 @@ struct RouteRequest {
   std::int64_t lane_work_us = 0;  // sum of the priors of all units in the lane, this one included
   bool may_wait = true;           // false: do not return kWait
   std::span<const AdapterId> adapters = {};
-  std::int64_t waited_us = 0;                 // since the unit became ready
-  bool exclusive = false;                     // only on a ready worker that holds no unit
-  std::span<const std::string> avoided = {};  // names of workers that do not get the unit
-  std::int64_t pixels = 0;                    // the worker must be able to hold; 0: any can
+  std::int64_t waited_us = 0;             // since the unit became ready
+  bool exclusive = false;                 // only on a ready worker that holds no unit
+  std::vector<std::string> avoided = {};  // names of workers that do not get the unit
+  std::int64_t pixels = 0;                // the worker must be able to hold; 0: any can
 
   bool allows(const Fleet& fleet, WorkerId w) const {
     const auto& worker = fleet.at(w);
