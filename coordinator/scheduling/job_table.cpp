@@ -168,8 +168,7 @@ Residency::Dropped JobTable::hold(Unit& unit, const Route& route, std::string no
   unit.worker = route.worker;
   unit.nonce = std::move(nonce);
   unit.touched_us = now_us;
-  std::tie(unit.charged_us, unit.guess) = prediction(job, route.cold);
-  queue_.charge(job.tenant, unit.charged_us, unit.guess);
+  charge(unit, prediction(job, route.cold));
   const auto& adapters = lanes_[job.lane].adapters;
   auto dropped = fleet_.adapters().hold(route.worker, adapters, routing_.eviction(), now_us);
   fleet_.hold(route.worker, {.ref = unit.ref(),
@@ -259,9 +258,14 @@ std::pair<std::int64_t, bool> JobTable::prediction(const Job& job, bool cold) co
   return {run_us + (cold ? cold_us.value_or(0) : 0), !costs_.confirmed(job.model) || (cold && !cold_us)};
 }
 
+void JobTable::charge(Unit& unit, const std::pair<std::int64_t, bool>& prediction) {
+  std::tie(unit.charged_us, unit.guess) = prediction;
+  queue_.tenants().charge(unit.job.tenant, unit.charged_us, unit.guess);
+}
+
 void JobTable::settle(Unit& unit, std::int64_t actual_us) {
   if (unit.charged_us == 0) return;
-  queue_.settle(unit.job.tenant, std::exchange(unit.charged_us, 0), actual_us, unit.guess);
+  queue_.tenants().settle(unit.job.tenant, std::exchange(unit.charged_us, 0), actual_us, unit.guess);
 }
 
 void JobTable::recharge(ModelId model) {
@@ -269,9 +273,10 @@ void JobTable::recharge(ModelId model) {
     for (const auto& held : fleet_.at(w).held) {
       auto* unit = find_unit(held.ref);
       if (unit == nullptr || unit->charged_us == 0 || unit->job.model != model) continue;
-      const auto [cost_us, guess] = prediction(unit->job, held.cold);
-      queue_.correct(unit->job.tenant, std::exchange(unit->charged_us, cost_us), cost_us,
-                     std::exchange(unit->guess, guess), guess);
+      const auto latest = prediction(unit->job, held.cold);
+      if (latest == std::pair(unit->charged_us, unit->guess)) continue;
+      settle(*unit, 0);
+      charge(*unit, latest);
     }
   }
 }

@@ -157,6 +157,7 @@ class JobTable {
   void leave_lane(LaneId id);
   // The predicted cost of a unit, and whether it is a guess.
   std::pair<std::int64_t, bool> prediction(const Job& job, bool cold) const;
+  void charge(Unit& unit, const std::pair<std::int64_t, bool>& prediction);
 
   const job::Catalogue& catalogue_;
   RoutingPolicy& routing_;

@@ -29,7 +29,7 @@ void Scheduler::rebuild(std::span<const queue::UnitView> open, const std::map<st
   update_fleet(workers, now_us);
   recovery_.rebuild(open, now_us);
   // Last: the stored times include the charges for held units, which were just made again.
-  queue_.restore(virtual_times);
+  queue_.tenants().restore(virtual_times);
 }
 
 std::vector<WorkerId> Scheduler::update_fleet(const std::vector<queue::WorkerInfo>& workers, std::int64_t now_us) {

@@ -5,8 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "coordinator/scheduling/placement/dense.h"
-
 namespace ditfleet::scheduling {
 namespace {
 
@@ -14,43 +12,12 @@ constexpr int kMaxLooks = 16;  // at lanes of one tenant, except the first tenan
 
 }  // namespace
 
-FairQueue::FairQueue(std::map<std::string, double> weights, std::int64_t age_bound_us)
-    : tenants_(std::move(weights)), age_bound_us_(age_bound_us) {}
-
 FairQueue::Order FairQueue::order_of(const QueuedUnit& unit, Handle handle) {
   return {.negative_priority = -unit.priority,
           .deadline_us = unit.deadline_us > 0 ? unit.deadline_us : std::numeric_limits<std::int64_t>::max(),
           .due_us = unit.due_us,
           .arrival = unit.arrival,
           .handle = handle};
-}
-
-void FairQueue::charge(TenantId t, std::int64_t predicted_us, bool guess) {
-  const auto before = tenants_.virtual_time(t);
-  tenants_.charge(t, predicted_us, guess);
-  reorder(t, before);
-}
-
-void FairQueue::settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess) {
-  const auto before = tenants_.virtual_time(t);
-  tenants_.settle(t, predicted_us, actual_us, guess);
-  reorder(t, before);
-}
-
-void FairQueue::correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before,
-                        bool guess_after) {
-  if (before_us == after_us && guess_before == guess_after) return;
-  const auto before = tenants_.virtual_time(t);
-  tenants_.settle(t, before_us, 0, guess_before);
-  tenants_.charge(t, after_us, guess_after);
-  reorder(t, before);
-}
-
-void FairQueue::restore(const std::map<std::string, std::int64_t>& times) {
-  tenants_.restore(times);
-  for (auto& model : models_) {
-    for (const auto& [before, t] : std::exchange(model.order, {})) model.order.emplace(tenants_.virtual_time(t), t);
-  }
 }
 
 void FairQueue::reorder(TenantId t, std::int64_t before) {
@@ -65,7 +32,7 @@ FairQueue::Handle FairQueue::push(const QueuedUnit& unit) {
   const auto handle = take_id(units_, free_);
   units_[handle] = unit;
   auto& model = grown(models_, unit.model);
-  if (unit.adapter_slots <= model.most_slots) wait(unit.tenant, 1);
+  if (unit.adapter_slots <= model.most_slots) tenants_.wait(unit.tenant);
   auto& backlog = model.backlogs[unit.tenant];
   if (backlog.groups.empty()) model.order.emplace(tenants_.virtual_time(unit.tenant), unit.tenant);
   auto& group = backlog.groups[unit.adapter_slots];
@@ -112,13 +79,6 @@ void FairQueue::remove(Handle handle) {
   free_.push_back(handle);
 }
 
-// Moves the tenant's virtual time if it was not waiting.
-void FairQueue::wait(TenantId t, std::size_t units) {
-  const auto before = tenants_.virtual_time(t);
-  for (; units > 0; --units) tenants_.wait(t);
-  reorder(t, before);
-}
-
 void FairQueue::set_most_slots(ModelId model_id, int adapter_slots) {
   auto& model = grown(models_, model_id);
   const int before = std::exchange(model.most_slots, adapter_slots);
@@ -138,7 +98,9 @@ void FairQueue::set_most_slots(ModelId model_id, int adapter_slots) {
       for (; units > 0; --units) tenants_.leave(tenant);
     }
   }
-  for (const auto& [tenant, units] : begin) wait(tenant, units);
+  for (auto [tenant, units] : begin) {
+    for (; units > 0; --units) tenants_.wait(tenant);
+  }
 }
 
 std::size_t FairQueue::unplaceable() const {
@@ -150,8 +112,8 @@ std::size_t FairQueue::unplaceable() const {
 }
 
 bool FairQueue::has_work(ModelId model, int adapter_slots) const {
-  return model < models_.size() && !models_[model].units.empty() &&
-         models_[model].units.begin()->first <= adapter_slots;
+  const auto& units = peek(models_, model).units;
+  return !units.empty() && units.begin()->first <= adapter_slots;
 }
 
 template <class Closed>
@@ -289,14 +251,10 @@ std::vector<FairQueue::Handle> FairQueue::order(std::size_t most, std::int64_t n
   return out;
 }
 
-std::int64_t FairQueue::lane_work_us(LaneId lane) const {
-  return lane < lane_work_us_.size() ? lane_work_us_[lane] : 0;
-}
-
 std::int64_t FairQueue::tenant_work_us(ModelId model, TenantId tenant) const {
-  if (model >= models_.size()) return 0;
-  const auto it = models_[model].backlogs.find(tenant);
-  return it == models_[model].backlogs.end() ? 0 : it->second.prior_us;
+  const auto& backlogs = peek(models_, model).backlogs;
+  const auto it = backlogs.find(tenant);
+  return it == backlogs.end() ? 0 : it->second.prior_us;
 }
 
 }  // namespace ditfleet::scheduling

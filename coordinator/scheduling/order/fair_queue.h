@@ -17,10 +17,12 @@
 #include <optional>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "coordinator/scheduling/order/tenants.h"
 #include "coordinator/scheduling/placement/cost_model.h"
+#include "coordinator/scheduling/placement/dense.h"
 
 namespace ditfleet::scheduling {
 
@@ -44,18 +46,13 @@ class FairQueue {
  public:
   using Handle = std::uint32_t;
 
-  FairQueue(std::map<std::string, double> weights, std::int64_t age_bound_us);
+  FairQueue(std::map<std::string, double> weights, std::int64_t age_bound_us)
+      : tenants_(std::move(weights), [this](TenantId t, std::int64_t before) { reorder(t, before); }),
+        age_bound_us_(age_bound_us) {}
+  FairQueue(const FairQueue&) = delete;
 
-  Tenants& tenants() { return tenants_; }
+  Tenants& tenants() { return tenants_; }  // changes of virtual times reorder the queue
   const Tenants& tenants() const { return tenants_; }
-  // As in Tenants, but also reorders the queue. Use these functions instead of those of Tenants for tenants that may
-  // have queued units.
-  void charge(TenantId t, std::int64_t predicted_us, bool guess = false);
-  void settle(TenantId t, std::int64_t predicted_us, std::int64_t actual_us, bool guess = false);
-  // Replaces a charge that is not settled yet.
-  void correct(TenantId t, std::int64_t before_us, std::int64_t after_us, bool guess_before = false,
-               bool guess_after = false);
-  void restore(const std::map<std::string, std::int64_t>& times);
 
   Handle push(const QueuedUnit& unit);
   void remove(Handle handle);
@@ -93,7 +90,7 @@ class FairQueue {
   std::size_t unplaceable() const;
 
   // Waiting work (sum of priors), by lane, and by tenant and model.
-  std::int64_t lane_work_us(LaneId lane) const;
+  std::int64_t lane_work_us(LaneId lane) const { return peek(lane_work_us_, lane); }
   std::int64_t tenant_work_us(ModelId model, TenantId tenant) const;
 
  private:
@@ -136,7 +133,6 @@ class FairQueue {
   // Calls `visit` for the heads of lanes that need at most `adapter_slots`, in order, until it returns true.
   template <class Visit>
   void visit_heads(const Backlog& backlog, int adapter_slots, Visit visit) const;
-  void wait(TenantId t, std::size_t units);
   void reorder(TenantId t, std::int64_t before);
 
   Tenants tenants_;

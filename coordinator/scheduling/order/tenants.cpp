@@ -7,8 +7,6 @@
 
 namespace ditfleet::scheduling {
 
-Tenants::Tenants(std::map<std::string, double> weights) : weights_(std::move(weights)) {}
-
 TenantId Tenants::intern(const std::string& name) {
   if (const auto it = by_name_.find(name); it != by_name_.end()) return it->second;
   const auto id = take_id(tenants_, free_);
@@ -71,6 +69,7 @@ void Tenants::move(TenantId t, std::int64_t time, std::int64_t in_advance, std::
   most_ = std::max(most_, tenant.settled());
   if (tenant.open > 0) active_.emplace(tenant.settled(), t);
   if (listed) waiting_.emplace(tenant.known(), t);
+  if (moved_ && time != 0) moved_(t, tenant.virtual_time - time);
 }
 
 void Tenants::charge(TenantId t, std::int64_t predicted_us, bool guess) {

@@ -5,11 +5,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace ditfleet::scheduling {
@@ -19,7 +21,9 @@ using TenantId = std::uint32_t;
 class Tenants {
  public:
   // Weights by tenant name; the default is 1, the minimum 0.001.
-  explicit Tenants(std::map<std::string, double> weights);
+  // `moved` is called after a virtual time has changed, except by open(), with the time before.
+  explicit Tenants(std::map<std::string, double> weights, std::function<void(TenantId, std::int64_t)> moved = {})
+      : weights_(std::move(weights)), moved_(std::move(moved)) {}
 
   TenantId intern(const std::string& name);
   std::optional<TenantId> find(const std::string& name) const;
@@ -77,6 +81,7 @@ class Tenants {
   void move_between(TenantId t, std::int64_t least, std::int64_t most);
 
   std::map<std::string, double> weights_;
+  std::function<void(TenantId, std::int64_t)> moved_;
   std::vector<Tenant> tenants_;
   std::vector<TenantId> free_;
   std::unordered_map<std::string, TenantId> by_name_;

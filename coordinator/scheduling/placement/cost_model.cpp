@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "coordinator/scheduling/placement/dense.h"
-
 namespace ditfleet::scheduling {
 namespace {
 
@@ -29,11 +27,6 @@ constexpr double kUsText = 30'000.0;
 constexpr double kUsMost = 0x1p50;       // a stored class may have any size
 constexpr double kWithAdapters = 1.036;  // step with an adapter ÷ without (tests/bench/results/lora_h200.csv)
 
-template <class T>
-const T* find(const std::vector<T>& values, std::uint32_t index) {
-  return index < values.size() ? &values[index] : nullptr;
-}
-
 std::int64_t scaled(std::int64_t prior_us, double ratio) {
   return std::max<std::int64_t>(1, std::llround(static_cast<double>(prior_us) * ratio));
 }
@@ -56,9 +49,7 @@ std::int64_t prior_run_us(const job::ShapeClass& shape, std::int64_t tokens, int
 }
 
 const CostModel::Variant* CostModel::variant(ClassId c, std::int64_t prior_us) const {
-  const auto* cls = find(classes_, c);
-  if (cls == nullptr) return nullptr;
-  for (const auto& candidate : cls->variants) {
+  for (const auto& candidate : peek(classes_, c).variants) {
     if (candidate.prior_us == prior_us) return &candidate;
   }
   return nullptr;
@@ -66,18 +57,17 @@ const CostModel::Variant* CostModel::variant(ClassId c, std::int64_t prior_us) c
 
 double CostModel::ratio(ClassId c, ModelId m, std::int64_t prior_us) const {
   if (const auto* own = variant(c, prior_us)) return own->overall.value();
-  const auto* cls = find(classes_, c);
-  if (cls != nullptr && cls->overall.known()) return cls->overall.value();
-  return model_ratio(m, cls != nullptr ? cls->attention : std::nullopt);
+  const auto& cls = peek(classes_, c);
+  return cls.overall.known() ? cls.overall.value() : model_ratio(m, cls.attention);
 }
 
 double CostModel::model_ratio(ModelId m, std::optional<double> attention) const {
-  const auto* model = find(models_, m);
-  if (model == nullptr || !model->overall.known()) return 1.0;
-  if (!attention || model->points.empty()) return model->overall.value();
-  const Fit& fit = model->fit;
+  const auto& model = peek(models_, m);
+  if (!model.overall.known()) return 1.0;
+  if (!attention || model.points.empty()) return model.overall.value();
+  const Fit& fit = model.fit;
   const double fitted = fit.linear * (1 - *attention) + fit.quadratic * *attention;
-  return std::abs(fitted - fit.mean) > kFitFrom * fit.mean ? fitted : model->overall.value();
+  return std::abs(fitted - fit.mean) > kFitFrom * fit.mean ? fitted : model.overall.value();
 }
 
 // The prior of a step is the sum of a linear and a quadratic part, so that observed ÷ prior is linear in the share of
@@ -111,16 +101,16 @@ CostModel::Runs CostModel::runs(ClassId c, ModelId m, std::int64_t prior_us) con
   out.prior_us = static_cast<double>(prior_us);
   out.typical = ratio(c, m, prior_us);
   if (const auto* own = variant(c, prior_us)) out.own = &own->by_worker;
-  if (const auto* model = find(models_, m)) out.speeds = &model->speeds;
+  out.speeds = &peek(models_, m).speeds;
   return out;
 }
 
 std::int64_t CostModel::Runs::operator()(WorkerId w) const {
   double ratio = typical;
-  if (own != nullptr && w < own->size() && (*own)[w].known()) {
-    ratio = (*own)[w].value();
-  } else if (speeds != nullptr && w < speeds->size() && (*speeds)[w].known()) {
-    ratio *= (*speeds)[w].value();
+  if (own != nullptr && peek(*own, w).known()) {
+    ratio = peek(*own, w).value();
+  } else if (speeds != nullptr && peek(*speeds, w).known()) {
+    ratio *= peek(*speeds, w).value();
   }
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(prior_us * ratio + 0.5));
 }
@@ -138,24 +128,13 @@ std::int64_t CostModel::unseen_run_us(ModelId m, std::int64_t tokens, std::int64
 }
 
 std::optional<std::int64_t> CostModel::observed_cold_us(ModelId m) const {
-  const auto* model = find(models_, m);
-  if (model == nullptr || !model->cold.known()) return std::nullopt;
-  return std::max<std::int64_t>(0, std::llround(model->cold.value()));
+  const auto& cold = peek(models_, m).cold;
+  return cold.known() ? std::optional(std::max<std::int64_t>(0, std::llround(cold.value()))) : std::nullopt;
 }
 
 std::int64_t CostModel::cold_us(ModelId m, std::int64_t run_us) const {
   const auto observed = observed_cold_us(m);
   return observed ? *observed : std::min(run_us / 2, kColdPriorMax);
-}
-
-bool CostModel::observed(ModelId m) const {
-  const auto* model = find(models_, m);
-  return model != nullptr && model->observed;
-}
-
-bool CostModel::confirmed(ModelId m) const {
-  const auto* model = find(models_, m);
-  return model != nullptr && model->confirmed;
 }
 
 void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us, bool cold) {

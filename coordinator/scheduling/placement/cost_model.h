@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "coordinator/scheduling/placement/dense.h"
 #include "shared/job/shape_class.h"
 
 namespace ditfleet::scheduling {
@@ -64,9 +65,9 @@ class CostModel {
   // The additional time of a worker's first run of a class. Before any was observed, this is half a run but at most 2
   // s, so that an idle cold worker is preferred to a warm worker with one unit.
   std::int64_t cold_us(ModelId m, std::int64_t run_us) const;
-  bool observed(ModelId m) const;
+  bool observed(ModelId m) const { return peek(models_, m).observed; }
   // True once a run on a warm worker was observed. Cold runs take longer by any factor.
-  bool confirmed(ModelId m) const;
+  bool confirmed(ModelId m) const { return peek(models_, m).confirmed; }
 
   // A unit ran for `observed_us`. cold: it was the worker's first run of the class.
   void observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us, bool cold);

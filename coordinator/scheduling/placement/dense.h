@@ -13,6 +13,14 @@ T& grown(std::vector<T>& table, std::size_t index) {
   return table[index];
 }
 
+// The element with this index, or an empty one beyond the end.
+template <class T>
+const T& peek(const std::vector<T>& table, std::size_t index) {
+  if (index < table.size()) return table[index];
+  static const T kNone{};
+  return kNone;
+}
+
 // The index of a free element, else of a new one.
 template <class T, class Id>
 Id take_id(std::vector<T>& table, std::vector<Id>& free) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "coordinator/scheduling/placement/dense.h"
 #include "coordinator/scheduling/placement/rendezvous_hash.h"
 
 namespace ditfleet::scheduling {
@@ -32,17 +31,10 @@ void count(std::map<Key, std::size_t>& counts, Key before, bool left, Key after,
 }  // namespace
 
 std::string_view worker_state_name(WorkerState state) {
-  switch (state) {
-    case WorkerState::kStarting: return "starting";
-    case WorkerState::kReady: return "ready";
-    case WorkerState::kDraining: return "draining";
-    case WorkerState::kSilent: return "silent";
-    case WorkerState::kStuck: return "stuck";
-    case WorkerState::kOverdue: return "overdue";
-    case WorkerState::kProbing: return "probing";
-    case WorkerState::kGone: break;
-  }
-  return "gone";
+  static constexpr std::string_view kNames[] = {"starting", "ready",   "draining", "silent",
+                                                "stuck",    "overdue", "probing",  "gone"};
+  static_assert(std::size(kNames) == static_cast<std::size_t>(WorkerState::kGone) + 1);
+  return kNames[static_cast<std::size_t>(state)];
 }
 
 std::string_view shape_key(std::string_view class_key) { return class_key.substr(0, class_key.rfind('/')); }
@@ -320,13 +312,9 @@ void Fleet::started(WorkerId w, const queue::UnitRef& ref, std::int64_t at_us) {
   }
 }
 
-const Fleet::OpenWorkers& Fleet::open_workers(ModelId m) const {
-  static const OpenWorkers kNone;
-  return m < open_.size() ? open_[m] : kNone;
-}
-
 int Fleet::most_open_slots(ModelId m) const {
-  return m < open_slots_.size() && !open_slots_[m].empty() ? open_slots_[m].rbegin()->first : -1;
+  const auto& slots = peek(open_slots_, m);
+  return slots.empty() ? -1 : slots.rbegin()->first;
 }
 
 int Fleet::most_adapter_slots(ModelId m) const {
@@ -336,7 +324,8 @@ int Fleet::most_adapter_slots(ModelId m) const {
 }
 
 std::int64_t Fleet::most_open_pixels(ModelId m) const {
-  return m < open_pixels_.size() && !open_pixels_[m].empty() ? open_pixels_[m].rbegin()->first : ModelRoom::kUnlimited;
+  const auto& pixels = peek(open_pixels_, m);
+  return pixels.empty() ? ModelRoom::kUnlimited : pixels.rbegin()->first;
 }
 
 std::optional<WorkerId> Fleet::roomiest(ModelId m) const {
@@ -353,11 +342,6 @@ const queue::ModelMemory* Fleet::memory(ModelId m, WorkerId w) const {
   const auto at = std::find(worker.models.begin(), worker.models.end(), m);
   const auto i = static_cast<std::size_t>(at - worker.models.begin());
   return i < worker.memory.size() ? &worker.memory[i] : nullptr;
-}
-
-const std::vector<WorkerId>& Fleet::with_model(ModelId m) const {
-  static const std::vector<WorkerId> kNone;
-  return m < by_model_.size() ? by_model_[m] : kNone;
 }
 
 }  // namespace ditfleet::scheduling

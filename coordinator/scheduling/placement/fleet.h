@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "coordinator/scheduling/placement/cost_model.h"
+#include "coordinator/scheduling/placement/dense.h"
 #include "coordinator/scheduling/placement/residency.h"
 #include "shared/queue/types.h"
 
@@ -128,7 +129,7 @@ class Fleet {
 
   // Sets the key of class `c`.
   void define_class(ClassId c, const std::string& class_key);
-  bool is_warm(ClassId c, WorkerId w) const { return c < warm_.size() && w < warm_[c].size() && warm_[c][w] != 0; }
+  bool is_warm(ClassId c, WorkerId w) const { return peek(peek(warm_, c), w) != 0; }
 
   const Worker& at(WorkerId w) const { return workers_[w]; }
   const WorkerLoad& load(WorkerId w) const { return loads_[w]; }
@@ -136,18 +137,16 @@ class Fleet {
   const Residency& adapters() const { return adapters_; }
   std::size_t id_bound() const { return workers_.size(); }  // worker ids are below it
   // Workers that have the model, in any state.
-  const std::vector<WorkerId>& with_model(ModelId m) const;
+  const std::vector<WorkerId>& with_model(ModelId m) const { return peek(by_model_, m); }
   // Ready workers with the model and spare capacity, ordered by the predicted end of all held units.
   using OpenWorkers = std::set<std::pair<std::int64_t, WorkerId>>;
-  const OpenWorkers& open_workers(ModelId m) const;
+  const OpenWorkers& open_workers(ModelId m) const { return peek(open_, m); }
   // The largest number of adapter slots of any open worker; -1 if no worker is open.
   int most_open_slots(ModelId m) const;
   // The largest number of adapter slots of any registered worker, open or not; -1 if no worker is registered.
   int most_adapter_slots(ModelId m) const;
 
-  ModelRoom room(ModelId m, WorkerId w) const {
-    return m < rooms_.size() && w < rooms_[m].size() ? rooms_[m][w] : ModelRoom();
-  }
+  const ModelRoom& room(ModelId m, WorkerId w) const { return peek(peek(rooms_, m), w); }
   // The largest request that an open worker, or any registered worker, can hold. kUnlimited if there is no worker.
   std::int64_t most_open_pixels(ModelId m) const;
   std::int64_t most_pixels(ModelId m) const {

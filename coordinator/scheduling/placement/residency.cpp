@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "coordinator/scheduling/placement/dense.h"
-
 namespace ditfleet::scheduling {
 namespace {
 
@@ -85,15 +83,12 @@ std::int64_t Residency::load_us(const Holder& holder, std::int64_t bytes) const 
 }
 
 bool Residency::has_spare_slot(WorkerId w) const {
-  if (w >= workers_.size()) return false;
-  const auto& holder = workers_[w];
-  const auto used = std::count_if(holder.copies.begin(), holder.copies.end(), [](const Copy& c) { return c.in_slot; });
-  return used < holder.slots;
+  const auto& copies = peek(workers_, w).copies;
+  return std::count_if(copies.begin(), copies.end(), [](const Copy& c) { return c.in_slot; }) < slots(w);
 }
 
 std::size_t Residency::unreported(WorkerId w, std::span<const AdapterId> wanted) const {
-  if (w >= workers_.size()) return wanted.size();
-  const auto& copies = workers_[w].copies;
+  const auto& copies = peek(workers_, w).copies;
   return static_cast<std::size_t>(std::count_if(wanted.begin(), wanted.end(), [&](AdapterId a) {
     return std::none_of(copies.begin(), copies.end(), [a](const Copy& c) { return c.adapter == a && c.reported; });
   }));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "coordinator/scheduling/placement/cost_model.h"
+#include "coordinator/scheduling/placement/dense.h"
 #include "shared/queue/types.h"
 
 namespace ditfleet::scheduling {
@@ -69,8 +70,8 @@ class Residency {
   void report(WorkerId w, const queue::WorkerInfo& info, std::int64_t now_us);
   void forget(WorkerId w);
 
-  int slots(WorkerId w) const { return w < workers_.size() ? workers_[w].slots : 0; }
-  std::size_t held_count(WorkerId w) const { return w < workers_.size() ? workers_[w].copies.size() : 0; }
+  int slots(WorkerId w) const { return peek(workers_, w).slots; }
+  std::size_t held_count(WorkerId w) const { return peek(workers_, w).copies.size(); }
   bool has_spare_slot(WorkerId w) const;
   // How many of these adapters the worker has reported neither in host memory nor in a slot.
   std::size_t unreported(WorkerId w, std::span<const AdapterId> adapters) const;

@@ -118,8 +118,8 @@ asio::awaitable<void> LeaderTerm::run() {
   spawn("scheduler.intake", read_intake(), Vital::kForever);
   spawn("scheduler.registry", poll_registry(), Vital::kForever);
   spawn("scheduler.reap", reap(), Vital::kForever);
-  spawn("scheduler.virtual_times", keep_virtual_times(), Vital::kForever);
-  if (keeps_history_) spawn("scheduler.history", keep_history(), Vital::kForever);
+  spawn("scheduler.virtual_times", every_second(&LeaderTerm::store_virtual_times), Vital::kForever);
+  if (keeps_history_) spawn("scheduler.history", every_second(&LeaderTerm::store_history), Vital::kForever);
   for (;;) {
     kicked_ = false;
     notice_reconnect();
@@ -301,10 +301,10 @@ asio::awaitable<void> LeaderTerm::reap() {
   }
 }
 
-asio::awaitable<void> LeaderTerm::keep_virtual_times() {
+asio::awaitable<void> LeaderTerm::every_second(asio::awaitable<void> (LeaderTerm::*store)(Deadline)) {
   for (;;) {
     co_await pause(1000ms);
-    if (context_.connection->connected()) co_await store_virtual_times(Deadline::after(kCall));
+    if (context_.connection->connected()) co_await (this->*store)(Deadline::after(kCall));
   }
 }
 
@@ -341,13 +341,6 @@ void LeaderTerm::note_for_history(const queue::Event& event) {
                       .steps = job.steps,
                       .units = job.units,
                       .attempts = job.attempts});
-}
-
-asio::awaitable<void> LeaderTerm::keep_history() {
-  for (;;) {
-    co_await pause(1000ms);
-    if (context_.connection->connected()) co_await store_history(Deadline::after(kCall));
-  }
 }
 
 asio::awaitable<void> LeaderTerm::store_history(Deadline deadline) {

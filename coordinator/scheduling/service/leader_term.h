@@ -55,8 +55,7 @@ class LeaderTerm : public std::enable_shared_from_this<LeaderTerm> {
   asio::awaitable<void> read_intake();
   asio::awaitable<void> poll_registry();
   asio::awaitable<void> reap();
-  asio::awaitable<void> keep_virtual_times();
-  asio::awaitable<void> keep_history();
+  asio::awaitable<void> every_second(asio::awaitable<void> (LeaderTerm::*store)(Deadline));
   void note_for_history(const queue::Event& event);
   asio::awaitable<void> audit();
   asio::awaitable<void> mend();

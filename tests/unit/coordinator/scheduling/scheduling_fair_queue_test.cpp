@@ -37,8 +37,8 @@ class FairQueueTest : public ::testing::Test {
     const auto tenant = queue.at(next->handle).tenant;
     const auto cost = costs.at(next->handle);
     queue.remove(next->handle);
-    queue.charge(tenant, cost);
-    queue.settle(tenant, cost, cost);
+    queue.tenants().charge(tenant, cost);
+    queue.tenants().settle(tenant, cost, cost);
     queue.tenants().close(tenant);
     served[queue.tenants().name(tenant)] += cost;
     return next->handle;
@@ -149,7 +149,7 @@ TEST_F(FairQueueTest, no_tenant_gets_far_ahead_of_one_whose_lanes_are_skipped) {
                          .missing = [](LaneId lane) { return lane == 3 ? 10 : 5; },
                          .max_lead_us = 100};
   EXPECT_EQ(queue.next(0, kSlots, 0, round)->handle, other);
-  queue.charge(queue.at(other).tenant, 101);
+  queue.tenants().charge(queue.at(other).tenant, 101);
   const auto turn = queue.next(0, kSlots, 0, round);
   ASSERT_TRUE(turn);
   EXPECT_EQ(turn->handle, better);  // the least is missing
@@ -162,8 +162,8 @@ TEST_F(FairQueueTest, a_skipped_unit_goes_when_no_other_tenant_may_get_ahead) {
   const auto waits = push("a", 1, 0, 0, 0, 3);
   const auto b = queue.tenants().intern("b");
   queue.push({.tenant = b, .lane = 4, .arrival = ++arrivals, .prior_us = 5, .cost_us = 5});
-  queue.charge(queue.at(waits).tenant, 10);
-  queue.charge(b, 70);
+  queue.tenants().charge(queue.at(waits).tenant, 10);
+  queue.tenants().charge(b, 70);
   const auto skip_first = [](LaneId lane) { return lane == 3; };
   EXPECT_EQ(queue.at(queue.next(0, kSlots, 0, {.skipped = skip_first, .max_lead_us = 65})->handle).tenant, b);
   const auto turn = queue.next(
@@ -208,7 +208,7 @@ TEST_F(FairQueueTest, with_skipped_lanes_the_gap_is_at_most_two_of_the_largest_u
       if (!next) continue;  // all wait
       const auto unit = queue.at(next->handle);
       queue.remove(next->handle);
-      queue.charge(unit.tenant, unit.cost_us);
+      queue.tenants().charge(unit.tenant, unit.cost_us);
       had[unit.tenant] += unit.cost_us;
       add(unit.tenant);  // always backlogged
       const auto [least, most] = std::minmax_element(had.begin(), had.end());
@@ -230,7 +230,7 @@ TEST_F(FairQueueTest, totals_follow_every_push_and_remove) {
       const auto handle = *std::next(live.begin(), static_cast<long>(random() % live.size()));
       const auto tenant = queue.at(handle).tenant;
       queue.remove(handle);
-      queue.charge(tenant, 10);
+      queue.tenants().charge(tenant, 10);
       queue.tenants().close(tenant);
       live.erase(handle);
     }
