@@ -133,11 +133,11 @@ DiffusionModel::DiffusionModel(const Family& family, const LoadContext& context,
       memory_(context.memory, info_.name, memory_source(fit.needs)) {}
 
 ModelMemory::Source DiffusionModel::memory_source(std::shared_ptr<Needs> needs) {
-  ModelMemory::Source source{.parts = {{}, &none_, {}}};
-  for (const TextEncoder* text : network_->text_encoders()) source.parts.text.push_back(&text->parts());
+  ModelMemory::Source source;
+  for (const TextEncoder* text : network_->text_encoders()) source.parts.encoders.push_back(&text->parts());
   for (const Transformer* transformer : network_->transformers()) {
     source.parts.blocks.push_back(transformer->parts().blocks.get());
-    if (const auto& apart = transformer->parts().apart) source.parts.modulation = apart.get();
+    if (const auto& apart = transformer->parts().apart) source.parts.encoders.push_back(apart.get());
   }
   if (source.parts.blocks.empty()) source.parts.blocks.push_back(&none_);
   source.ranks = static_cast<bool>(team_);
@@ -239,6 +239,7 @@ Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepC
     const at::Tensor velocity = guided_velocity(*g.denoiser, step, latents, g.conditions.negative.has_value(), g.team);
     latents = sampler->step(latents, velocity, step);
     wait();
+    memory_.after_step(g.size, step + 1);
     if (!on_step) continue;
     StepProgress progress;
     progress.step = static_cast<int>(step + 1);
@@ -268,8 +269,7 @@ Result<void> DiffusionModel::denoise(Generation& generation, const StepCallback&
         const bool first = g.device_phases_us_.emplace("first_step", 0).second;
         g.device_phases_us_[first ? "first_step" : "steady_steps"] += scope.lap_us();
       };
-      auto made =
-          memory_.run_steps(g.size, callback, [&](const StepCallback& on_each) { return run_steps(g, on_each, wait); });
+      auto made = memory_.run_steps(g.size, [&] { return run_steps(g, callback, wait); });
       g.add_phase("denoise", begun);
       if (made) g.latents = *made;
       return made;

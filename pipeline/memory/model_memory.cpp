@@ -3,7 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <cmath>
+#include <new>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/device/memory.h"
@@ -11,13 +11,12 @@
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr double kGoodEnough = 0.9;             // a plan that keeps this share of the best plan's blocks stays
-constexpr std::chrono::seconds kCapped{60};     // how long a plan that ran out of memory is avoided
-constexpr std::chrono::minutes kUsesDecay{10};  // uses count 1/e after this time
+using Clock = std::chrono::steady_clock;
 
-bool as_good(const MemoryPlan& plan, const MemoryPlan& best) {
-  return plan.keep_text >= best.keep_text && plan.keep_modulation >= best.keep_modulation &&
-         static_cast<double>(plan.keep_blocks) >= kGoodEnough * static_cast<double>(best.keep_blocks);
+std::int64_t kept_of(const std::vector<PartSequence*>& sequences) {
+  std::int64_t bytes = 0;
+  for (const PartSequence* one : sequences) bytes += one->kept_bytes();
+  return bytes;
 }
 
 }  // namespace
@@ -34,19 +33,15 @@ std::int64_t DeviceMemory::available() const {
   return available_memory(device_, options_.limit, options_.reserve);
 }
 
-MemoryNeeds DeviceMemory::beside_others(const ModelMemory* model, MemoryNeeds needs) const {
-  for (const ModelMemory* other : models_) {
-    if (other == model) continue;
-    const MemoryNeeds& o = other->needs_;
-    needs.fixed += o.fixed;
-    needs.others_encode = std::max(needs.others_encode, o.encode + std::max(o.text.ahead, o.modulation.ahead));
-  }
-  return needs;
+PlanState::Models DeviceMemory::models() const {
+  PlanState::Models all;
+  for (const ModelMemory* model : models_) all.push_back({&model->state_, model->kept()});
+  return all;
 }
 
 PlanReport DeviceMemory::plan(const MemoryNeeds& own) const {
   const std::lock_guard lock(mutex_);
-  PlanReport report{.needs = beside_others(nullptr, own)};
+  PlanReport report{.needs = PlanState(options_.offload).needs_beside(models(), {}, own)};
   report.available = available();
   report.driver = driver_memory(device_);
   report.bandwidth = copy_bandwidth(device_);
@@ -59,11 +54,12 @@ PlanReport DeviceMemory::plan(const MemoryNeeds& own) const {
   return report;
 }
 
-bool DeviceMemory::fits_beside(const MemoryNeeds& needs) {
+bool DeviceMemory::fits_beside(const MemoryNeeds& own) {
   const std::lock_guard lock(mutex_);
-  std::int64_t kept = 0;
-  for (const ModelMemory* other : models_) kept += other->kept();
-  const PlanChoice choice = choose_plan(beside_others(nullptr, needs), available() - kept, options_.offload, 0);
+  std::int64_t left = available();
+  for (const ModelMemory* other : models_) left -= other->kept();
+  const MemoryNeeds needs = PlanState(options_.offload).needs_beside(models(), {}, own);
+  const PlanChoice choice = choose_plan(needs, left, options_.offload, 0);
   if (options_.offload == "none" || (choice.plan && choice.plan->kind == PlanKind::kResident)) return true;
   // Their first way to the host takes long, so it is not left to a request.
   for (ModelMemory* other : models_) other->leave();
@@ -71,11 +67,11 @@ bool DeviceMemory::fits_beside(const MemoryNeeds& needs) {
 }
 
 ModelMemory::ModelMemory(std::shared_ptr<DeviceMemory> device, std::string name, Source source)
-    : device_(std::move(device)), name_(std::move(name)), source_(std::move(source)), used_(Clock::now()) {
+    : device_(std::move(device)), name_(std::move(name)), source_(std::move(source)) {
   if (!device_->limited()) return;
-  samples_ = {source_.needs(source_.small), source_.needs(source_.large)};
+  state_ = PlanState(device_->options_.offload, {source_.small, source_.needs(source_.small)},
+                     {source_.large, source_.needs(source_.large)});
   const std::lock_guard lock(device_->mutex_);
-  needs_ = samples_.second;
   update_report();
   device_->models_.push_back(this);
 }
@@ -85,17 +81,7 @@ ModelMemory::~ModelMemory() {
   std::erase(device_->models_, this);
 }
 
-std::int64_t ModelMemory::kept() const {
-  std::int64_t bytes = source_.parts.modulation->kept_bytes() + kept_blocks();
-  for (const PartSequence* text : source_.parts.text) bytes += text->kept_bytes();
-  return bytes;
-}
-
-std::int64_t ModelMemory::kept_blocks() const {
-  std::int64_t bytes = 0;
-  for (const PartSequence* blocks : source_.parts.blocks) bytes += blocks->kept_bytes();
-  return bytes;
-}
+std::int64_t ModelMemory::kept() const { return kept_of(source_.parts.encoders) + kept_of(source_.parts.blocks); }
 
 // First what leaves, then what comes.
 void ModelMemory::keep_blocks(std::int64_t of_used, bool others, bool wait) {
@@ -106,169 +92,140 @@ void ModelMemory::keep_blocks(std::int64_t of_used, bool others, bool wait) {
     if (sequence != &blocks() && others) sequence->keep(sequence->bytes(), wait);
 }
 
-double ModelMemory::use_rate(Clock::time_point now) const {
-  return uses_ * std::exp(-std::chrono::duration<double>(now - used_) / kUsesDecay);
-}
-
-PlanChoice ModelMemory::choose(const RequestSize& size, const MemoryNeeds& needs, std::int64_t available) const {
-  // Until the time of a step is known, nothing but the blocks in use stays with `block`.
-  const auto step = step_s_.find(size);
-  const std::int64_t hidden = step == step_s_.end()
-                                  ? needs.blocks.bytes
-                                  : static_cast<std::int64_t>(step->second * copy_bandwidth(device_->device_));
-  return choose_plan(needs, capped(size, available), device_->options_.offload, hidden);
-}
-
-std::int64_t ModelMemory::capped(const RequestSize& size, std::int64_t available) const {
-  const auto cap = caps_.find(size);
-  return cap != caps_.end() && Clock::now() < cap->second.until ? std::min(available, cap->second.bytes) : available;
-}
-
 void ModelMemory::leave() {
-  for (PartSequence* text : source_.parts.text) text->keep(0);
-  source_.parts.modulation->keep(0);
+  for (PartSequence* one : source_.parts.encoders) one->keep(0);
   keep_blocks(0, false);
-  if (plan_) spdlog::info("memory: {}: all weights leave the device for another model's", name_);
-  plan_.reset();
+  if (state_.take_plan()) spdlog::info("memory: {}: all weights leave the device for another model's", name_);
   update_report();
 }
 
 // First what leaves, then what comes: the blocks before what only the next request's encoding needs.
 void ModelMemory::apply(const MemoryPlan& plan) {
-  plan_.reset();
+  state_.take_plan();
   const Parts& parts = source_.parts;
-  const bool fewer = plan.keep_blocks + (plan.keep_other_blocks ? needs_.other_blocks : 0) < kept_blocks();
+  const std::int64_t others = plan.keep_other_blocks ? state_.needs().other_blocks : 0;
+  const bool fewer = plan.keep_blocks + others < kept_of(parts.blocks);
   if (fewer) keep_blocks(plan.keep_blocks, plan.keep_other_blocks);
-  std::vector<PartSequence*> coming;
-  const auto leave_or_come = [&](PartSequence* sequence, bool stays) {
-    if (stays)
-      coming.push_back(sequence);
-    else
-      sequence->keep(0);
-  };
-  for (PartSequence* text : parts.text) leave_or_come(text, plan.keep_text);
-  leave_or_come(parts.modulation, plan.keep_modulation);
+  if (!plan.keep_encoders)
+    for (PartSequence* one : parts.encoders) one->keep(0);
   if (plan.keep_blocks < blocks().bytes() || !plan.keep_other_blocks) release_cached_memory(device_->device_);
   if (!fewer) keep_blocks(plan.keep_blocks, plan.keep_other_blocks);
-  for (PartSequence* sequence : coming) sequence->keep(sequence->bytes(), /*wait=*/false);
-  plan_ = plan;
-}
-
-void ModelMemory::add_excess(const RequestSize& size, MemoryNeeds& needs) const {
-  const auto excess = excess_.find(size);
-  if (excess == excess_.end()) return;
-  needs.denoise += excess->second;
-  needs.decode += excess->second;
+  if (plan.keep_encoders)
+    for (PartSequence* one : parts.encoders) one->keep(one->bytes(), /*wait=*/false);
+  state_.set_plan(plan);
 }
 
 void ModelMemory::start_steps(const RequestSize& size) {
   {
     const std::lock_guard lock(device_->mutex_);
-    if (std::exchange(used_blocks_, 0) != 0 && plan_ && !plan_->keep_other_blocks) plan_.reset();
+    if (std::exchange(used_blocks_, 0) != 0 && state_.plan() && !state_.plan()->keep_other_blocks) state_.take_plan();
+    times_step_ = device_->options_.offload == "block" && !state_.is_timed(size);
   }
   place(size);
 }
 
 void ModelMemory::use_blocks(std::size_t transformer) {
   const std::lock_guard lock(device_->mutex_);
-  if (std::exchange(used_blocks_, transformer) == transformer || !plan_ || plan_->keep_other_blocks) return;
-  const MemoryPlan plan = *std::exchange(plan_, std::nullopt);  // an error leaves the weights somewhere
+  if (std::exchange(used_blocks_, transformer) == transformer || !state_.plan() || state_.plan()->keep_other_blocks)
+    return;
+  const MemoryPlan plan = *state_.take_plan();  // an error leaves the weights somewhere
   keep_blocks(plan.keep_blocks, false, /*wait=*/false);
-  plan_ = plan;
+  state_.set_plan(plan);
+}
+
+// The first step sets things up, so the second one is measured. From the third one on the plan is the right one.
+void ModelMemory::after_step(const RequestSize& size, std::int64_t steps) {
+  if (times_step_ && steps == 1) blocks().measure();
+  if (!times_step_ || steps != 2) return;
+  const double hidden = blocks().measured_s() * copy_bandwidth(device_->device_);
+  {
+    const std::lock_guard lock(device_->mutex_);
+    state_.set_hidden(size, static_cast<std::int64_t>(hidden));
+  }
+  place(size);
 }
 
 void ModelMemory::make_room_to_decode(const RequestSize& size) {
   if (!device_->limited()) return;
-  MemoryNeeds needs = source_.needs(size);
+  const MemoryNeeds own = source_.needs(size);
   const std::lock_guard lock(device_->mutex_);
-  if (!plan_ || !plan_->leave_to_decode) return;
-  add_excess(size, needs);
-  needs = device_->beside_others(this, needs);
-  const std::int64_t bytes = blocks_beside_decode(needs, *plan_, capped(size, device_->available()));
-  if (bytes >= kept_blocks()) return;
+  std::optional<MemoryPlan> plan = state_.plan();
+  if (!plan || !plan->leave_to_decode) return;
+  const MemoryNeeds needs = state_.needs_beside(device_->models(), size, own);
+  const std::int64_t bytes =
+      blocks_beside_decode(needs, *plan, state_.capped(size, device_->available(), Clock::now()));
+  if (bytes >= kept_of(source_.parts.blocks)) return;
   keep_blocks(bytes, false);
   release_cached_memory(device_->device_);
-  plan_->keep_blocks = bytes;  // so that the next request applies its plan
+  plan->keep_blocks = bytes;  // so that the next request applies its plan
+  state_.set_plan(*plan);
 }
 
 void ModelMemory::check(const RequestSize& size) const {
-  if (!device_->limited() || device_->options_.offload == "none") return;
-  MemoryNeeds needs = source_.needs(size);
+  if (!device_->plans()) return;
+  const MemoryNeeds own = source_.needs(size);
   const std::lock_guard lock(device_->mutex_);
-  add_excess(size, needs);
-  needs = device_->beside_others(this, needs);
+  const MemoryNeeds needs = state_.needs_beside(device_->models(), size, own);
   const std::int64_t available = device_->available();
-  const PlanChoice choice = choose(size, needs, available);
+  const PlanChoice choice = state_.choose(size, needs, available, Clock::now());
   if (!choice.plan) fail(Code::kOutOfMemory, budget_text(needs, choice, available));
 }
 
 void ModelMemory::place(const RequestSize& size) {
   if (!device_->limited()) return;
-  if (device_->options_.offload == "none") {
-    const std::lock_guard lock(device_->mutex_);
-    return start_peak(size);
-  }
-  MemoryNeeds own = source_.needs(size);
+  const MemoryNeeds own = device_->plans() ? source_.needs(size) : MemoryNeeds();
   const std::lock_guard lock(device_->mutex_);
-  const auto now = Clock::now();
-  uses_ = use_rate(now) + 1;
-  used_ = now;
-  add_excess(size, own);
-  needs_ = own;
-  std::vector<ModelMemory*> others;
-  std::copy_if(device_->models_.begin(), device_->models_.end(), std::back_inserter(others),
-               [&](const ModelMemory* model) { return model != this && model->kept() > 0; });
-  // Bringing weights back costs in proportion to their bytes, which is also what they free: uses decide.
-  std::sort(others.begin(), others.end(),
-            [&](const ModelMemory* a, const ModelMemory* b) { return a->use_rate(now) < b->use_rate(now); });
-  const MemoryNeeds needs = device_->beside_others(this, own);
-  for (bool first = true;; first = false) {
-    const std::int64_t available = device_->available();
-    const PlanChoice best = choose(size, needs, available);
-    if (!best.plan) fail(Code::kOutOfMemory, budget_text(needs, best, available));
-    std::int64_t left = available;
-    for (const ModelMemory* other : others) left -= other->kept();
-    PlanChoice chosen = choose(size, needs, left);
-    std::size_t leaving = 0;
-    for (; leaving < others.size() && (!chosen.plan || !as_good(*chosen.plan, *best.plan)); ++leaving) {
-      left += others[leaving]->kept();
-      chosen = choose(size, needs, left);
-    }
-    if (first && leaving == 0 && plan_ && as_good(*plan_, *chosen.plan) &&
-        plan_bytes(needs, *plan_) <= capped(size, left)) {
-      plan_->bytes = plan_bytes(needs, *plan_);
-    } else {
-      for (std::size_t i = 0; i < leaving; ++i) others[i]->leave();
-      const std::int64_t had = kept();
-      try {
-        apply(*chosen.plan);
-      } catch (const c10::OutOfMemoryError&) {  // less is free than the device reports
-        release_cached_memory(device_->device_);
-        caps_[size] = {chosen.plan->bytes - chosen.plan->bytes / 16 - 1, Clock::now() + kCapped};
-        continue;
-      }
-      const bool loaded = kept() > had;
-      spdlog::info("memory: {}: plan {}: {} predicted of {}, {} of {} of the blocks stay", name_, name_of(plan_->kind),
-                   bytes_text(plan_->bytes), available < kNoMemoryLimit ? bytes_text(available) : "any number",
-                   bytes_text(plan_->keep_blocks), bytes_text(needs.blocks.bytes));
-      const std::lock_guard report_lock(report_mutex_);
-      report_.loads += loaded;
-    }
-    break;
-  }
-  update_report();
-  kept_in_steps_ = kept();
-  start_peak(size);
-}
-
-void ModelMemory::start_peak(const RequestSize& size) {
+  if (device_->plans()) choose(size, own);
   device_->peak_of_ = {this, size};
   reset_memory_peak(device_->device_);
 }
 
+void ModelMemory::choose(const RequestSize& size, const MemoryNeeds& own) {
+  state_.begin(size, own, Clock::now());
+  const MemoryNeeds needs = state_.needs_beside(device_->models(), size, own);
+  for (;;) {
+    const std::int64_t available = device_->available();
+    const auto [choice, applied, leaving] = state_.decide(size, needs, device_->models(), available, Clock::now());
+    if (!choice.plan) fail(Code::kOutOfMemory, budget_text(needs, choice, available));
+    const MemoryPlan& plan = *choice.plan;
+    if (applied) {
+      state_.set_plan(plan);
+      break;
+    }
+    for (const std::size_t i : leaving) device_->models_[i]->leave();
+    const std::int64_t had = kept();
+    try {
+      apply(plan);
+    } catch (const c10::OutOfMemoryError&) {  // less is free than the device reports
+      release_cached_memory(device_->device_);
+      state_.set_plan(plan);
+      state_.ran_out(size, Clock::now());
+      continue;
+    }
+    const bool loaded = kept() > had;
+    spdlog::info("memory: {}: plan {}: {} predicted of {}, {} of {} of the blocks stay", name_, name_of(plan.kind),
+                 bytes_text(plan.bytes), available < kNoMemoryLimit ? bytes_text(available) : "any number",
+                 bytes_text(plan.keep_blocks), bytes_text(needs.blocks.bytes));
+    const std::lock_guard report_lock(report_mutex_);
+    report_.loads += loaded;
+    break;
+  }
+  update_report();
+  kept_in_steps_ = kept();
+}
+
 std::string ModelMemory::memory_problem() {
-  const Error error = error_in_flight("memory");
-  return error.code == Code::kOutOfMemory ? error.message : "";
+  try {
+    throw;
+  } catch (const Failure&) {
+    throw;
+  } catch (const std::bad_alloc&) {  // of the host
+    throw;
+  } catch (...) {
+    const Error error = error_in_flight("memory");
+    if (error.code != Code::kOutOfMemory) throw;
+    return error.message;
+  }
 }
 
 void ModelMemory::fail_without_plan(const RequestSize& size, const std::string& problem) const {
@@ -282,16 +239,13 @@ void ModelMemory::fail_without_plan(const RequestSize& size, const std::string& 
 void ModelMemory::step_down(const RequestSize& size, const std::string& problem) {
   for (PartSequence* blocks : source_.parts.blocks) blocks->finish();
   release_cached_memory(device_->device_);
-  if (!device_->limited() || device_->options_.offload == "none") fail_without_plan(size, problem);
+  if (!device_->plans()) fail_without_plan(size, problem);
   {
     const std::lock_guard lock(device_->mutex_);
     device_->peak_of_ = {};  // the peak is all that there was
-    const std::int64_t bytes =
-        plan_ ? plan_->bytes : plan_bytes(needs_, {PlanKind::kResident, true, true, needs_.blocks.bytes});
+    const MemoryPlan plan = state_.ran_out(size, Clock::now());
     spdlog::warn("memory: {}: out of memory with plan {}; the request runs again with the next one ({})", name_,
-                 name_of(plan_ ? plan_->kind : PlanKind::kResident), problem);
-    caps_[size] = {bytes - bytes / 16 - 1, Clock::now() + kCapped};
-    plan_.reset();
+                 name_of(plan.kind), problem);
     const std::lock_guard report_lock(report_mutex_);
     ++report_.step_downs;
   }
@@ -299,103 +253,64 @@ void ModelMemory::step_down(const RequestSize& size, const std::string& problem)
     place(size);
   } catch (const Failure& failure) {  // no plan is left: the next request of this size begins anew
     const std::lock_guard lock(device_->mutex_);
-    caps_.erase(size);
+    state_.forget_ran_out(size);
     fail(failure.error().code, problem + "; no plan is left for this request: " + failure.error().message);
   }
 }
 
-void ModelMemory::free_encoders(const RequestSize& size, const std::string& problem) {
+void ModelMemory::free_encoders(const RequestSize& size, const std::string& problem, bool again) {
+  if (again) fail_without_plan(size, problem);
   release_cached_memory(device_->device_);
-  if (!device_->limited() || device_->options_.offload == "none") fail_without_plan(size, problem);
+  if (!device_->plans()) fail_without_plan(size, problem);
   const std::lock_guard lock(device_->mutex_);
   device_->peak_of_ = {};
   spdlog::warn("memory: {}: out of memory while encoding; text encoders and modulation leave ({})", name_, problem);
-  for (PartSequence* text : source_.parts.text) text->keep(0);
-  source_.parts.modulation->keep(0);
-  if (plan_) plan_->keep_text = plan_->keep_modulation = false;
+  for (PartSequence* one : source_.parts.encoders) one->keep(0);
+  if (std::optional<MemoryPlan> plan = state_.plan()) {
+    plan->keep_encoders = false;
+    state_.set_plan(*plan);
+  }
   update_report();
   const std::lock_guard report_lock(report_mutex_);
   ++report_.step_downs;
 }
 
 void ModelMemory::trim() {
-  const Parts& parts = source_.parts;
-  const auto all_stay = [](const std::vector<PartSequence*>& sequences) {
-    return std::all_of(sequences.begin(), sequences.end(), [](const PartSequence* one) { return one->all_stay(); });
-  };
-  const bool stay = parts.modulation->all_stay() && all_stay(parts.blocks) && all_stay(parts.text);
-  if (!stay) release_cached_memory(device_->device_);
-}
-
-bool ModelMemory::wants_step_time(const RequestSize& size) const {
-  const std::lock_guard lock(device_->mutex_);
-  return device_->options_.offload == "block" && !step_s_.contains(size);
-}
-
-void ModelMemory::set_step_time(const RequestSize& size, double seconds) {
-  const std::lock_guard lock(device_->mutex_);
-  step_s_[size] = seconds;
+  for (const auto* sequences : {&source_.parts.encoders, &source_.parts.blocks})
+    for (const PartSequence* one : *sequences)
+      if (!one->all_stay()) return release_cached_memory(device_->device_);
 }
 
 void ModelMemory::observe(const RequestSize& size) {
   if (!device_->limited()) return;
-  const MemoryNeeds needs = source_.needs(size);
+  const MemoryNeeds own = source_.needs(size);
   const std::lock_guard lock(device_->mutex_);
   if (device_->peak_of_ != std::pair<const ModelMemory*, RequestSize>(this, size)) return;
-  std::int64_t weights = device_->beside_others(this, needs).fixed;
+  std::int64_t weights = state_.needs_beside(device_->models(), size, own).fixed;
   for (const ModelMemory* model : device_->models_) {
     weights += model == this ? kept_in_steps_ : model->kept();
     if (model->source_.unallocated) weights -= model->source_.unallocated();
   }
-  const std::int64_t ahead = plan_ && plan_->keep_blocks < needs.blocks.bytes ? needs.blocks.ahead : 0,
-                     predicted = std::max(needs.denoise + ahead, needs.decode - (kept_in_steps_ - kept())),
-                     observed = memory_use(device_->device_).peak - weights,
-                     excess = std::max<std::int64_t>(0, observed - needs.encode - predicted);
-  std::int64_t& known = excess_[size];  // adapters make a difference, so it falls slowly
-  known = excess >= known ? excess : (known + excess) / 2;
+  const std::int64_t observed = memory_use(device_->device_).peak - weights,
+                     predicted = state_.observe(size, own, kept_in_steps_ - kept(), observed);
   const std::lock_guard report_lock(report_mutex_);
   report_.predicted_bytes = predicted;
   report_.observed_bytes = observed;
 }
 
 void ModelMemory::update_report() {
-  const std::int64_t available = device_->available();
-  const auto& [small, large] = samples_;
-  const auto needs_of = [&](std::int64_t pixels) {
-    const std::int64_t from_pixels = source_.small.pixels();
-    const double share =
-        static_cast<double>(pixels - from_pixels) / static_cast<double>(source_.large.pixels() - from_pixels);
-    const auto between = [&](std::int64_t from, std::int64_t to) {
-      return static_cast<std::int64_t>(
-          std::max(0.0, static_cast<double>(from) + share * static_cast<double>(to - from)));
-    };
-    MemoryNeeds needs = device_->beside_others(this, large);
-    needs.denoise = between(small.denoise, large.denoise);
-    needs.decode = between(small.decode, large.decode);
-    return needs;
-  };
-  std::vector<MemoryReport::Limit> limits;
-  const std::string& offload = device_->options_.offload;
-  for (const auto& [plan, allowed_by] : candidates(large)) {
-    if (offload != "auto" && offload != allowed_by) continue;
-    std::int64_t fits = 0, too_many = std::int64_t{1} << 40;
-    while (too_many - fits > 1) {
-      const std::int64_t pixels = fits + (too_many - fits) / 2;
-      (plan_bytes(needs_of(pixels), plan) <= available ? fits : too_many) = pixels;
-    }
-    if (!limits.empty() && limits.back().max_pixels == 0) limits.pop_back();
-    limits.push_back({std::string(name_of(plan.kind)), fits});  // 0 only if no plan holds anything
-  }
-  const std::int64_t bytes = large.weight_bytes() - large.fixed;
+  const std::int64_t available = device_->available(), bytes = state_.needs().weight_bytes() - state_.needs().fixed;
+  std::vector<MemoryReport::Limit> limits = state_.limits(device_->models(), available);
   const double bandwidth = device_->options_.offload == "none" ? 0 : copy_bandwidth(device_->device_);
+  const std::optional<MemoryPlan>& plan = state_.plan();
   const std::lock_guard report_lock(report_mutex_);
   report_.limits = std::move(limits);
   report_.available_bytes = available;
   report_.bytes = bytes;
-  report_.resident = !plan_ ? kept() == bytes : kept() > 0 || plan_->keep_blocks == 0;
+  report_.resident = !plan ? kept() == bytes : kept() > 0 || plan->keep_blocks == 0;
   report_.load_time = std::chrono::microseconds(
       bandwidth > 0 ? static_cast<std::int64_t>(1e6 * static_cast<double>(bytes) / bandwidth) : 0);
-  report_.plan = plan_ ? std::string(name_of(plan_->kind)) : "";
+  report_.plan = plan ? std::string(name_of(plan->kind)) : "";
 }
 
 MemoryReport ModelMemory::report() const {

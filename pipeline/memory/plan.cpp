@@ -28,10 +28,8 @@ namespace {
 
 // Everything but blocks, denoise() and decode().
 std::int64_t bytes_beside_blocks(const MemoryNeeds& n, const MemoryPlan& plan) {
-  const std::int64_t kept = n.fixed + (plan.keep_text ? n.text.bytes : 0) +
-                            (plan.keep_modulation ? n.modulation.bytes : 0),
-                     ahead = std::max(plan.keep_text ? 0 : n.text.ahead, plan.keep_modulation ? 0 : n.modulation.ahead);
-  return kept + std::max(n.encode + ahead, n.others_encode);
+  const std::int64_t kept = n.fixed + (plan.keep_encoders ? n.text.bytes + n.modulation.bytes : 0);
+  return kept + std::max(n.encode + (plan.keep_encoders ? 0 : n.encode_ahead()), n.others_encode);
 }
 
 }  // namespace
@@ -49,7 +47,7 @@ std::int64_t blocks_beside_decode(const MemoryNeeds& n, const MemoryPlan& plan, 
 }
 
 std::int64_t copied_per_request(const MemoryNeeds& n, const MemoryPlan& plan) {
-  return (plan.keep_text ? 0 : n.text.bytes) + (plan.keep_modulation ? 0 : n.modulation.bytes) +
+  return (plan.keep_encoders ? 0 : n.text.bytes + n.modulation.bytes) +
          (plan.keep_other_blocks ? 0 : n.other_blocks + plan.keep_blocks);
 }
 
@@ -63,11 +61,11 @@ std::string_view name_of(PlanKind kind) {
 }
 
 std::vector<Candidate> candidates(const MemoryNeeds& n) {
-  std::vector<Candidate> all{{{PlanKind::kResident, true, true, n.blocks.bytes}, "none"},
-                             {{PlanKind::kModel, false, false, n.blocks.bytes}, "model"}};
+  std::vector<Candidate> all{{{PlanKind::kResident, true, n.blocks.bytes}, "none"},
+                             {{PlanKind::kModel, false, n.blocks.bytes}, "model"}};
   const bool leave = n.blocks_leave_to_decode;
-  if (n.other_blocks > 0) all.push_back({{PlanKind::kExpert, false, false, n.blocks.bytes, false, leave}, "model"});
-  all.push_back({{PlanKind::kBlock, false, false, 0, n.other_blocks == 0, leave}, "block"});
+  if (n.other_blocks > 0) all.push_back({{PlanKind::kExpert, false, n.blocks.bytes, false, leave}, "model"});
+  all.push_back({{PlanKind::kBlock, false, 0, n.other_blocks == 0, leave}, "block"});
   return all;
 }
 

@@ -24,13 +24,15 @@ struct MemoryNeeds {
   std::int64_t fixed = 0;         // all other weights, and the adapters' slots and columns
   // All other tensors, at the peak of the stage. One request is encoded while another is denoised or decoded.
   std::int64_t encode = 0, denoise = 0, decode = 0;
-  // The same as `encode` for a request of another model, with the weights that come and go.
+  // As `encode`, for a request of another model. Includes that model's weights that come and go.
   std::int64_t others_encode = 0;
   int passes = 1;  // through the blocks in a step
-  // Whether blocks that do not fit beside decode() may leave for it. For requests whose steps take far longer than the
-  // copies.
+  // Whether blocks may leave for decode() if they do not fit beside it. Right for requests whose steps take far longer
+  // than the copies.
   bool blocks_leave_to_decode = false;
 
+  // The most bytes of text encoders or of modulation that are on the device at a time while they come and go.
+  std::int64_t encode_ahead() const { return text.ahead > modulation.ahead ? text.ahead : modulation.ahead; }
   std::int64_t weight_bytes() const { return text.bytes + modulation.bytes + blocks.bytes + other_blocks + fixed; }
 };
 
@@ -48,9 +50,9 @@ std::string_view name_of(PlanKind kind);  // "resident", "model", "expert", "blo
 
 struct MemoryPlan {
   PlanKind kind = PlanKind::kResident;
-  bool keep_text = true, keep_modulation = true;
+  bool keep_encoders = true;      // text encoders and modulation stay
   std::int64_t keep_blocks = 0;   // bytes of blocks that stay; the others are copied in each step
-  bool keep_other_blocks = true;  // else those of one transformer leave for those of another
+  bool keep_other_blocks = true;  // false: blocks of one transformer leave for those of another
   bool leave_to_decode = false;   // blocks leave for decode(), as far as they do not fit beside it
   std::int64_t bytes = 0;         // predicted peak
 };
@@ -63,8 +65,8 @@ std::int64_t blocks_beside_decode(const MemoryNeeds& needs, const MemoryPlan& pl
 std::int64_t copied_per_request(const MemoryNeeds& needs, const MemoryPlan& plan);
 std::int64_t copied_per_step(const MemoryNeeds& needs, const MemoryPlan& plan);
 
-// The plans for these needs and the value of memory.offload that allows each beside auto, the fastest first. With
-// kBlock no block stays.
+// The plans for these needs, the fastest first. The kBlock plan keeps no block. `offload`: the value of memory.offload
+// that allows the plan; auto allows all plans.
 struct Candidate {
   MemoryPlan plan;
   std::string_view offload;
@@ -84,8 +86,8 @@ struct PlanChoice {
 //   resident  all weights stay: auto, none
 //   model     text encoders and modulation come and go: auto, model
 //   expert    in addition only the blocks of the transformer in use are on the device: auto, model
-//   block     in addition some blocks are copied in each step: auto, block. With auto as many blocks stay as fit. With
-//             block only those stay whose copies cannot be hidden: `hidden` bytes a step are free of charge.
+//   block     in addition some blocks are copied in each step: auto, block. auto keeps as many blocks as fit. block
+//             keeps fewer: copies of `hidden` bytes cost nothing, because the step takes as long.
 PlanChoice choose_plan(const MemoryNeeds& needs, std::int64_t available, const std::string& offload,
                        std::int64_t hidden = 0);
 
