@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "shared/core/result.h"
@@ -36,5 +37,20 @@ inline void unwrap(const Result<void>& result) {
 // of memory, on a device or the host, is kOutOfMemory; other device errors are kDeviceFault; anything else is
 // kInternal.
 Error error_in_flight(const std::string& stage);
+
+// Runs a function. Converts its exception as error_in_flight() does.
+template <class Run>
+auto result_of(const std::string& stage, const Run& run) -> Result<decltype(run())> {
+  try {
+    if constexpr (std::is_void_v<decltype(run())>) {
+      run();
+      return {};
+    } else {
+      return run();
+    }
+  } catch (...) {
+    return error_in_flight(stage);
+  }
+}
 
 }  // namespace ditfleet::pipeline

@@ -296,7 +296,7 @@ std::shared_ptr<std::byte> shared_host_memory(const std::string& key, std::int64
                                               const std::function<void(std::byte*)>& fill) {
   Sha256 hash;
   hash.update(key + '/' + std::to_string(bytes));
-  auto file = SharedFile::open(shared_prefix() + hash.hex(), bytes);
+  auto file = key.empty() ? nullptr : SharedFile::open(shared_prefix() + hash.hex(), bytes);
   if (!file) {
     auto memory = host_memory(bytes, device);
     fill(memory.get());

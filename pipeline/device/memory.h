@@ -42,9 +42,9 @@ std::int64_t driver_memory(c10::Device device);
 // available; the message contains both numbers. On a GPU the device must be current.
 std::shared_ptr<std::byte> host_memory(std::int64_t bytes, c10::Device device);
 
-// The same for bytes that processes of this user have in common: those that ask for the same key and size share one
-// copy in /dev/shm. The first one calls `fill`; the others wait for it. The last one removes the copy, unless it is
-// killed. Without room in /dev/shm returns memory of this process. `fill` may throw.
+// The same for bytes that processes of this user have in common: calls with the same key and size share one copy in
+// /dev/shm. The first caller runs `fill`; the others wait for it. The last user removes the copy, unless it is killed.
+// Returns memory of this process, filled, if the key is empty or /dev/shm has no room. `fill` may throw.
 std::shared_ptr<std::byte> shared_host_memory(const std::string& key, std::int64_t bytes, c10::Device device,
                                               const std::function<void(std::byte*)>& fill);
 

@@ -1,9 +1,9 @@
 #include "pipeline/engine/adapt.h"
 
 #include <bit>
-#include <cctype>
 #include <cstdint>
 #include <filesystem>
+#include <regex>
 #include <utility>
 
 #include "shared/core/excerpt.h"
@@ -26,18 +26,11 @@ void warn(const LoraRequest& request, const Adapter& adapter, bool experts, std:
 }  // namespace
 
 Expert expert_in_name(std::string_view name) {
-  bool high = false, low = false;
-  std::string word;
-  for (std::size_t i = 0; i <= name.size(); ++i) {
-    const auto c = static_cast<unsigned char>(i < name.size() ? name[i] : ' ');
-    if (std::isalpha(c)) {
-      word.push_back(static_cast<char>(std::tolower(c)));
-      continue;
-    }
-    high = high || word == "high" || word == "highnoise";
-    low = low || word == "low" || word == "lownoise";
-    word.clear();
-  }
+  const auto has_word = [&](const std::string& word) {
+    const std::regex whole("(^|[^a-z])" + word + "(noise)?([^a-z]|$)", std::regex::icase);
+    return std::regex_search(name.begin(), name.end(), whole);
+  };
+  const bool high = has_word("high"), low = has_word("low");
   return high == low ? Expert::kBoth : high ? Expert::kHigh : Expert::kLow;
 }
 

@@ -3,8 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <utility>
 
 #include "pipeline/device/failure.h"
@@ -17,6 +15,7 @@ namespace {
 
 constexpr std::size_t kCachedPrompts = 8;
 
+using std::chrono::duration_cast, std::chrono::microseconds;
 using Clock = std::chrono::steady_clock;
 
 DiffusionGeneration& own(Generation& generation) {
@@ -28,11 +27,8 @@ DiffusionGeneration& own(Generation& generation) {
 // "100 and 0.5"
 std::string strengths(const std::vector<LoraRequest>& loras) {
   std::string text;
-  for (std::size_t i = 0; i < loras.size(); ++i) {
-    std::array<char, 32> number;
-    std::snprintf(number.data(), number.size(), "%g", loras[i].scale);
-    text += (i == 0 ? "" : i + 1 == loras.size() ? " and " : ", ") + std::string(number.data());
-  }
+  for (std::size_t i = 0; i < loras.size(); ++i)
+    text += fmt::format("{}{:g}", i == 0 ? "" : i + 1 == loras.size() ? " and " : ", ", loras[i].scale);
   return text;
 }
 
@@ -88,7 +84,7 @@ std::unique_ptr<Model> DiffusionModel::load(const Family& family, const LoadCont
   check_components(family, context.source.dir);
   auto begun = Clock::now();
   auto tokenizers = family.load_tokenizers(context.source.dir);
-  const auto tokenizers_took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begun);
+  const auto tokenizers_took = duration_cast<microseconds>(Clock::now() - begun);
   const Fit fitted = fit(family, context, /*always=*/false);
   if (context.source.quantize.contains("*"))
     spdlog::info("{}: quantize auto: {}", context.source.dir, formats_text(fitted.source));
@@ -99,9 +95,9 @@ std::unique_ptr<Model> DiffusionModel::load(const Family& family, const LoadCont
   auto network = load_network(family, folder);
   begun = Clock::now();
   Transformer::compile(network->transformers(), context.regions);
-  const bool compiled = context.regions->compiler && context.regions->options.transformer;
-  folder.times.emplace_back("compile", std::chrono::duration_cast<std::chrono::microseconds>(
-                                           compiled ? Clock::now() - begun : Clock::duration()));
+  const bool compiled = context.regions->compiles_blocks();
+  folder.times.emplace_back("compile",
+                            duration_cast<microseconds>(compiled ? Clock::now() - begun : Clock::duration()));
   ModelInfo info = info_of(context, *network, folder);
   return std::unique_ptr<Model>(
       new DiffusionModel(family, context, fitted, std::move(info), std::move(network), std::move(tokenizers)));
@@ -150,28 +146,19 @@ ModelMemory::Source DiffusionModel::memory_source(std::shared_ptr<Needs> needs) 
 }
 
 template <class Run>
-auto DiffusionModel::stage(const char* name, Run run, std::int64_t* lap_us)
-    -> Result<decltype(run(std::declval<StageScope&>()))> {
-  try {
+auto DiffusionModel::stage(const char* name, Run run) -> Result<decltype(run(std::declval<StageScope&>()))> {
+  auto made = result_of(name, [&] {
     StageScope scope(network_->placement.device);
     auto out = run(scope);
     scope.finish();
-    if (lap_us) *lap_us = scope.lap_us();
     return out;
-  } catch (...) {
-    const Error error = error_in_flight(name);
-    if (error.code == Code::kOutOfMemory) release_cached_memory(network_->placement.device);
-    return error;
-  }
+  });
+  if (!made && made.error().code == Code::kOutOfMemory) release_cached_memory(network_->placement.device);
+  return made;
 }
 
 Result<RequestSize> DiffusionModel::size_of(const GenerationRequest& request) const {
-  try {
-    return pipeline::size_of(*network_, settings_of(*network_, request),
-                             request.alone.value_or(false) ? 1 : team_.count);
-  } catch (...) {
-    return error_in_flight("size");
-  }
+  return result_of("size", [&] { return pipeline::size_of(*network_, request, team_); });
 }
 
 EncodedPrompt DiffusionModel::embed(const Network& network, const std::string& prompt, const Settings& settings,
@@ -181,14 +168,10 @@ EncodedPrompt DiffusionModel::embed(const Network& network, const std::string& p
 }
 
 Result<std::unique_ptr<Generation>> DiffusionModel::encode(const GenerationRequest& request) {
-  std::int64_t took_us = 0;
-  auto generation = stage(
-      "encode", [&](StageScope&) { return run_encode(request); }, &took_us);
-  if (generation) (*generation)->device_phases_us_["text"] = took_us;
-  return generation;
+  return stage("encode", [&](StageScope& scope) { return run_encode(scope, request); });
 }
 
-std::unique_ptr<Generation> DiffusionModel::run_encode(const GenerationRequest& request) {
+std::unique_ptr<Generation> DiffusionModel::run_encode(StageScope& scope, const GenerationRequest& request) {
   const auto start = Clock::now();
   auto made = std::make_unique<DiffusionGeneration>();
   DiffusionGeneration& g = *made;
@@ -211,16 +194,11 @@ std::unique_ptr<Generation> DiffusionModel::run_encode(const GenerationRequest& 
   g.warn(g.adapted.warnings);
   g.warn(g.conditions.prompt.ids.warnings);
   if (g.conditions.negative) g.warn(g.conditions.negative->ids.warnings, "negative ");
-  synchronize_current(network_->placement.device);
+  scope.finish();
+  g.device_phases_us_["text"] = scope.lap_us();
   memory_.trim();
   g.add_phase("text", start);
   return made;
-}
-
-Media DiffusionModel::preview(const DiffusionGeneration& generation, const at::Tensor& estimate) const {
-  const at::Tensor pixels = network_->preview(estimate, generation.settings);
-  if (!are_finite({pixels})[0]) fail(Code::kDataCorrupt, "the current estimate contains NaN or infinity");
-  return to_media(unit_range(pixels));
 }
 
 Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepCallback& on_step,
@@ -244,12 +222,12 @@ Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepC
     StepProgress progress;
     progress.step = static_cast<int>(step + 1);
     progress.total = static_cast<int>(steps);
-    progress.preview = [&]() -> Result<Media> {
-      try {
-        return preview(g, sampler->estimate(latents, velocity, step));
-      } catch (...) {
-        return error_in_flight("preview");
-      }
+    progress.preview = [&] {
+      return result_of("preview", [&] {
+        const at::Tensor pixels = network_->preview(sampler->estimate(latents, velocity, step), g.settings);
+        if (!are_finite({pixels})[0]) fail(Code::kDataCorrupt, "the current estimate contains NaN or infinity");
+        return to_media(unit_range(pixels));
+      });
     };
     if (!on_step(progress))
       return Error{Code::kCanceled, "canceled after step " + std::to_string(step + 1) + " of " + std::to_string(steps)};
@@ -301,12 +279,10 @@ void DiffusionModel::not_finite(const DiffusionGeneration& g, const std::string&
 }
 
 Result<Media> DiffusionModel::decode(Generation& generation, const FrameCallback& on_frames) {
-  return stage(
-      "decode", [&](StageScope&) { return run_decode(own(generation), on_frames); },
-      &generation.device_phases_us_["vae"]);
+  return stage("decode", [&](StageScope& scope) { return run_decode(scope, own(generation), on_frames); });
 }
 
-Media DiffusionModel::run_decode(DiffusionGeneration& g, const FrameCallback& on_frames) {
+Media DiffusionModel::run_decode(StageScope& scope, DiffusionGeneration& g, const FrameCallback& on_frames) {
   const auto start = Clock::now();
   if (!g.latents.defined()) fail(Code::kInternal, "[decode] denoise() has not been run");
   if (!are_finite({g.latents})[0]) not_finite(g, "the latents after denoising");
@@ -330,6 +306,8 @@ Media DiffusionModel::run_decode(DiffusionGeneration& g, const FrameCallback& on
     });
     return made;
   });
+  scope.finish();
+  g.device_phases_us_["vae"] = scope.lap_us();
   memory_.trim();
   memory_.observe(g.size);
   g.add_phase("vae", start);
@@ -337,13 +315,10 @@ Media DiffusionModel::run_decode(DiffusionGeneration& g, const FrameCallback& on
 }
 
 Result<void> DiffusionModel::prefetch(const std::vector<LoraRequest>& loras, const AdapterDrops& drops) {
-  try {
+  return result_of("prefetch", [&] {
     const StageScope scope(network_->placement.device);
     for (const LoraRequest& lora : loras) adapters_.prefetch(lora, drops);
-    return {};
-  } catch (...) {
-    return error_in_flight("prefetch");
-  }
+  });
 }
 
 // If a request with adapters is being denoised, its end clears the columns.

@@ -42,20 +42,17 @@ class DiffusionModel final : public Model {
   DiffusionModel(const Family& family, const LoadContext& context, const Fit& fit, ModelInfo info,
                  std::unique_ptr<Network> network, std::unique_ptr<Tokenizers> tokenizers);
 
-  // `lap_us`: set to StageScope::lap_us() at the end, unless it is null.
+  // Runs a stage in a StageScope.
   template <class Run>
-  auto stage(const char* name, Run run, std::int64_t* lap_us = nullptr)
-      -> Result<decltype(run(std::declval<StageScope&>()))>;
-  // The stages; they run in a StageScope.
-  std::unique_ptr<Generation> run_encode(const GenerationRequest& request);
+  auto stage(const char* name, Run run) -> Result<decltype(run(std::declval<StageScope&>()))>;
+  std::unique_ptr<Generation> run_encode(StageScope& scope, const GenerationRequest& request);
   Result<at::Tensor> run_steps(DiffusionGeneration& generation, const StepCallback& on_step,
                                const std::function<void()>& wait);
-  Media run_decode(DiffusionGeneration& generation, const FrameCallback& on_frames);
+  Media run_decode(StageScope& scope, DiffusionGeneration& generation, const FrameCallback& on_frames);
 
   EncodedPrompt embed(const Network& network, const std::string& prompt, const Settings& settings,
                       const std::string& text_key);
-  Media preview(const DiffusionGeneration& generation, const at::Tensor& estimate) const;
-  // The model's numbers overflow for this request. Looks for the weight once.
+  // Throws the error of a request whose numbers overflow. Looks for a weight that is not finite once.
   [[noreturn]] void not_finite(const DiffusionGeneration& generation, const std::string& what);
   ModelMemory::Source memory_source(std::shared_ptr<Needs> needs);
   void clear_if_asked();

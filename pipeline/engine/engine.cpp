@@ -53,69 +53,52 @@ std::shared_ptr<parallel::Group> join_ranks(const RankOptions& ranks, c10::Devic
 
 class TorchEngine final : public Engine {
  public:
-  TorchEngine(DeviceChoice choice, c10::ScalarType dtype, std::shared_ptr<region::RegionHost> regions,
-              AdapterStore::Limits adapters, std::int64_t columns, MemoryOptions memory, Families families)
-      : choice_(std::move(choice)),
-        dtype_(dtype),
-        regions_(std::move(regions)),
-        adapters_(adapters),
-        columns_(columns),
-        memory_(std::make_shared<DeviceMemory>(choice_.device, std::move(memory))),
-        families_(std::move(families)) {
-    regions_->counters->show(compile_backend());
+  // `base`: without a source.
+  TorchEngine(std::string name, LoadContext base, Families families)
+      : name_(std::move(name)), base_(std::move(base)), families_(std::move(families)) {
+    base_.regions->counters->show(compile_backend());
   }
 
-  std::string device() const override { return device_text(choice_.device); }
-  std::string device_name() const override { return choice_.name; }
-  std::string precision() const override { return dtype_ == c10::ScalarType::Float ? "fp32" : "bf16"; }
+  std::string device() const override { return device_text(base_.placement.device); }
+  std::string device_name() const override { return name_; }
+  std::string precision() const override { return base_.placement.dtype == c10::ScalarType::Float ? "fp32" : "bf16"; }
 
   std::string compile_backend() const override {
-    return regions_->compiler ? std::string(regions_->compiler->name()) : "eager";
+    return base_.regions->compiler ? std::string(base_.regions->compiler->name()) : "eager";
   }
-  region::RegionCounts region_counts() const override { return regions_->counters->counts(); }
+  region::RegionCounts region_counts() const override { return base_.regions->counters->counts(); }
   void abort_ranks() noexcept override {
-    if (regions_->ranks) regions_->ranks->abort();
+    if (base_.regions->ranks) base_.regions->ranks->abort();
   }
 
   Result<std::unique_ptr<Model>> load_model(const ModelSource& source) override {
-    try {
-      StageScope scope(choice_.device);
-      auto model = DiffusionModel::load(family_of(families_, source.dir), context_of(source));
+    auto model = result_of("load " + source.dir, [&] {
+      StageScope scope(base_.placement.device);
+      auto loaded = DiffusionModel::load(family_of(families_, source.dir), context_of(source));
       scope.finish();
-      release_cached_memory(choice_.device);  // what quantizing needed
-      return model;
-    } catch (...) {
-      const Error error = error_in_flight("load " + source.dir);
-      if (error.code == Code::kOutOfMemory) release_cached_memory(choice_.device);
-      return error;
-    }
+      return loaded;
+    });
+    if (model || model.error().code == Code::kOutOfMemory)  // quantizing leaves some
+      release_cached_memory(base_.placement.device);
+    return model;
   }
 
   Result<PlanReport> plan(const ModelSource& source, const GenerationRequest& request) override {
-    try {
-      const StageScope scope(choice_.device);
+    return result_of("plan " + source.dir, [&] {
+      const StageScope scope(base_.placement.device);
       return DiffusionModel::plan(family_of(families_, source.dir), context_of(source), request);
-    } catch (...) {
-      return error_in_flight("plan " + source.dir);
-    }
+    });
   }
 
  private:
   LoadContext context_of(const ModelSource& source) const {
-    return {.source = source,
-            .placement = {choice_.device, dtype_},
-            .regions = regions_,
-            .adapters = adapters_,
-            .adapter_columns = adapters_.slots > 0 ? columns_ : 0,
-            .memory = memory_};
+    LoadContext context = base_;
+    context.source = source;
+    return context;
   }
 
-  const DeviceChoice choice_;
-  const c10::ScalarType dtype_;
-  const std::shared_ptr<region::RegionHost> regions_;
-  const AdapterStore::Limits adapters_;
-  const std::int64_t columns_;  // beside each linear of the blocks
-  const std::shared_ptr<DeviceMemory> memory_;
+  const std::string name_;  // of the device
+  const LoadContext base_;
   const Families families_;
 };
 
@@ -133,10 +116,14 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options, Fam
     if (region::runs_eagerly(compile, choice.device.is_cpu(), bf16)) compile.backend = "eager";
     auto regions = region::make_region_host(std::move(compile), choice.device, options.kernel_cache);
     if (options.ranks.size > 1) regions->ranks = join_ranks(options.ranks, choice.device);
-    return std::unique_ptr<Engine>(std::make_unique<TorchEngine>(
-        std::move(choice), bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float, std::move(regions),
-        AdapterStore::Limits{options.max_lora_rank, options.lora_slots, options.lora_host_bytes},
-        std::max(options.lora_together_rank, options.max_lora_rank), options.memory, std::move(families)));
+    LoadContext base{
+        .placement = {choice.device, bf16 ? c10::ScalarType::BFloat16 : c10::ScalarType::Float},
+        .regions = std::move(regions),
+        .adapters = {options.max_lora_rank, options.lora_slots, options.lora_host_bytes},
+        .adapter_columns = options.lora_slots > 0 ? std::max(options.lora_together_rank, options.max_lora_rank) : 0,
+        .memory = std::make_shared<DeviceMemory>(choice.device, options.memory)};
+    return std::unique_ptr<Engine>(
+        std::make_unique<TorchEngine>(std::move(choice.name), std::move(base), std::move(families)));
   } catch (...) {
     const Error error = error_in_flight("engine");
     if (options.ranks.size > 1)  // the other ranks wait for this one
@@ -155,11 +142,11 @@ Result<region::AheadReport> Engine::compile_regions(const Families& families, co
                                                     const std::vector<std::string>& architectures,
                                                     kernel_cache::KernelCache& cache,
                                                     const region::CompileOptions& options) {
-  try {
+  return result_of("compile " + source.dir, [&] {
     check_dtype(dtype);
     const Family& family = family_of(families, source.dir);
     // Refuses an unknown architecture before the first one is compiled.
-    if (auto known = region::check_architectures(architectures); !known) return known.error();
+    unwrap(region::check_architectures(architectures));
     region::AheadReport report;
     for (const auto& arch : architectures) {
       const bool host = arch == "cpu";
@@ -169,27 +156,22 @@ Result<region::AheadReport> Engine::compile_regions(const Families& families, co
         continue;
       }
       const auto type = wide ? region::ElementType::kF32 : region::ElementType::kBF16;
-      auto one = region::compile_ahead(ahead_programs(family, source, type, region::features_of(arch), options), type,
-                                       arch, cache, options);
-      if (!one) return one.error();
-      report.compiled += one->compiled;
-      report.hits += one->hits;
-      for (auto& made : one->regions) report.regions.push_back(std::move(made));
+      auto one = unwrap(region::compile_ahead(ahead_programs(family, source, type, region::features_of(arch), options),
+                                              type, arch, cache, options));
+      report.compiled += one.compiled;
+      report.hits += one.hits;
+      for (auto& made : one.regions) report.regions.push_back(std::move(made));
     }
     return report;
-  } catch (...) {
-    return error_in_flight("compile " + source.dir);
-  }
+  });
 }
 
 Result<std::unique_ptr<Tokenizers>> Engine::load_tokenizers(const Families& families, const std::string& dir) {
-  try {
+  return result_of("tokenize " + dir, [&] {
     const Family& family = family_of(families, dir);
     check_components(family, dir, "tokenizer");
     return family.load_tokenizers(dir);
-  } catch (...) {
-    return error_in_flight("tokenize " + dir);
-  }
+  });
 }
 
 }  // namespace ditfleet::pipeline

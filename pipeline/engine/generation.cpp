@@ -30,7 +30,7 @@ at::Tensor tensor_of(const std::vector<std::int32_t>& ids) {
 }  // namespace
 
 Result<void> DiffusionGeneration::dump(const std::string& path) const {
-  try {
+  return result_of("dump", [&] {
     std::map<std::string, at::Tensor> tensors{{"noise", noise},
                                               {"sigmas", tensor_of(schedule.sigmas)},
                                               {"timesteps", tensor_of(schedule.timesteps)},
@@ -52,13 +52,11 @@ Result<void> DiffusionGeneration::dump(const std::string& path) const {
                          tensor.sizes().vec(),
                          {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()}});
     }
-    return write_safetensors(path, std::move(entries),
+    unwrap(write_safetensors(path, std::move(entries),
                              {{"noise", "as drawn, before it is packed"},
                               {"latents", "diffusers' output_type=\"latent\""},
-                              {"image", "decoded, in 0…1: [1, 3, height, width]"}});
-  } catch (...) {
-    return error_in_flight("dump");
-  }
+                              {"image", "decoded, in 0…1: [1, 3, height, width]"}}));
+  });
 }
 
 }  // namespace ditfleet::pipeline

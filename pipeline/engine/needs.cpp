@@ -104,6 +104,10 @@ RequestSize size_of(const Network& network, const Settings& s, int gpus) {
           .gpus = gpus};
 }
 
+RequestSize size_of(const Network& network, const GenerationRequest& request, const parallel::Team& team) {
+  return size_of(network, settings_of(network, request), request.alone.value_or(false) ? 1 : team.count);
+}
+
 Needs::Needs(const Family& family, const LoadContext& context)
     : network_(load_dry(family, context, weights_.fixed)), team_(parallel::Team::all(context.regions->ranks)) {
   for (const TextEncoder* text : network_->text_encoders()) {
@@ -128,10 +132,6 @@ Needs::Needs(const Family& family, const LoadContext& context)
   weights_.fixed = std::max<std::int64_t>(0, weights_.fixed + dry_bytes() - before);
   if (context.adapters.slots > 0)
     weights_.fixed += AdapterStore(lora_base(*network_), context.placement, context.adapters).slot_bytes();
-}
-
-RequestSize Needs::size_of(const GenerationRequest& request) const {
-  return pipeline::size_of(*network_, settings_of(*network_, request), request.alone.value_or(false) ? 1 : team_.count);
 }
 
 // With the model's defaults, rounded to what it takes.

@@ -10,14 +10,20 @@
 
 namespace ditfleet::pipeline {
 
-// A folder on tensors without memory. It reads configuration and headers, and compiles nothing. Thread-safe.
+// Reads the settings of a request (read_settings()) and completes them (Network::complete()).
+Settings settings_of(const Network& network, const GenerationRequest& request);
+RequestSize size_of(const Network& network, const Settings& settings, int gpus);
+// The same for a request of a model that these ranks denoise together.
+RequestSize size_of(const Network& network, const GenerationRequest& request, const parallel::Team& team);
+
+// Loads a folder on tensors without memory. Reads configuration and headers; compiles nothing. Thread-safe.
 class Needs {
  public:
   // Throws what load_network() throws.
   Needs(const Family& family, const LoadContext& context);
 
   // Throws Failure (kInvalidArgument).
-  RequestSize size_of(const GenerationRequest& request) const;
+  RequestSize size_of(const GenerationRequest& request) const { return pipeline::size_of(*network_, request, team_); }
   RequestSize smallest() const;
   RequestSize size_of(const Family::Extent& extent) const;
   // Runs the model's stages for a new size, which takes some 10 ms, and remembers the result.
@@ -41,17 +47,13 @@ struct Fit {
   std::shared_ptr<Needs> needs;  // null if nothing limits the device's memory, unless `always`
 };
 
-// With quantize auto, picks the most precise format (as stored, fp8 where the device multiplies in it, NF4; with the
-// last two the last text encoder is in NF4) that keeps all blocks resident for a typical request; otherwise for a small
-// one; otherwise for the smallest; otherwise the first that fits at all. Throws what Needs() throws.
+// Resolves quantize auto to the most precise format that keeps all blocks resident for a typical request; else for a
+// small request; else for the smallest; else to the first format that fits at all. The formats: as stored; fp8, if the
+// device has fp8 products; NF4. The last two put the last text encoder in NF4. Throws what Needs() throws.
 Fit fit(const Family& family, LoadContext context, bool always);
 
-// Where the weights are loaded to: host memory if a typical request does not leave them all on the device. Throws
-// Failure (kOutOfMemory) if the smallest request does not fit.
+// The placement for loading: host memory, unless all weights stay on the device for a typical request. Throws Failure
+// (kOutOfMemory) if the smallest request does not fit.
 Placement fitted_placement(const Family& family, const LoadContext& context, const Fit& fit);
-
-// Settings as read_settings() and Network::complete() make them, and what their memory depends on.
-Settings settings_of(const Network& network, const GenerationRequest& request);
-RequestSize size_of(const Network& network, const Settings& settings, int gpus);
 
 }  // namespace ditfleet::pipeline

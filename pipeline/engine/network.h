@@ -50,11 +50,11 @@ class Denoiser {
   }
 
  protected:
-  virtual double guidance_scale(std::int64_t) const { return 1; }
+  virtual double guidance_scale(std::int64_t step) const = 0;
 };
 
-// The networks of one folder. Immutable once loaded, but for adapt(), which runs on a copy; const functions may be
-// called from any thread, in inference mode. They throw Failure and what LibTorch throws.
+// The networks of one folder. Immutable once loaded, except that adapt() changes a copy. Call const functions on any
+// thread, in inference mode. They throw Failure and what LibTorch throws.
 class Network {
  public:
   using FrameSink = std::function<void(const at::Tensor& frames)>;
@@ -62,16 +62,16 @@ class Network {
   virtual ~Network() = default;
   virtual std::unique_ptr<Network> clone() const = 0;  // shares the weights
 
-  // Those of the folder, in the order of diffusers' names: text_encoder, text_encoder_2. They stay owned.
+  // In the order of diffusers' names: text_encoder, text_encoder_2. The network owns them.
   virtual std::vector<TextEncoder*> text_encoders() { return {}; }
-  // transformer, transformer_2: steps use one of them, which Denoiser::expert() says. With several, the first is for
-  // high and the second for low noise levels, and adapters change no text encoder.
+  // transformer, transformer_2. Denoiser::expert() says which one a step uses. Of two, the first is for high and the
+  // second for low noise levels, and adapters change no text encoder.
   virtual std::vector<Transformer*> transformers() { return {}; }
   virtual std::int64_t vae_bytes() const { return 0; }
   // The linears of the first transformer and of the text encoders, and their names in adapter files.
   virtual LoraBase lora_base(std::vector<std::vector<BaseLinear>> linears) const = 0;
 
-  // Completes settings that were read: Settings::negative, and what one field says about another.
+  // Sets Settings::negative, and fields that follow from other fields.
   virtual void complete(Settings&) const {}
   // Prepares velocity() for a new size in the background. Does not block.
   virtual void prewarm(const Settings&) const {}
@@ -79,16 +79,16 @@ class Network {
   // The inputs of encode() for a prompt of the most ids that encode() takes.
   virtual PromptIds longest_ids(const Settings&) const { return {}; }
   virtual EncodedPrompt encode(PromptIds ids, const Settings& settings) const = 0;
-  // Settings::image as a condition of all steps; undefined: the model takes none.
+  // Settings::image as a condition of all steps; undefined: the model takes no image.
   virtual at::Tensor encode_image(const Settings&) const { return {}; }
-  // Of the noise that diffusers draws.
+  // The shape of the noise that diffusers draws.
   virtual std::vector<std::int64_t> noise_size(const Settings& settings) const = 0;
   virtual c10::ScalarType noise_type() const { return placement.dtype; }
   virtual Schedule schedule(const Settings& settings) const = 0;
-  // After this number of steps a request takes no more memory.
+  // Later steps of a request take no more memory than this number of steps.
   virtual int steps_in_memory() const { return 4; }
   virtual std::unique_ptr<Sampler> sampler(const Settings& settings, const Schedule& schedule) const = 0;
-  // Computes what is the same in all steps. The result may refer to the arguments and to this network.
+  // Computes the inputs that are the same in all steps. The result may refer to the arguments and to this network.
   virtual std::unique_ptr<Denoiser> denoiser(const Settings& settings, const Schedule& schedule,
                                              const Conditions& conditions) const = 0;
   // The noise as the first latents.

@@ -17,8 +17,8 @@ namespace ditfleet::pipeline {
 
 namespace {
 
-// The allocator's memory belongs to a stream. So sequences share streams where they do not wait for each other: what
-// one leaves is there for another.
+// The allocator's memory belongs to a stream. Sequences that do not wait for each other share a stream, so that one
+// sequence can use memory that another has freed.
 enum class Use { kStaying, kEncoding };
 c10::Stream shared_stream(Use use, c10::Device device) {
   static std::mutex mutex;
@@ -88,8 +88,8 @@ void PartSequence::add(std::unique_ptr<WeightPart> part) {
   parts_.push_back(std::move(entry));
 }
 
-// Distributes the bytes that leave evenly over the parts, which take about equally long: a part leaves as long as fewer
-// bytes have left than its share of the way.
+// Distributes the bytes that leave evenly over the parts, because parts take about equally long. A part leaves if fewer
+// bytes have left so far than its share of the way.
 std::vector<std::size_t> PartSequence::spread(std::int64_t bytes) const {
   std::vector<std::size_t> chosen;
   const std::int64_t leaving = bytes_ - std::min(bytes, bytes_), count = static_cast<std::int64_t>(parts_.size());
@@ -140,16 +140,12 @@ void PartSequence::keep(std::int64_t bytes, bool wait) {
 void PartSequence::fetch(std::size_t i, bool to_stay) {
   Entry& entry = *parts_[i];
   if (entry.part->on_device()) return;
-  if (!streams_) {
-    entry.part->enter();
-    if (arrived_) arrived_(i);
-    return;
-  }
-  const c10::Stream stream = to_stay ? streams_->staying : streams_->copies;
-  const c10::StreamGuard current(stream);
+  c10::OptionalStreamGuard stream;
+  if (streams_) stream.reset_stream(to_stay ? streams_->staying : streams_->copies);
   entry.part->enter();
   if (arrived_) arrived_(i);
-  entry.arrived->record(stream);
+  if (!streams_) return;
+  entry.arrived->record(*stream.current_stream());
   entry.arriving = true;
 }
 

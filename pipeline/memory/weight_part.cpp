@@ -64,13 +64,7 @@ void WeightPart::leave() {
         bytes_at(to + piece.offset, piece.bytes, c10::Device(c10::DeviceType::CPU))
             .copy_(bytes_at(piece.storage.mutable_data(), piece.bytes, device_));
     };
-    if (!key_.empty()) {
-      host_ = shared_host_memory(key_, bytes_, device_, fill);
-    } else {
-      auto host = host_memory(bytes_, device_);
-      fill(host.get());
-      host_ = std::move(host);
-    }
+    host_ = shared_host_memory(key_, bytes_, device_, fill);
   }
   for (Piece& piece : pieces_) piece.storage.set_data_ptr_noswap({nullptr, device_});
   memory_.clear();

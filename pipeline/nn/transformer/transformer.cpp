@@ -25,10 +25,6 @@ void set_up(Parameters& parameters, const TransformerSpec& spec, const std::stri
                                             std::string_view linear) { return all || of_programs.contains(linear); });
 }
 
-bool is_compiled(const std::shared_ptr<region::RegionHost>& host) {
-  return host && host->compiler && host->options.transformer;
-}
-
 }  // namespace
 
 Parameters Transformer::open(const std::string& dir, const std::string& file, Placement placement, bool optional) {
@@ -56,8 +52,9 @@ void Transformer::load(const TransformerSource& source, std::int64_t heads) {
   });
   parts_.blocks = std::make_shared<PartSequence>(placement_, source.name, /*repeats=*/true);
   if (apart) parts_.apart = std::make_shared<PartSequence>(placement_, source.name + ".apart", /*repeats=*/false);
-  const std::int64_t rank = std::min(source.adapter_rank, region::kMostAdapterColumns);
-  weights_ = load_weights(*spec_, parameters, is_compiled(source.regions) ? rank : 0, parts_);
+  const bool compiled = source.regions && source.regions->compiles_blocks();
+  const std::int64_t rank = compiled ? std::min(source.adapter_rank, region::kMostAdapterColumns) : 0;
+  weights_ = load_weights(*spec_, parameters, rank, parts_);
   parameters.finish("");
   bytes_ = parameters.bytes();
   linears_ = parameters.linears();
@@ -73,7 +70,7 @@ std::vector<region::Program> Transformer::programs(const TransformerSpec& spec, 
 }
 
 void Transformer::compile(const std::vector<Transformer*>& experts, const std::shared_ptr<region::RegionHost>& host) {
-  if (!is_compiled(host) || experts.empty()) return;
+  if (!host || !host->compiles_blocks() || experts.empty()) return;
   BackgroundThreads threads("gpu_libraries", 1);
   std::future<void> libraries;
   if (experts.front()->placement_.device.is_cuda())

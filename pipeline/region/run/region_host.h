@@ -41,6 +41,7 @@ struct RegionHost {
   // The clock for the pause after a failed compilation; tests replace it.
   std::function<std::chrono::steady_clock::time_point()> now = &std::chrono::steady_clock::now;
 
+  bool compiles_blocks() const { return compiler && options.transformer; }
   // Counts a region that cannot run compiled, and logs the first one of this region and reason. With fullgraph it
   // throws a Failure instead: kInvalidArgument, param "compile.fullgraph".
   void fall_back(const std::string& region, const std::string& reason, const std::string& message) const;
@@ -53,8 +54,8 @@ struct RegionHost {
   mutable std::set<std::pair<std::string, std::string>> fallen_back_;
 };
 
-// Opens the compiler for this backend and device; creates a cache in memory if `cache` is null. If backend auto falls
-// back to eager, this is counted.
+// Opens the compiler for this backend and device. Creates a cache in memory if `cache` is null. Counts a fallback if
+// backend auto becomes eager.
 // Throws pipeline::Failure: kInvalidArgument for a backend or attention that the device cannot have; kUnavailable if an
 // explicit backend is not available. The configuration has checked names and limits.
 std::shared_ptr<RegionHost> make_region_host(CompileOptions options, c10::Device device,
