@@ -12,9 +12,9 @@
 namespace ditfleet::pipeline {
 
 struct Adapted {
-  // A copy with the adapters' terms on its linears, which shares the model's weights. Null: no adapter changes
-  // anything. A text encoder with terms runs eagerly, and so does a transformer if the adapters' combined rank exceeds
-  // the columns beside its linears.
+  // A copy with the adapters' terms on its linears. It shares the model's weights. Null: no adapter changes anything.
+  // A text encoder with terms runs eagerly. A transformer runs eagerly if the adapters' combined rank exceeds the
+  // columns beside its linears.
   std::unique_ptr<Network> network;
   std::string text_key;  // equal for requests that encode text in the same way; "": as without adapters
   std::vector<std::string> warnings;
@@ -27,7 +27,7 @@ Adapted adapt(const Network& network, AdapterStore& adapters, const std::vector<
 // The model's linears and their names in adapter files.
 LoraBase lora_base(const Network& network);
 
-// The expert that a name such as "t2v_high_noise" is for, by its words. kBoth: it does not say.
+// The expert that an adapter is for, by the words of its name ("t2v_high_noise"). kBoth: the name does not say.
 job::Expert expert_in_name(std::string_view name);
 
 }  // namespace ditfleet::pipeline

@@ -33,7 +33,7 @@ struct LoadContext {
 // A part of a folder.
 struct Component {
   std::string_view name, class_name;      // in model_index.json
-  std::optional<Library> library;         // whose names its weights have; none: it has no weights
+  std::optional<Library> library;         // whose names its weights have; empty: no weights
   std::vector<std::string> formats = {};  // that it can be quantized to while it is loaded
   bool optional = false;
 };
@@ -89,16 +89,16 @@ void check_components(const Family& family, const std::string& dir, std::string_
 // for `quantize` of another component or format.
 std::unique_ptr<Network> load_network(const Family& family, Folder& folder);
 
-// Opens the weight files of all components and reads their headers. Returns whether a linear is stored quantized, or is
-// to be quantized on load. Components without weights are left out. Throws Failure: kDataCorrupt, kInvalidArgument
-// (`quantize` for a component that is stored quantized), kNotFound (`source.transformer`).
+// Whether any linear is stored quantized or will be quantized on load. Opens the weight files of all components and
+// reads their headers. Skips components without weights. Throws Failure: kDataCorrupt, kInvalidArgument (`quantize` for
+// a component that is stored quantized), kNotFound (`source.transformer`).
 bool has_quantized_linears(const Family& family, const ModelSource& source);
 
 // The first stored weight with a NaN or an infinity, such as "weight proj_out.weight of transformer is not finite", or
 // a remark that there is none. Reads all weights. Throws the errors of Checkpoint as Failure.
 std::string not_finite_weight(const Family& family, const ModelSource& source);
 
-// The programs that workers look up on one architecture. Reads only configuration files and headers.
+// The programs that workers on one architecture look up. Reads only configuration files and headers.
 region::AheadPrograms ahead_programs(const Family& family, const ModelSource& source, region::ElementType type,
                                      region::ArchFeatures arch, const region::CompileOptions& options);
 

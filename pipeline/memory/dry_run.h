@@ -1,7 +1,7 @@
 // Runs a model's own code on tensors without memory (c10::DeviceType::Meta), to find out how much memory it needs.
 //
-// Meta tensors have sizes, types and storages, but no data. Code that reaches the data itself must skip that for them:
-// kernels of compiled regions and of quantized weights do.
+// Meta tensors have sizes, types and storages, but no data. Code that reads or writes data directly must skip meta
+// tensors, as kernels of compiled regions and of quantized weights do.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -13,7 +13,7 @@ namespace ditfleet::pipeline {
 
 inline const c10::Device kDryDevice(c10::DeviceType::Meta);
 
-// Held while bytes are measured: the counts are those of the whole process.
+// Hold it while you measure bytes: the counts cover the whole process.
 std::mutex& dry_run_mutex();
 
 // Bytes of the meta tensors of this process. Tensors that were made before the first call are not counted.

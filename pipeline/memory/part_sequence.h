@@ -24,8 +24,8 @@ class PartSequence {
   PartSequence(const PartSequence&) = delete;
   PartSequence& operator=(const PartSequence&) = delete;
 
-  // Adds a part that is on the device, and moves it to the host at once if the placement says so; otherwise packs it on
-  // a GPU. Not thread-safe. Call it before the first pass.
+  // Adds a part that is on the device. Moves it to the host if the placement says so; else packs it if the device is a
+  // GPU. Not thread-safe. Call it before the first pass.
   void add(std::unique_ptr<WeightPart> part);
   c10::Device device() const { return device_; }
   std::size_t size() const { return parts_.size(); }
@@ -34,7 +34,7 @@ class PartSequence {
   // The most bytes of other parts that are on the device at a time. A CPU copies no part ahead.
   std::int64_t ahead_bytes() const { return std::min(bytes_, (copies_ahead_ ? 2 : 1) * largest_); }
   bool all_stay() const { return kept_bytes_ == bytes_; }
-  // The number of parts that keep() has moved so far. While it does not change, addresses of kept parts are valid.
+  // The number of parts that keep() has moved so far. Addresses of kept parts are valid until it changes.
   std::int64_t moves() const { return moves_; }
 
   // Keeps as many parts on the device as fit into `bytes`, spread evenly over the sequence, and moves the others to the
@@ -42,9 +42,9 @@ class PartSequence {
   // background, and begin() waits for them. Throws what WeightPart::enter() and leave() throw; after an error of
   // enter() no part is kept. Thread-safe.
   void keep(std::int64_t bytes, bool wait = true);
-  // Called on the copying stream after each copy of a part to the device, to add what belongs to the weights.
+  // `call` runs on the copying stream after each copy of a part to the device. It may write to the part's tensors.
   void on_arrival(std::function<void(std::size_t part)> call) { arrived_ = std::move(call); }
-  // Called on the current stream before a part is copied to the host, which happens once.
+  // `call` runs on the current stream before a part is copied to the host. That happens once for each part.
   void on_first_departure(std::function<void(std::size_t part)> call) { departs_ = std::move(call); }
 
   // One use of the parts in order. Only one pass at a time: the constructor waits for others.
@@ -54,8 +54,8 @@ class PartSequence {
     ~Pass();
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
-    // Work that reads part i is enqueued on the current stream between these calls. begin() does not block, except on a
-    // CPU, and throws what WeightPart::enter() throws.
+    // Enqueue work that reads part i on the current stream between these calls. begin() blocks only on a CPU. It throws
+    // what WeightPart::enter() throws.
     void begin(std::size_t i);
     void end(std::size_t i);
     void finish();  // as PartSequence::finish()
@@ -71,8 +71,8 @@ class PartSequence {
   // Of the last measured pass; waits for its end.
   double measured_s();
 
-  // Frees parts that were copied ahead. Call it after the last pass of a request. A part that is still being copied
-  // keeps its memory until the copy has finished, because the memory belongs to the copying stream.
+  // Frees parts that were copied ahead. Call it after the last pass of a request. The memory belongs to the copying
+  // stream, so a part keeps it until its copy has finished.
   void finish();
 
  private:

@@ -16,8 +16,8 @@ namespace ditfleet::pipeline {
 // Whether the tensor's part is on the device.
 inline bool is_on_device(const at::Tensor& tensor) { return tensor.storage().data() != nullptr; }
 
-// Moves storages, so that all tensors that share one move with it. While the part is off the device, its tensors have
-// no memory and must not be read. Not thread-safe.
+// Moves storages; all tensors that share a storage move with it. Tensors of a part that is off the device have no
+// memory and must not be read. Not thread-safe.
 class WeightPart {
  public:
   explicit WeightPart(c10::Device device) : device_(device) {}
@@ -38,9 +38,9 @@ class WeightPart {
   // Allocates memory on the device and copies the tensors there, both on the current stream. Throws
   // c10::OutOfMemoryError and leaves the part off the device.
   void enter();
-  // Frees the memory on the device. The first call copies the tensors to host memory first; if that throws (as
-  // host_memory() and LibTorch do), the part stays. Kernels on other streams than that of enter() must have finished,
-  // or that stream must wait for them.
+  // Frees the memory on the device. The first call copies the tensors to host memory before. The part stays if the copy
+  // throws, as host_memory() and LibTorch do. The stream of enter() must wait for kernels on other streams, unless they
+  // have finished.
   void leave();
 
  private:

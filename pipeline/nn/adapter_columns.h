@@ -50,13 +50,13 @@ class AdapterColumns {
   AdapterColumns(const AdapterColumns&) = delete;
   AdapterColumns& operator=(const AdapterColumns&) = delete;
 
-  // Why the terms do not fit into the columns, which may be null; empty if they fit. Thread-safe.
+  // Why the terms do not fit into the columns; empty if they fit. `columns` may be null. Thread-safe.
   static std::string problem(const AdapterColumns* columns, const Terms& terms);
   // Precondition: the terms fit. The layout keeps their tensors. Thread-safe.
   std::shared_ptr<const Layout> plan(const Terms& terms) const;
-  // Copies the terms, unless they are there already: those of the first block on the current stream, the others on a
-  // side stream; call join() before using them. No block that reads columns may run meanwhile. Columns of weights that
-  // come to the device later are filled then.
+  // Copies the terms, unless they are there already: the first block's on the current stream, the others on a side
+  // stream; call join() before you use them. No block that reads columns may run meanwhile. Fills the columns of
+  // weights that are off the device when they arrive.
   void load(std::shared_ptr<const Layout> layout);
   // Makes the current stream wait for all copies of load().
   void join() { side_stream_.join(); }
@@ -71,8 +71,8 @@ class AdapterColumns {
   };
   Operands place(const Linear& linear, const std::vector<LowRank>& terms, Copies& copies) const;
   void copy(const Layout& layout);
-  // Copies B to a block whose weights have come to the device, on the current stream. Its other columns become zeros;
-  // without a layout all.
+  // Copies B to a block whose weights have come to the device, on the current stream. Sets all other columns of the
+  // block to zeros. `layout` null: no B.
   void write(const Layout* layout, std::size_t block) const;
 
   const std::shared_ptr<const region::MatrixCopies> copies_;

@@ -46,17 +46,17 @@ struct FileRows {
   std::string name;                     // of a linear, or of a tensor
   std::int64_t first_row, rows, total;  // total: rows of the tensor in the file
 };
-// For a file with other names: where the rows of a linear ("a.proj", both weight and bias) or of a tensor ("a.weight")
-// are, in order.
+// Maps a linear ("a.proj", both weight and bias) or a tensor ("a.weight") to its rows, in order, in a file with other
+// names.
 using FileNames = std::map<std::string, std::vector<FileRows>, std::less<>>;
 
 // Returns a contiguous copy of a tensor in memory, on the placement's device and in its element type. Throws Failure
 // (kDataCorrupt) for an element type that weights cannot have.
 at::Tensor copy_to(Placement placement, const TensorView& view);
 
-// Copies tensors from a checkpoint to the placement's device. Linears that the checkpoint stores quantized stay so,
-// except that a GPU without fp8 products computes fp8 weights in the placement's type; all other tensors are converted
-// to the placement's element type. The caller owns the returned tensors, which are contiguous. All members throw
+// Copies tensors from a checkpoint to the placement's device. Linears that the checkpoint stores quantized stay
+// quantized; a GPU without fp8 products computes fp8 weights in the placement's type. Converts all other tensors to the
+// placement's element type. The caller owns the returned tensors, which are contiguous. All members throw
 // Failure: kNotFound (a missing tensor), kDataCorrupt (a wrong shape or type, with the right one in the message, or a
 // file that became shorter) or kUnavailable (it cannot be read). They throw LibTorch's exceptions when memory runs out.
 // Not thread-safe.
@@ -76,8 +76,8 @@ class Parameters {
   // The host of the program that computes the values of quantized weights on a GPU. Null: LibTorch computes them.
   // Its ranks, which load the same parameters in the same order, read them together on GPUs.
   void set_regions(std::shared_ptr<const region::RegionHost> regions);
-  // Whether products with fp8 weights may be computed in fp8; else they are computed in the placement's type. By
-  // default the placement's device decides.
+  // Whether products with fp8 weights are computed in fp8 or in the placement's type. By default the placement's device
+  // decides.
   void set_fp8_products(bool allowed) { fp8_products_ = allowed; }
   void set_file_names(FileNames names) { file_names_ = std::move(names); }
 
@@ -99,8 +99,8 @@ class Parameters {
   NormSlot norm(const std::string& prefix, std::int64_t channels);
   ConvSlot conv(const std::string& prefix, std::int64_t in, std::int64_t out, std::int64_t kernel);
 
-  // The tensors with this prefix that were not requested, sorted by name. Such tensors mean that config.json describes
-  // a smaller model than the weights belong to.
+  // The tensors with this prefix that were not requested, sorted by name. If there are any, config.json describes a
+  // smaller model than the weights belong to.
   std::vector<std::string> unused(std::string_view prefix) const;
   // Call it when all parameters are loaded. Logs a warning if there are such tensors, as diffusers does, and the number
   // of linears in each format if any is quantized. Throws Failure (kDataCorrupt) if one of the unused tensors belongs
@@ -131,7 +131,7 @@ class Parameters {
                   c10::ScalarType type);
   // Reads bytes of a tensor from `begin` on into `bytes`.
   static void read_bytes(const StoredTensor& from, std::int64_t begin, std::span<std::byte> bytes);
-  // The same into memory of the device: each rank reads a part of them and gets the rest from the others.
+  // Reads bytes into memory of the device: each rank reads a part and gets the rest from the others.
   at::Tensor read_with_ranks(const StoredTensor& from, std::int64_t begin, std::int64_t size);
   std::byte* staging(std::int64_t size);
   void check_shape(const std::string& name, const Shape& shape, const Shape& right) const;

@@ -27,10 +27,10 @@ struct QuantizedRows {
 struct QuantizedWeight {
   std::vector<QuantizedRows> parts;  // in order of rows
   std::int64_t out = 0, in = 0;
-  // Of the product: inputs and weight are converted to it. With `dynamic`, the type of the result before it is
-  // converted to the input's.
+  // The type of the product: inputs and weight are converted to it. With `dynamic`: the type of the result before its
+  // conversion to the input's type.
   c10::ScalarType compute = c10::ScalarType::Float;
-  // Products are computed in fp8: each call quantizes its input by row. There is one part then, in float8_e4m3fn.
+  // Computes products in fp8: each call quantizes its input by row. The weight has one part then, in float8_e4m3fn.
   bool dynamic = false;
   std::shared_ptr<const region::Dequantizer> program = nullptr;  // for a GPU; null: LibTorch's operators
 

@@ -1,5 +1,5 @@
 // The repeated blocks of a transformer as compiled regions, each with and without adapters. Blocks whose programs are
-// equal share a region, also those of other experts; blocks whose linears are stored in different ways do not.
+// equal share a region, also across experts. Blocks whose linears are stored in different ways do not.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ class BlockRegions {
   };
   BlockRegions(const BlockRegions&) = delete;
   BlockRegions& operator=(const BlockRegions&) = delete;
-  // Keeps the weights' tensors. Compiles all programs; with dynamic off the first call compiles instead. Compiles the
+  // Keeps the weights' tensors. Compiles all programs, unless dynamic is off: then the first call compiles. Compiles
   // programs with adapters only if columns are reserved. Throws what Region::prepare throws.
   BlockRegions(const std::vector<Expert>& experts, Placement placement, std::shared_ptr<region::RegionHost> host);
 
@@ -36,11 +36,11 @@ class BlockRegions {
                                                Placement placement);
 
   const region::RegionHost& host() const { return *host_; }
-  // Prewarms library plans in the background for calls of these sizes, without the ranks of adapters: one for each
-  // TransformerSpec::blocks. On request also for blocks with adapters. Does not block. Thread-safe.
+  // Prewarms library plans in the background. `sizes`: of a call, without the ranks of adapters; one for each
+  // TransformerSpec::blocks. `adapters`: also for blocks with adapters. Does not block. Thread-safe.
   void prewarm(std::span<const region::Sizes> sizes, bool adapters) const;
 
-  // Of the expert's blocks; null if no columns are reserved.
+  // The columns of the expert's blocks; null if none are reserved.
   AdapterColumns* columns(std::size_t expert) const { return columns_[expert].get(); }
   static AdapterColumns::Terms terms_of(const TransformerSpec& spec, const TransformerWeights& weights);
 
@@ -52,7 +52,7 @@ class BlockRegions {
            const AdapterColumns::Layout* adapters, const parallel::Sequence* sequence) const;
 
  private:
-  // Positions among the inputs of what changes with the request.
+  // The positions of the inputs that change with the request.
   struct Linear {
     std::size_t index;                      // in TransformerBlock::linears
     std::size_t bias, up = 0, adapter = 0;  // up: of B, or of weight and B

@@ -34,13 +34,13 @@ struct TransformerSource {
   std::shared_ptr<region::RegionHost> regions = nullptr;
 };
 
-// Immutable after compile(), but for adapt(), which runs on a copy; copies share the weights. The functions may be
-// called from any thread.
+// Immutable after compile(), except that adapt() changes a copy. Copies share the weights. Call the functions on any
+// thread.
 class Transformer {
  public:
   virtual ~Transformer() = default;
 
-  // The weights in `dir`, or those in `file` unless it is empty. `optional`: no weights if there are none in `dir`.
+  // Opens the weights in `file`, or in `dir` if `file` is empty. `optional`: a `dir` without weights is no error.
   // Throws what Parameters::open throws.
   static Parameters open(const std::string& dir, const std::string& file, Placement placement, bool optional = false);
 
@@ -48,11 +48,11 @@ class Transformer {
   // Reads headers only. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.
   static std::vector<region::Program> programs(const TransformerSpec& spec, const TransformerSource& source,
                                                Placement placement, bool fp8_products);
-  // Compiles the blocks of a model's transformers, which share programs, unless the host is null or runs transformers
-  // eagerly. Throws what BlockRegions and RegionHost::fall_back throw.
+  // Compiles the blocks of a model's transformers. Equal blocks share programs. Does nothing if the host is null or
+  // runs transformers eagerly. Throws what BlockRegions and RegionHost::fall_back throw.
   static void compile(const std::vector<Transformer*>& experts, const std::shared_ptr<region::RegionHost>& host);
-  // Replaces the weights by a copy with terms of adapters. If the columns of compiled blocks are too few, the blocks
-  // run eagerly from now on. Throws what RegionHost::fall_back throws.
+  // Replaces the weights by a copy with terms of adapters. The blocks run eagerly from now on if their columns are too
+  // few. Throws what RegionHost::fall_back throws.
   void adapt(TransformerWeights weights);
 
   // Copies the adapters of a request to where compiled blocks read them. Call it on a copy with adapters, before its
@@ -79,10 +79,10 @@ class Transformer {
   void load(const TransformerSource& source, std::int64_t heads);
   // Uses weights that are already loaded.
   void use(TransformerWeights weights) { weights_ = std::move(weights); }
-  // Called by compile() when the blocks have been compiled.
+  // compile() calls it when the blocks are compiled.
   virtual void compiled_blocks() {}
-  // Runs what a request needs beside its blocks on next to nothing, because the first use of a GPU's library loads it.
-  // Called by compile() on another thread, before compiled_blocks().
+  // Loads GPU libraries: runs the operators that a request needs beside its blocks, on tiny tensors. compile() calls it
+  // on another thread, before compiled_blocks().
   virtual void open_libraries(const region::RegionHost&) const {}
 
   const TransformerSpec& spec() const { return *spec_; }

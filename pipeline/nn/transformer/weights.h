@@ -16,8 +16,8 @@ namespace ditfleet::pipeline {
 struct LinearSpec {
   std::vector<std::string> names;  // in diffusers, in a block without its prefix; their rows are stacked in this order
   std::int64_t in, out;            // out: of each name
-  // Of a block's linear: what the block's program calls it. It then has columns for adapters. Empty: the program does
-  // not compute it, and its weight leaves the device apart from the block's others.
+  // The name of a block's linear in the block's program. Such a linear has columns for adapters. Empty: no program
+  // computes the linear; the weight of a block's linear then leaves the device apart from the other weights.
   std::string input = {};
   bool columns_before = false;               // the columns precede the weight; else they follow it
   std::optional<c10::ScalarType> type = {};  // that the weight always has; else the placement's, or quantized
@@ -49,7 +49,7 @@ struct TransformerSpec {
   std::vector<LinearSpec> linears;
   std::vector<TensorSpec> tensors;
   std::vector<BlockSpec> blocks;
-  // For a file in the names of other code: where each parameter is. Null: there are no such files.
+  // Maps each parameter to its place in a file with other names. Null: there are no such files.
   std::function<FileNames(const Parameters&)> file_names = nullptr;
 };
 
@@ -71,13 +71,13 @@ struct TransformerParts {
   std::shared_ptr<PartSequence> apart;  // of linears that the programs do not compute
 };
 
-// Loads the weights. Reserves `adapter_rank` columns for adapters beside each linear of the blocks' programs, times the
-// number of linears that it stacks. Adds the weights of each block to `parts`, unless they are null. Throws what
-// Parameters and PartSequence::add throw.
+// Loads the weights. Reserves columns for adapters beside each linear of the blocks' programs: `adapter_rank` for each
+// linear that is stacked in it. Adds the weights of each block to `parts`, unless they are null. Throws what Parameters
+// and PartSequence::add throw.
 TransformerWeights load_weights(const TransformerSpec& spec, Parameters& parameters, std::int64_t adapter_rank = 0,
                                 const TransformerParts& parts = {});
 
-// The same without weights: of each linear only whether it is quantized, and how (Parameters::format_of).
+// Returns only whether and how each linear is quantized (Parameters::format_of). Reads no weights.
 TransformerWeights weight_formats(const TransformerSpec& spec, const Parameters& parameters);
 
 // Every linear by its name in diffusers. The result points into `weights`.

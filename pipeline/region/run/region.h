@@ -35,7 +35,7 @@ class Region {
   // known yet. Throws as run() does.
   void prepare(ElementType type, c10::Device device);
 
-  // Prewarms library plans for a call of these sizes (by symbol) in the background. Does nothing before prepare(), and
+  // Prewarms library plans for a call of these sizes (by symbol) in the background. Does nothing before prepare(), or
   // if the program runs eagerly. Does not block. Throws if the sizes do not fit the program. Thread-safe.
   void prewarm(ElementType type, c10::Device device, const Sizes& sizes);
 
@@ -43,8 +43,8 @@ class Region {
   // call compiles another program if the options allow it, else it runs eagerly. After a failed compilation calls run
   // eagerly until pause_after() has passed. Throws what LibTorch throws, and pipeline::Failure: kInvalidArgument for
   // inputs that do not fit the block, for a fallback with fullgraph and for a second program with error_on_recompile.
-  // Thread-safe. `sequence`: how ranks share the tokens, of which `inputs` has this rank's; null: one rank. Then throws
-  // what Sequence throws, too.
+  // Throws what Sequence throws if there are several ranks. Thread-safe.
+  // `sequence`: how ranks share the tokens; `inputs` has this rank's tokens. Null: one rank.
   void run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs, Mode mode = Mode::kDefault,
            const pipeline::parallel::Sequence* sequence = nullptr);
 
