@@ -1,18 +1,11 @@
-// Whole pictures through the engine against diffusers' FluxPipeline, from prompt to pixels, and what the engine
-// promises beside the picture. DITFLEET_TEST_DEVICE=cuda runs the same on a GPU.
-#include <ATen/ops/empty.h>
+// Whole pictures through the engine against diffusers' FluxPipeline, from prompt to pixels, and what only this family
+// promises beside the picture (tests/families has the rest). DITFLEET_TEST_DEVICE=cuda runs the same on a GPU.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-
 #include <unistd.h>
 
-#include <atomic>
-#include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <thread>
 
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
@@ -118,137 +111,6 @@ TEST_P(FluxPipeline, DrawsWhatDiffusersDraws) {
 INSTANTIATE_TEST_SUITE_P(Cases, FluxPipeline, ::testing::ValuesIn(golden::all_cases()),
                          [](const auto& info) { return info.param.folder + "_" + info.param.name; });
 
-TEST(FluxEngine, TellsEveryStepAndShowsPreviews) {
-  const golden::Golden golden = golden::load(dev_plain());
-  Model& model = model_of(dev_plain().model_dir(), false);
-  auto prepared = must(model.encode(golden.request));
-  std::vector<int> steps;
-  Media last;
-  must(model.denoise(*prepared, [&](const StepProgress& p) {
-    steps.push_back(p.step);
-    EXPECT_EQ(p.total, *golden.request.fields.integer("num_inference_steps"));
-    last = must(p.preview());
-    EXPECT_EQ(last.width, *golden.request.fields.integer("width"));  // small enough to be shown whole
-    EXPECT_EQ(last.height, *golden.request.fields.integer("height"));
-    return true;
-  }));
-  EXPECT_EQ(steps, (std::vector<int>{1, 2, 3}));
-  // After the last step the estimate is the picture.
-  EXPECT_LE(compare(must(model.decode(*prepared)), golden.tensor("pixels")).most, 1);
-  EXPECT_LE(compare(last, golden.tensor("pixels")).most, 1);
-  std::vector<std::string> names;
-  for (const auto& [name, us] : prepared->phases_us()) {
-    names.push_back(name);
-    EXPECT_GT(us, 0);
-  }
-  EXPECT_EQ(names, (std::vector<std::string>{"text", "denoise", "vae"}));
-}
-
-TEST(FluxEngine, PreviewsOfLargePicturesAreSmall) {
-  GenerationRequest request = golden::load(dev_plain()).request;
-  request.fields.set("width", 512);
-  request.fields.set("height", 256);
-  request.fields.set("num_inference_steps", 1);
-  Model& model = model_of(dev_plain().model_dir(), false);
-  auto prepared = must(model.encode(request));
-  must(model.denoise(*prepared, [&](const StepProgress& p) {
-    const Media preview = must(p.preview());
-    EXPECT_EQ(preview.width, 256);
-    EXPECT_EQ(preview.height, 128);
-    return true;
-  }));
-}
-
-TEST(FluxEngine, CancelsAtAStepAndCanStartAgain) {
-  const golden::Golden golden = golden::load(dev_plain());
-  Model& model = model_of(dev_plain().model_dir(), false);
-  auto prepared = must(model.encode(golden.request));
-  const auto canceled = model.denoise(*prepared, [](const StepProgress& p) { return p.step < 2; });
-  ASSERT_FALSE(canceled);
-  EXPECT_EQ(canceled.error().code, Code::kCanceled);
-  EXPECT_EQ(canceled.error().message, "canceled after step 2 of 3");
-  EXPECT_FALSE(model.decode(*prepared));
-  must(model.denoise(*prepared, nullptr));
-  EXPECT_LE(compare(must(model.decode(*prepared)), golden.tensor("pixels")).most, 1);
-}
-
-TEST(FluxEngine, StagesOfDifferentUnitsRunAtOnce) {
-  const golden::Golden golden = golden::load(dev_plain());
-  Model& model = model_of(dev_plain().model_dir(), false);
-  std::atomic<bool> stop = false;
-  std::thread texts([&] {
-    for (int i = 0; !stop; ++i) {
-      GenerationRequest other = golden.request;
-      other.prompt = "another prompt " + std::to_string(i);
-      EXPECT_TRUE(model.encode(other));
-    }
-  });
-  for (int i = 0; i < 3; ++i) {
-    auto prepared = must(model.encode(golden.request));
-    must(model.denoise(*prepared, nullptr));
-    EXPECT_LE(compare(must(model.decode(*prepared)), golden.tensor("pixels")).most, 1);
-  }
-  stop = true;
-  texts.join();
-}
-
-#ifndef __SANITIZE_ADDRESS__  // whose allocator ends the process instead
-// Leaves next to no memory on the device the test runs on, until it is destroyed.
-class MemoryShortage {
- public:
-  MemoryShortage() {
-    if (test_device() == "cpu") {
-      getrlimit(RLIMIT_AS, &before_);
-      long pages = 0;
-      std::ifstream("/proc/self/statm") >> pages;
-      rlimit tight = before_;
-      tight.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{16} << 20);
-      setrlimit(RLIMIT_AS, &tight);
-      return;
-    }
-    for (std::int64_t size = std::int64_t{1} << 34; size >= std::int64_t{1} << 25;) {
-      try {
-        ballast_.push_back(
-            at::empty({size}, at::TensorOptions().dtype(c10::ScalarType::Byte).device(c10::DeviceType::CUDA)));
-      } catch (const std::exception&) {
-        size /= 2;
-      }
-    }
-  }
-  ~MemoryShortage() {
-    if (test_device() == "cpu") setrlimit(RLIMIT_AS, &before_);
-  }
-
- private:
-  rlimit before_{};
-  std::vector<at::Tensor> ballast_;
-};
-
-TEST(FluxEngine, SurvivesMemoryThatRunsOut) {
-  const golden::Golden golden = golden::load(dev_plain());
-  Model& model = model_of(dev_plain().model_dir(), false);
-  GenerationRequest large = golden.request;
-  large.fields.set("width", 2048);
-  large.fields.set("height", 2048);
-  large.fields.set("num_inference_steps", 1);
-  auto prepared = must(model.encode(golden.request));
-  must(model.denoise(*prepared, nullptr));  // so that every thread and workspace is there
-  {
-    const MemoryShortage shortage;
-    const auto drawn = [&]() -> Result<Media> {
-      auto generation = model.encode(large);
-      if (!generation) return generation.error();
-      if (auto denoised = model.denoise(**generation, nullptr); !denoised) return denoised.error();
-      return model.decode(**generation);
-    }();
-    ASSERT_FALSE(drawn);
-    EXPECT_EQ(drawn.error().code, Code::kOutOfMemory) << drawn.error().message;
-    EXPECT_NE(drawn.error().message.find("out of memory"), std::string::npos) << drawn.error().message;
-  }
-  EXPECT_LE(compare(must(model.decode(*prepared)), golden.tensor("pixels")).most, 1);
-}
-#endif
-
 TEST(FluxEngine, WarnsOfTruncatedPrompts) {
   GenerationRequest request = golden::load(dev_plain()).request;
   request.fields.set("num_inference_steps", 1);
@@ -275,31 +137,6 @@ TEST(FluxEngine, WarnsOfATrueCfgScaleWithoutANegativePrompt) {
       << warnings[0];
   request.fields.set("negative_prompt", "");
   EXPECT_TRUE(must(model.encode(request))->warnings().empty());
-}
-
-TEST(FluxEngine, RefusesBadRequests) {
-  Model& model = model_of(dev_plain().model_dir(), false);
-  EXPECT_EQ(model.info().size_multiple, 16);
-  const GenerationRequest good = golden::load(dev_plain()).request;
-  const auto refusal = [&](auto&& spoil) {
-    GenerationRequest request = good;
-    spoil(request);
-    auto result = model.encode(request);
-    EXPECT_FALSE(result);
-    if (result) return std::string();
-    EXPECT_EQ(result.error().code, Code::kInvalidArgument);
-    return result.error().param + ": " + result.error().message;
-  };
-  EXPECT_EQ(refusal([](auto& r) { r.fields.set("width", 100); }),
-            "width: width is 100, which is not a multiple of 16 as model 'golden' needs; use 96 or 112");
-  EXPECT_NE(refusal([](auto& r) { r.fields.set("height", 0); }).find("accepts 16 to 2048"), std::string::npos);
-  EXPECT_NE(refusal([](auto& r) { r.fields.set("num_inference_steps", 0); }).find("accepts 1 to 200"),
-            std::string::npos);
-  EXPECT_NE(refusal([](auto& r) { r.fields.set("max_sequence_length", 513); }).find("accepts 1 to 512"),
-            std::string::npos);
-  EXPECT_NE(refusal([](auto& r) { r.fields.set("guidance_scale", NAN); }).find("guidance_scale"), std::string::npos);
-  EXPECT_NE(refusal([](auto& r) { r.prompt = "\xff"; }).find("UTF-8"), std::string::npos);
-  EXPECT_NE(refusal([](auto& r) { r.loras.push_back({"x", NAN}); }).find("finite"), std::string::npos);
 }
 
 TEST(FluxEngine, RefusesAScheduleThatDividesByZero) {

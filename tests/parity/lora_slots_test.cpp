@@ -373,17 +373,5 @@ TEST_F(LoraSlots, HostMemoryKeepsWhatIsPinnedAndDropsWhatItIsTold) {
   EXPECT_THAT(model->adapters().in_slots, ElementsAre("large"));
 }
 
-TEST_F(LoraSlots, PinnedSlotsAreTakenLast) {
-  auto model = load(2);
-  const LoraRequest x = adapter("x", 2), y = adapter("y", 2), z = adapter("z", 2);
-  unwrap(model->prefetch({x, y}));
-  model->pin_adapters({"x"});
-  unwrap(model->prefetch({z}, {.from_host = {"x"}, .from_slots = {"x"}}));
-  EXPECT_THAT(model->adapters().in_slots, ElementsAre("z", "x"));
-  model->pin_adapters({"x", "z"});
-  unwrap(model->prefetch({y}));
-  EXPECT_THAT(model->adapters().in_slots, ElementsAre("y", "z"));
-}
-
 }  // namespace
 }  // namespace ditfleet::pipeline

@@ -180,22 +180,6 @@ TEST_F(WanLora, ProgramsCompiledAheadServeRequestsWithAdapters) {
   }
 }
 
-TEST_F(WanLora, ForgottenAdaptersLeaveNoTrace) {
-  GenerationRequest request = golden_of("both").request, plain = request;
-  for (LoraRequest& lora : request.loras) lora.id = lora.path;
-  plain.loras.clear();
-  const at::Tensor first = draw(request).latents, none = draw(plain).latents;
-  EXPECT_GT(golden::distance(first, none), 0.01);
-  auto generation = unwrap(model().encode(request));
-  for (const LoraRequest& lora : request.loras) model().forget_adapter(lora.id);
-  EXPECT_TRUE(at::equal(draw(plain).latents, none));
-  unwrap(model().denoise(*generation, nullptr));  // was encoded before, so it still has them
-  const std::string dump = ::testing::TempDir() + "wan_lora_forgotten.safetensors";
-  unwrap(generation->dump(dump));
-  EXPECT_TRUE(at::equal(golden::read_tensor(dump, "latents"), first));
-  EXPECT_TRUE(at::equal(draw(request).latents, first));
-}
-
 TEST_F(WanLora, OtherSpellingsDrawTheSame) {
   GenerationRequest request = golden_of("low").request;
   const at::Tensor expected = draw(request).latents;
