@@ -1,6 +1,5 @@
 """A worker whose ranks share each unit: it draws what one process draws, shows its ranks, and a rank that dies or hangs
-costs an attempt at most. DITFLEET_RANK_FAULTS: how many faults (6)."""
-import contextlib
+costs an attempt at most. DITFLEET_RANK_FAULTS: how many faults (6, of as many kinds); DITFLEET_RANK_SEED: their order."""
 import json
 import os
 import random
@@ -8,7 +7,6 @@ import shutil
 import signal
 import struct
 import tempfile
-import time
 import unittest
 import zlib
 from pathlib import Path
@@ -19,6 +17,10 @@ from fleet import alive, BIN, cli, Fleet, MODELS, ROOT, run, start, until
 
 WORKER = BIN / "ditfleet-worker"
 WAN = ROOT / "tests/fixtures/wan"
+NAMES = ["a", "b"]
+# What happens to which ranks of a worker, or to one rank of each worker.
+KINDS = [(signal.SIGKILL, [0]), (signal.SIGKILL, [1]), (signal.SIGKILL, [0, 1]), (signal.SIGKILL, "one of each"),
+         (signal.SIGSTOP, [0]), (signal.SIGSTOP, [1])]
 FAULTS = int(os.environ.get("DITFLEET_RANK_FAULTS", "6"))
 SEED = int(os.environ.get("DITFLEET_RANK_SEED", "1"))
 
@@ -161,8 +163,7 @@ class TestGenerate(unittest.TestCase):
 class Service(unittest.TestCase):
     def setUp(self):
         self.fleet = self.enterContext(Fleet(workers=0, models={"flux": FOLDER / "flux", "wan": FOLDER / "wan"},
-                                             sets=["queue.max_crashes=100", "queue.max_lapses=100",
-                                                   "queue.lease_ms=1500", "queue.renew_ms=300"]))
+                                             sets=["queue.lease_ms=1500", "queue.renew_ms=300"]))
         self.client = Client(self.fleet.url, timeout=120)
         self.workers = {}
         self.addCleanup(self.end)
@@ -269,72 +270,85 @@ class TestService(Service):
         self.assertIn("rank 1", (self.fleet.folder / "group.log").read_text())
         self.assertIn("was ended by SIGKILL", (self.fleet.folder / "group.log").read_text())
 
-    def test_no_fault_of_a_rank_loses_a_job(self):
+    def test_a_fault_of_a_rank_costs_a_job_at_most_an_attempt(self):
         chance = random.Random(SEED)
-        names = ["a", "b"]
-        for name in names:
+        for name in NAMES:
             self.launch(name)
-        for name in names:
-            self.wait_ready(name)
-        seen, jobs = set(), []
+        seen, kinds = set(), []
         for fault in range(FAULTS):
-            jobs += [self.client.submit(model=chance.choice(["flux", "wan"]), width=64, height=64,
-                                        num_inference_steps=chance.randint(2, 40), max_sequence_length=16,
-                                        seed=fault * 10 + i)
-                     for i in range(4)]
-            time.sleep(chance.uniform(0, 0.6))
-            name = chance.choice(names)
-            ranks = until(lambda: self.ranks(name), "the ranks have started")
-            seen |= set(ranks)
-            victim, kind = chance.choice(ranks), chance.choice([signal.SIGKILL, signal.SIGSTOP])
-            print(f"fault {fault}: {kind.name} to rank {ranks.index(victim)} of {name}", flush=True)
-            os.kill(victim, kind)
-            if kind == signal.SIGSTOP and victim == ranks[0]:
-                # Its lease lapses, and its jobs run elsewhere. When it wakes up, it finds that.
-                time.sleep(2)
-                os.kill(victim, signal.SIGCONT)
-            else:
-                # A rank that only hangs is missed once there is work.
-                until(lambda: self.workers[name].poll() is not None or self.idle(), "the group ends", 60)
-                if self.workers[name].poll() is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(victim, signal.SIGCONT)
-                    continue
-                self.workers[name].wait()
-            until(lambda: not any(alive(p) for p in ranks) or self.workers[name].poll() is None, "its ranks have ended")
-            if self.workers[name].poll() is not None:
-                self.launch(name)
-        for job in jobs:
-            until(lambda: self.ended(job, names), "the job ends", 120)
-            record = self.client.job(job)
-            self.assertEqual(record["state"], "succeeded", record)
-            with self.client.events(job) as stream:
-                self.assertEqual([e.type for e in stream if e.ends_job], ["succeeded"])
-        for name in names:
+            for name in NAMES:
+                self.wait_ready(name)
+            kinds = kinds or chance.sample(KINDS, len(KINDS))
+            seen |= self.strike(fault, *kinds.pop(), chance)
+        for name in NAMES:
             if self.workers[name].poll() is None:
                 seen |= {self.workers[name].pid, *children(self.workers[name].pid)}
                 self.workers[name].terminate()
-        for name in names:
+        for name in NAMES:
             self.workers[name].wait(60)
         until(lambda: not any(alive(p) for p in seen), "no process is left")
         self.assertEqual([f for f in Path("/dev/shm").iterdir() if "ditfleet" in f.name], [])
+
+    def strike(self, fault, kind, victims, chance):
+        """One fault while five jobs are under way. Returns the processes of the workers that it ends."""
+        others = []
+        for i in range(4):
+            model = chance.choice([{"model": "flux"}, {"model": "wan", "frames": 5}])
+            others.append(self.client.submit(**model, width=64, height=64, num_inference_steps=chance.randint(2, 40),
+                                             max_sequence_length=16, seed=fault * 10 + i))
+        long = self.client.submit(**{**SMALL, "num_inference_steps": 200, "seed": fault * 10 + 4})
+        moment = chance.choice(["assigned", "started", "step"])
+        self.client.wait_event(long, moment)
+        name = self.client.job(long)["unit_records"][0]["worker"]
+        struck = NAMES if victims == "one of each" else [name]
+        ranks = {n: until(lambda: self.ranks(n), "the ranks have started") for n in struck}
+        pids = [ranks[n][1] for n in NAMES] if victims == "one of each" else [ranks[name][i] for i in victims]
+        print(f"fault {fault}: {kind.name} to {victims} of {' and '.join(struck)} at {moment}", flush=True)
+        self.faults = list(struck)  # and other ends of workers
+        for pid in pids:
+            os.kill(pid, kind)
+        if kind == signal.SIGSTOP and pids[0] == ranks[name][0]:
+            # Its lease lapses, and its jobs run elsewhere. When it wakes up, it finds that.
+            self.client.wait_event(long, lambda e: e.data.get("reason") == "lease lapsed")
+            os.kill(pids[0], signal.SIGCONT)
+        else:
+            for n in struck:
+                until(lambda: self.workers[n].poll() is not None, f"{n} ends", 60)
+                until(lambda: not any(alive(p) for p in ranks[n]), "its ranks have ended")
+                self.launch(n)
+        for job in [long, *others]:
+            self.expect_costs(job, hit=job == long and moment != "assigned")
+        return {pid for n in struck for pid in ranks[n]}
+
+    def expect_costs(self, job, hit):
+        """The job has succeeded, and each fault has cost it an attempt at most. `hit`: this one has cost it one."""
+        until(lambda: all(self.ranks(n) for n in NAMES) and self.client.job(job)["state"] in ENDED, "the job ends", 120)
+        record, lost, ends, worker = self.client.job(job), [], [], None
+        self.assertEqual(record["state"], "succeeded", record)
+        with self.client.events(job) as stream:
+            for event in stream:
+                worker = event.data.get("worker", worker)
+                if event.type == "ready" and event.data.get("reason") in ("lease lapsed", "retry"):
+                    lost.append(worker)
+                    self.assertLessEqual(int(event.data["crashes"]), len(lost), event.data)
+                if event.ends_job:
+                    ends.append(event.type)
+        self.assertEqual(ends, ["succeeded"])
+        self.assertEqual(record["unit_records"][0]["attempt"], 1 + len(lost), record)
+        for name in NAMES:
+            self.assertLessEqual(lost.count(name), self.faults.count(name), (job, lost, self.faults))
+        if hit:
+            self.assertTrue(lost, "the fault came too late")
 
     def ranks(self, name):
         """The processes of a worker. On a busy machine ranks may miss each other; then it is started again."""
         worker = self.workers[name]
         if worker.poll() is not None:
             print(f"{name} has ended:", (self.fleet.folder / f"{name}.log").read_text().splitlines()[-1], flush=True)
+            self.faults.append(name)
             self.launch(name)
         found = [worker.pid, *children(worker.pid)] if worker.poll() is None else []
         return found if len(found) == 2 else None
-
-    def ended(self, job, names):
-        for name in names:
-            self.ranks(name)
-        return self.client.job(job)["state"] in ENDED
-
-    def idle(self):
-        return all(not w["busy_units"] for w in self.client.get("/v1/workers").json()["workers"])
 
 
 if __name__ == "__main__":
