@@ -1,9 +1,11 @@
 #include "shared/core/ids.h"
 
+#include <pthread.h>
 #include <sodium.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -22,14 +24,20 @@ struct LastId {
   std::array<unsigned char, 16> digits{};
 };
 
+// Grows in a forked process.
+std::atomic<unsigned> forks = 0;
+[[maybe_unused]] const int kForksCounted = ::pthread_atfork(nullptr, nullptr, [] { ++forks; });
+
 // Random bytes for ids and nonces. They are read from the system in large blocks, because a call costs as much as an
-// id. Used bytes are wiped.
+// id. Used bytes are wiped. A forked process, such as a rank, does not use the bytes of the process it came from.
 void random_bytes(std::span<unsigned char> out) {
   static thread_local std::array<unsigned char, 1024> pool;
   static thread_local std::size_t used = pool.size();
-  if (pool.size() - used < out.size()) {
+  static thread_local unsigned filled_after = 0;
+  if (pool.size() - used < out.size() || filled_after != forks) {
     randombytes_buf(pool.data(), pool.size());
     used = 0;
+    filled_after = forks;
   }
   std::copy_n(pool.begin() + static_cast<std::ptrdiff_t>(used), out.size(), out.begin());
   sodium_memzero(pool.data() + used, out.size());

@@ -2,6 +2,8 @@
 #include "shared/core/ids.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <set>
 #include <string>
@@ -43,6 +45,24 @@ TEST(Ids, AreUniqueAmongThreads) {
   std::set<std::string> all;
   for (const auto& own : made) all.insert(own.begin(), own.end());
   EXPECT_EQ(all.size(), 20'000u);
+}
+
+TEST(Ids, AreNotThoseOfTheProcessItWasForkedFrom) {
+  EXPECT_NE(new_nonce(), new_nonce());  // so that random bytes are left over
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const std::string nonce = new_nonce();
+    ::_exit(::write(pipe[1], nonce.data(), nonce.size()) == static_cast<ssize_t>(nonce.size()) ? 0 : 1);
+  }
+  const std::string here = new_nonce();
+  std::string there(here.size(), '\0');
+  EXPECT_EQ(::read(pipe[0], there.data(), there.size()), static_cast<ssize_t>(there.size()));
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_NE(here, there);
+  ::close(pipe[0]);
+  ::close(pipe[1]);
 }
 
 }  // namespace
