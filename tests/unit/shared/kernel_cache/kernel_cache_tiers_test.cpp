@@ -8,8 +8,11 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string>
 #include <thread>
 
@@ -142,6 +145,64 @@ TEST_F(KernelCacheDisk, AlsoWhenOthersWrite) {
   }
   one.trim();
   EXPECT_LE(total(one), 100'000u);
+}
+
+// An entry of a key that says how long it is, so that a half one shows.
+std::string whole_entry(int key, std::size_t size) {
+  return std::to_string(key) + ' ' + std::to_string(size) + ' ' + std::string(size, static_cast<char>('a' + key % 26));
+}
+
+// What one of several processes does to a folder that all of them fill and trim. Returns what is wrong, or nothing.
+std::string fill_and_read(const std::string& dir, std::uint64_t bound, unsigned seed) {
+  constexpr int kKeys = 40, kRounds = 400;
+  DiskTier disk(dir, bound);
+  std::minstd_rand random(seed);
+  int found = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const int key = static_cast<int>(random() % kKeys);
+    if (random() % 4 == 0) {
+      const auto written = disk.write(key_of(key), whole_entry(key, 2'000 + random() % 10'000));
+      if (!written) return written.error().message;
+      if (random() % 4 == 0) disk.trim();
+      continue;
+    }
+    const auto read = disk.read(key_of(key));
+    if (!read) return read.error().message;
+    if (!*read) continue;
+    ++found;
+    const std::string& entry = **read;
+    const auto size = entry.find(' ');
+    if (size == std::string::npos || entry != whole_entry(key, std::strtoul(entry.c_str() + size, nullptr, 10)))
+      return "entry " + std::to_string(key) + " has " + std::to_string(entry.size()) + " bytes that nobody wrote";
+    disk.used(key_of(key));
+  }
+  disk.trim();
+  return found > kRounds / 10 ? "" : "only " + std::to_string(found) + " entries were found";
+}
+
+TEST_F(KernelCacheDisk, ReadersFindWholeEntriesWhileFourProcessesTrim) {
+  constexpr std::uint64_t kBound = 100'000;
+  std::vector<pid_t> children;
+  for (unsigned seed = 1; seed <= 4; ++seed) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const std::string wrong = fill_and_read(dir, kBound, seed);
+      if (!wrong.empty()) std::fprintf(stderr, "process %u: %s\n", seed, wrong.c_str());
+      ::_exit(wrong.empty() ? 0 : 1);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  const DiskTier disk(dir, kBound);
+  EXPECT_LE(total(disk), kBound);
+  EXPECT_GT(total(disk), 0u);
+  std::size_t files = 0;
+  for (const auto& file : fs::recursive_directory_iterator(dir)) files += file.is_regular_file();
+  EXPECT_EQ(files, disk.list().size()) << "temporary files are left";
 }
 
 TEST_F(KernelCacheDisk, RefusesOneThatIsAboveTheBoundAlone) {
