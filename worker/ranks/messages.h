@@ -2,6 +2,7 @@
 // values travel as they are in memory.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -51,13 +52,22 @@ template <class Archive>
 void describe(Archive& archive, Error& v) {
   archive(v.code, v.message, v.param, v.kind);
 }
+template <class T, class Archive>
+void describe_field(Archive& archive, job::FieldValues& v, job::Field field) {
+  const auto* known = v.find(field);
+  std::optional<T> value = known ? std::optional(std::get<T>(*known)) : std::nullopt;
+  archive(value);
+  if (value && !known) v.set(field, std::move(*value));
+}
 template <class Archive>
 void describe(Archive& archive, job::FieldValues& v) {
   for (const job::Field field : job::kFields) {
-    const auto* known = v.find(field);
-    std::optional<job::FieldValues::Value> value = known ? std::optional(*known) : std::nullopt;
-    archive(value);
-    if (value && !known) v.set(field, std::move(*value));
+    if (field.row().use != job::FieldUse::kGeneration) continue;
+    switch (field.row().type) {
+      case job::FieldType::kInteger: describe_field<std::int64_t>(archive, v, field); break;
+      case job::FieldType::kReal: describe_field<double>(archive, v, field); break;
+      default: describe_field<std::string>(archive, v, field);
+    }
   }
 }
 template <class Archive>
@@ -83,9 +93,6 @@ class Writer {
     } else if constexpr (requires { v.has_value(); }) {
       put(v.has_value());
       if (v) put(*v);
-    } else if constexpr (requires { v.valueless_by_exception(); }) {
-      put(v.index());
-      std::visit([&](const auto& one) { put(one); }, v);
     } else if constexpr (requires { v.first, v.second; }) {
       put(v.first);
       put(v.second);
@@ -111,7 +118,7 @@ class Reader {
   void operator()(T&... values) {
     (get(values), ...);
   }
-  bool complete() const { return complete_; }  // there were enough bytes
+  bool complete() const { return complete_; }  // there were enough bytes, and each bool was one
 
  private:
   std::string_view take(std::size_t size) {
@@ -122,17 +129,17 @@ class Reader {
   }
   template <class T>
   void get(T& v) {
-    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+    if constexpr (std::is_same_v<T, bool>) {
+      std::uint8_t byte = 0;
+      get(byte);
+      complete_ = complete_ && byte <= 1;
+      v = byte == 1;
+    } else if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
       if (const auto taken = take(sizeof v); taken.size() == sizeof v) std::memcpy(&v, taken.data(), sizeof v);
     } else if constexpr (requires { v.has_value(); }) {
       bool has = false;
       get(has);
       if (has) get(v.emplace());
-    } else if constexpr (requires { v.valueless_by_exception(); }) {
-      std::size_t index = 0;
-      get(index);
-      [&]<std::size_t... I>(std::index_sequence<I...>) { ((index == I ? get(v.template emplace<I>()) : void()), ...); }
-      (std::make_index_sequence<std::variant_size_v<T>>());
     } else if constexpr (requires {
                            v.data();
                            std::enable_if_t<sizeof(*v.data()) == 1>();
@@ -173,7 +180,8 @@ std::string packed(const T&... values) {
   writer(values...);
   return std::move(writer.bytes);
 }
-// Returns false if the bytes end too early. Precondition: packed() made them from the same types.
+// Returns false if the bytes end too early or cannot be what packed() made of the same types. Bytes that follow are
+// ignored.
 template <class... T>
 bool unpack(std::string_view bytes, T&... values) {
   Reader reader(bytes);
