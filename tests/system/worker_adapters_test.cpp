@@ -116,6 +116,30 @@ TEST_F(WorkerAdapters, AreBroughtWhileAnotherUnitDenoises) {
   EXPECT_EQ(files(), 1u);
 }
 
+// In the model, which copies it to the device. Only the unit that needs it is charged an attempt.
+TEST_F(WorkerAdapters, OneThatHangsEndsTheProcess) {
+  const std::string style = add("style", "STYLE");
+  auto options = service_options();
+  options.stuck = 100ms;
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  HeldEvent hang(*script_, "prefetch STYLE");
+  const std::string first = ready(with(spec(1), "style", style)), second = ready(spec(2));
+  assign(first, 0, worker->owner());
+  ASSERT_TRUE(until([&] { return hang.reached(); }));
+  assign(second, 0, worker->owner());
+  EXPECT_EQ(worker->join(), 1);
+  EXPECT_TRUE(worker->busy()) << "the process must not wait for the thread";
+  const auto events = wait(client_->events(first, "0", 100, soon()));
+  EXPECT_EQ(events->back().type, "ready");
+  EXPECT_EQ(events->back().fields.at("crashes"), "1");
+  EXPECT_THAT(job(first).unit_records.at(0).error->message,
+              ::testing::AllOf(::testing::StartsWith("[worker] loading the adapters of class demo/"),
+                               ::testing::HasSubstr(" made no progress for ")));
+  EXPECT_NE(job(second).state, State::kFailed);
+  EXPECT_EQ(redis({"ZCARD", "df:{0}:lease"}).integer, 0);
+}
+
 TEST_F(WorkerAdapters, ResidenceIsToldAsSoonAsItChanges) {
   auto options = service_options();
   options.heartbeat = 60s;

@@ -253,15 +253,16 @@ TEST_F(WorkerService, ADeviceFaultIsACrashAndEndsTheProcess) {
   EXPECT_FALSE(logged("step 2/1"));
 }
 
-// The unit's first wait is five times worker.stuck_ms.
-class WorkerHang : public WorkerService, public ::testing::WithParamInterface<const char*> {};
+// Where the model hangs, and what the error calls it. The unit's first wait is five times worker.stuck_ms.
+using Hang = std::pair<const char*, const char*>;
+class WorkerHang : public WorkerService, public ::testing::WithParamInterface<Hang> {};
 
 TEST_P(WorkerHang, FailsTheUnitAndEndsTheProcess) {
   auto options = service_options();
   options.stuck = 100ms;
   auto worker = start_worker(options);
   ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
-  HeldEvent hang(*script_, GetParam());
+  HeldEvent hang(*script_, GetParam().first);
   const std::string first = ready(spec(1)), second = ready(spec(2));
   assign(first, 0, worker->owner());
   ASSERT_TRUE(until([&] { return hang.reached(); }));
@@ -273,12 +274,16 @@ TEST_P(WorkerHang, FailsTheUnitAndEndsTheProcess) {
   const auto events = wait(client_->events(first, "0", 100, soon()));
   EXPECT_EQ(events->back().type, "ready");
   EXPECT_EQ(events->back().fields.at("crashes"), "1");
-  EXPECT_NE(job(first).unit_records.at(0).error->message.find("made no progress for"), std::string::npos)
-      << job(first).unit_records.at(0).error->message;
+  const std::string message = job(first).unit_records.at(0).error->message, stage = GetParam().second;
+  EXPECT_TRUE(message.starts_with("[worker] " + stage + " of class demo/")) << message;
+  EXPECT_NE(message.find(" made no progress for "), std::string::npos) << message;
   EXPECT_NE(job(second).state, State::kFailed);
   EXPECT_EQ(redis({"ZCARD", "df:{0}:lease"}).integer, 0);
 }
-INSTANTIATE_TEST_SUITE_P(Of, WorkerHang, ::testing::Values("text 1", "step 1/1", "step 1/3", "decoded 1", "pixels 1"));
+INSTANTIATE_TEST_SUITE_P(Of, WorkerHang,
+                         ::testing::Values(Hang("text 1", "encoding the text"), Hang("step 1/1", "a step"),
+                                           Hang("step 1/3", "a step"), Hang("decoded 1", "decoding the image"),
+                                           Hang("pixels 1", "encoding the image")));
 
 TEST_F(WorkerService, ACanceledUnitThatHangsEndsTheProcessToo) {
   auto options = service_options();
