@@ -85,7 +85,7 @@ class Follower {
       case Call::kPrefetch: {
         std::vector<pipeline::LoraRequest> loras;
         pipeline::AdapterDrops drops;
-        unpack(m.bytes, loras, drops);
+        if (!unpack(m.bytes, loras, drops)) return internal_error("[ranks] the message is cut off");
         return model_of(m).prefetch(loras, drops);
       }
       case Call::kPin: model_of(m).pin_adapters(arguments<std::set<std::string>>(m)); return {};
