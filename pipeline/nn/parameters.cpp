@@ -34,7 +34,7 @@ std::optional<c10::ScalarType> scalar_type(DType dtype) {
   }
 }
 
-constexpr std::int64_t kBlock = 16 << 20;           // bytes that a thread reads at a time
+constexpr std::int64_t kBlock = 16 << 20;           // bytes that a thread reads at a time on a CPU
 constexpr std::int64_t kLeastShared = 4 << 10;      // bytes that ranks read together
 constexpr const char* kComfyMarker = "scaled_fp8";  // checked by StoredWeights
 constexpr std::int64_t kNf4Block = 64, kFp8Multiple = 16;
@@ -125,15 +125,23 @@ std::byte* Parameters::staging(std::int64_t size) {
   return static_cast<std::byte*>(staging_.mutable_data_ptr());
 }
 
-at::Tensor Parameters::read_with_ranks(const StoredTensor& from, std::int64_t begin, std::int64_t size) {
+at::Tensor Parameters::upload(const StoredTensor& from, std::int64_t begin, std::int64_t size) {
   const at::Tensor all = at::empty({size}, at::TensorOptions(at::kByte).device(placement_.device));
+  if (!upload_) upload_.emplace(placement_.device);
+  const auto fill = [&](const at::Tensor& to) {
+    upload_->fill(to, [&, first = begin + to.storage_offset()](std::int64_t at, std::span<std::byte> bytes) {
+      unwrap(from.file.read(*from.entry, static_cast<std::uint64_t>(first + at), bytes));
+    });
+  };
+  if (!ranks_ || size < kLeastShared) {
+    fill(all);
+    return all;
+  }
   std::vector<at::Tensor> shares;
   for (std::int64_t r = 0, ranks = ranks_->size(); r < ranks; ++r)
     shares.push_back(all.slice(0, size * r / ranks, size * (r + 1) / ranks));
   const at::Tensor& own = shares[static_cast<std::size_t>(ranks_->rank())];
-  std::byte* const bytes = staging(own.numel());
-  read_bytes(from, begin + own.storage_offset(), {bytes, static_cast<std::size_t>(own.numel())});
-  own.copy_(at::from_blob(bytes, {own.numel()}, at::kByte));
+  fill(own);
   if (auto gathered = ranks_->all_gather(own, shares); !gathered) throw Failure(gathered.error());
   return all;
 }
@@ -142,12 +150,11 @@ at::Tensor Parameters::read(const StoredTensor& from, std::int64_t begin, const 
                             c10::ScalarType type) {
   if (placement_.device.is_meta()) return at::empty(shape, at::TensorOptions(type).device(placement_.device));
   const std::int64_t size = c10::multiply_integers(shape) * static_cast<std::int64_t>(c10::elementSize(stored));
-  if (ranks_ && size >= kLeastShared) return read_with_ranks(from, begin, size).view(stored).view(shape).to(type);
-  // Straight into the returned tensor if it is on the host and of the file's type.
-  const bool direct = placement_.device.is_cpu() && type == stored;
-  const at::Tensor out = direct ? at::empty(shape, stored) : at::from_blob(staging(size), shape, stored);
+  if (!placement_.device.is_cpu()) return upload(from, begin, size).view(stored).view(shape).to(type);
+  // Straight into the returned tensor if it is of the file's type.
+  const at::Tensor out = type == stored ? at::empty(shape, stored) : at::from_blob(staging(size), shape, stored);
   read_bytes(from, begin, {static_cast<std::byte*>(out.mutable_data_ptr()), static_cast<std::size_t>(size)});
-  return direct ? out : out.to(placement_.device, type, /*non_blocking=*/false, /*copy=*/true);
+  return type == stored ? out : out.to(type);
 }
 
 std::vector<FileRows> Parameters::rows_in_file(const std::string& name, std::int64_t rows) const {

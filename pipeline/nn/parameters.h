@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "pipeline/device/device.h"
+#include "pipeline/device/upload.h"
 #include "pipeline/nn/linear.h"
 #include "pipeline/weights/checkpoint.h"
 #include "pipeline/weights/stored_weights.h"
@@ -131,8 +132,8 @@ class Parameters {
                   c10::ScalarType type);
   // Reads bytes of a tensor from `begin` on into `bytes`.
   static void read_bytes(const StoredTensor& from, std::int64_t begin, std::span<std::byte> bytes);
-  // Reads bytes into memory of the device: each rank reads a part and gets the rest from the others.
-  at::Tensor read_with_ranks(const StoredTensor& from, std::int64_t begin, std::int64_t size);
+  // Reads bytes into memory of a GPU. Each rank reads a part and gets the rest from the others.
+  at::Tensor upload(const StoredTensor& from, std::int64_t begin, std::int64_t size);
   std::byte* staging(std::int64_t size);
   void check_shape(const std::string& name, const Shape& shape, const Shape& right) const;
 
@@ -147,7 +148,8 @@ class Parameters {
   std::shared_ptr<const region::Dequantizer> dequantizer_;
   bool fp8_products_;
   bool computes_in_other_type_ = false;
-  at::Tensor staging_;               // bytes on the way to another device or element type
+  at::Tensor staging_;               // bytes on the way to another element type
+  std::optional<Upload> upload_;     // on a GPU
   std::vector<std::string> ragged_;  // linears that fp8 cannot take
   std::set<std::string> taken_;
   std::int64_t bytes_ = 0;

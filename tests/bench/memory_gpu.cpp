@@ -9,15 +9,21 @@
 //                        encoders
 //           limit12      memory.limit 12 GiB with quantize auto
 //           contain      200 images of four steps at four sizes, then the same with ten more that are too large
+//           boot_bf16 | boot_fp8 | boot_nf4
+//                        the load of each part, and from the process's start to the first PNG, quantized on
+//                        load; run it twice, since the first run compiles and fills the page cache
 //           switch       two models that do not fit together, in turns. A prompt is encoded while the other model
 //                        draws, so the time is that from its end to the first step
 //
 // A peak is total - free memory of the device in 10⁹ bytes, sampled every 5 ms over whole requests: the first two, and
 // one after those that are timed.
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <random>
 #include <thread>
 
@@ -132,6 +138,29 @@ Figures measure(const std::string& offload, const Formats& formats, double limit
   return {median(images), median(steps), peak_gb};
 }
 
+double since_process_start() {
+  std::ifstream stat("/proc/self/stat"), uptime("/proc/uptime");
+  std::string field;
+  for (int i = 0; i < 22; ++i) stat >> field;
+  double now = 0;
+  uptime >> now;
+  return now - std::stod(field) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+void boot(const Formats& formats) {
+  const auto engine = open_engine("auto");
+  row("engine_s", since_process_start(), "s");
+  pipeline::ModelSource source{"flux", flags["--model"]};
+  source.quantize = formats;
+  const auto start = Clock::now();
+  const auto model = unwrap(engine->load_model(source));
+  row("loaded_s", since(start), "s");
+  for (const auto& [part, took] : model->info().load_times)
+    row(part + "_s", static_cast<double>(took.count()) / 1e6, "s");
+  unwrap(draw(*model));
+  row("start_to_png_s", since_process_start(), "s");
+}
+
 void offload(const Formats& formats) {
   const auto measured = [&](const std::string& name) {
     const Figures f = measure(name, formats);
@@ -223,6 +252,12 @@ int main(int argc, char** argv) {
        {"offload_fp8", [] { offload(kFp8); }},
        {"offload_nf4", [] { offload(kNf4); }},
        {"limit12", limit12},
+       {"boot_bf16", [] { boot({}); }},
+       {"boot_fp8",
+        [] {
+          boot({{"transformer", "fp8"}});
+        }},
+       {"boot_nf4", [] { boot(kNf4); }},
        {"contain", contain},
        {"switch", switch_models}});
 }
