@@ -4,8 +4,7 @@
 #   tests/run.sh LABEL…     only tests with these labels; builds only what they need:
 #                           unit parity system fault bench gpu   in build/
 #                           release    packages, manifests, the demo, scale: what only deploy/ or a release can break
-#                           asan       unit tests under the address and undefined-behaviour sanitizers, in build/address
-#                           sanitize   these, and service tests under the sanitizers, in build/address and build/thread
+#                           sanitize   unit and service tests under the sanitizers, in build/address and build/thread
 #                           fuzz       libFuzzer on each parser of untrusted input, one minute each, in build/fuzz
 #                           tidy       clang-tidy over the product's sources; takes half an hour on two cores
 #                           mutants    tests/fault/mutants.sh: a test must notice each of 20 wrong lines; takes minutes
@@ -14,10 +13,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-kLabels='unit parity system fault bench release gpu asan sanitize fuzz tidy mutants'
+kLabels='unit parity system fault bench release gpu sanitize fuzz tidy mutants'
 for label in "$@"; do
   case $label in
-    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *[!a-z]* | '') known=no ;;
     *) case " $kLabels " in *" $label "*) known=yes ;; *) known=no ;; esac ;;
   esac
@@ -113,10 +112,11 @@ if [ ${#selected[@]} -gt 0 ]; then
 fi
 
 # --- sanitizers ------------------------------------------------------------------------------------------
-# The thread sanitizer runs the tests that use threads: queue, worker and scheduler on a real Redis. Its build leaves out
-# LibTorch, which is not instrumented.
+# Both builds leave out LibTorch. The thread sanitizer runs the tests that use threads: queue, worker and scheduler
+# on a real Redis.
 if wants sanitize; then
-  deploy/setup.sh --tests --into build/address -DDITFLEET_SANITIZE=address --target tests_sanitize_address
+  deploy/setup.sh --tests --into build/address -DDITFLEET_SANITIZE=address -DDITFLEET_PIPELINE=OFF \
+    --target tests_sanitize_address
   run_ctest "address and undefined-behaviour sanitizers" build/address -L '^sanitize_address$'
   deploy/setup.sh --tests --into build/thread -DDITFLEET_SANITIZE=thread -DDITFLEET_PIPELINE=OFF \
     --target tests_sanitize_thread
@@ -124,9 +124,6 @@ if wants sanitize; then
   if setarch "$(uname -m)" -R true 2>/dev/null; then launcher=(setarch "$(uname -m)" -R); fi
   run_ctest "thread sanitizer" build/thread -L '^sanitize_thread$'
   launcher=()
-elif wants asan; then
-  deploy/setup.sh --tests --into build/address -DDITFLEET_SANITIZE=address --target tests_unit
-  run_ctest "unit tests under sanitizers" build/address -L '^unit$'
 fi
 
 # --- fuzz ------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Takes figures on one NVIDIA H200, with the peer in the same run. Appends rows to results/NAME_h200.csv and the output
-# of every command to BUILD_DIR/NAME_h200.log.
+# Takes figures on one GPU, with the peer in the same run. Appends rows to results/NAME_gpu.csv and the output
+# of every command to BUILD_DIR/NAME_gpu.log. Exit status 1: a bench failed.
 #
 #   tests/bench/gpu.sh regions [BUILD_DIR]      compiled FLUX blocks; about 5 minutes (BUILD_DIR: build)
 #   tests/bench/gpu.sh lora [BUILD_DIR]         adapters in slots: steps, swaps, 50 random adapters; about 5 minutes
@@ -26,7 +26,7 @@ case $what in regions | lora | precision | memory | wan | parallel) ;; *) sed -n
 build=$(cd "${2:-$top/build}" && pwd)
 results=${DITFLEET_BENCH_RESULTS:-$here/results}
 mkdir -p "$results"
-csv=$results/${what}_h200.csv log=$build/${what}_h200.log
+csv=$results/${what}_gpu.csv log=$build/${what}_gpu.log
 bench=$build/tests/${what}_gpu_bench
 [ -x "$bench" ] || { echo "gpu.sh: $bench does not exist; build the target ${what}_gpu_bench first" >&2; exit 1; }
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1) || true
@@ -36,14 +36,14 @@ revision=${DITFLEET_BENCH_REVISION:-$(git -C "$top" describe --always --dirty --
 machine="$name driver $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)"
 [ -s "$csv" ] || echo "date,revision,machine,versions,system,scenario,metric,value,unit" > "$csv"
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'status=$?; [ ! -e "$work/failed" ] || status=1; rm -rf "$work"; exit $status' EXIT
 { echo; date -u; echo "$machine, revision $revision"; nvidia-smi --query-gpu=clocks.max.sm,power.limit,temperature.gpu,memory.total --format=csv; } >> "$log"
 
 # run COMMAND…: appends its rows to the CSV and all of its output to the log.
 run() {
   echo "\$ ${*##*/}" >> "$log"
   timeout 200 "$@" --revision "$revision" --machine "$machine" > "$work/out" 2> "$work/err" ||
-    echo "gpu.sh: exit status $? from ${*##*/}" | tee -a "$log" >&2
+    { echo "gpu.sh: exit status $? from ${*##*/}" | tee -a "$log" "$work/failed" >&2; }
   cat "$work/out" "$work/err" >> "$log"
   grep -E '^[0-9]{4}-[0-9-]+T[0-9:]+Z,' "$work/out" | tee -a "$csv" || true
 }

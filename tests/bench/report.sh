@@ -8,11 +8,12 @@
 #
 # A value is the median of the rows that one run has for it (figures.csv may ask for their maximum instead). A run is
 # a sequence of rows of one revision and machine without a gap of more than 30 minutes. The latest run that measured
-# the figure counts; runs that also measured the figure's peer come first.
+# the figure counts; for a target that is relative to the peer, runs that also measured the peer come first. Rows of
+# revisions that are not in the history do not count. The table of all figures says how many commits ago a row was taken.
 set -euo pipefail
 case ${1:-} in
   '' | --write | --check | --reduce) ;;
-  -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
   *) echo "report.sh: unknown argument '$1'; usage: tests/bench/report.sh [--write | --check | --reduce]" >&2; exit 2 ;;
 esac
 cd "$(dirname "$0")"
@@ -20,7 +21,9 @@ exec python3 - "${1:-}" <<'PY'
 import csv
 import datetime
 import pathlib
+import functools
 import statistics
+import subprocess
 import sys
 
 GAP = datetime.timedelta(minutes=30)
@@ -33,17 +36,38 @@ def when(row):
     return datetime.datetime.fromisoformat(row["date"].replace("Z", ""))
 
 
+def git(*arguments):
+    done = subprocess.run(["git", *arguments], check=False, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@functools.cache
+def commits_since(revision):
+    """How many commits ago it was; None if the history does not have it."""
+    count = git("rev-list", "--count", f"{revision.removesuffix('-dirty')}..HEAD")
+    return None if count is None else int(count)
+
+
+# A source archive has no history, a shallow clone not all of it.
+HISTORY = git("rev-parse", "--is-shallow-repository") == "false"
+
+
 def runs_of(path):
     """The file's rows as a list of runs, oldest first."""
-    runs = []
+    runs, unknown = [], {}
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
+            if HISTORY and commits_since(row["revision"]) is None:
+                unknown[row["revision"]] = unknown.get(row["revision"], 0) + 1
+                continue
             last = runs[-1][-1] if runs else None
             if last and (row["revision"], row["machine"]) == (last["revision"], last["machine"]) \
                     and abs(when(row) - when(last)) <= GAP:
                 runs[-1].append(row)
             else:
                 runs.append([row])
+    for revision, rows in unknown.items():
+        print(f"report.sh: {path} has {rows} rows of {revision}, which is not in the history", file=sys.stderr)
     return sorted(runs, key=lambda run: when(run[-1]))
 
 
@@ -95,9 +119,8 @@ def bound_of(target, peer):
     return None if peer is None else float(factor or 1) * peer + float(rest.replace(" ", "") or 0)
 
 
-def met(target, value, peer):
-    bound = bound_of(target, peer)
-    return bound is None or (value <= bound if target[0] == "≤" else value >= bound)
+def met(target, value, bound):
+    return value <= bound if target[0] == "≤" else value >= bound
 
 
 def measured(figure, runs):
@@ -107,7 +130,8 @@ def measured(figure, runs):
     ours = [run for run in runs if rows_of(run, *key)]
     if not ours:
         return None
-    run = ([run for run in ours if rows_of(run, *peer_key)] or ours)[-1]
+    with_peer = [run for run in ours if rows_of(run, *peer_key)] if "peer" in figure["target"] else []
+    run = (with_peer or ours)[-1]
     rows, peer_rows = rows_of(run, *key), rows_of(run, *peer_key)
     pick = max if figure["pick"] == "max" else statistics.median
     value, unit = pick(float(r["value"]) for r in rows), rows[-1]["unit"]
@@ -116,8 +140,11 @@ def measured(figure, runs):
         peer = statistics.median(float(r["value"]) for r in peer_rows)
         peer_text = f"{number(peer, unit)} ({figure['peer']})"
     shown, target = number(value, unit), figure["target"]
-    if target and not met(target, value, peer):
-        if shown == number(bound_of(target, peer), unit):
+    bound = bound_of(target, peer) if target else None
+    if target and bound is None:
+        shown += ", no peer"
+    elif target and not met(target, value, bound):
+        if shown == number(bound, unit):
             shown = number(value, unit, precision=4)
         shown = f"**{shown}**, missed"
     if target and "peer" not in target:
@@ -125,11 +152,12 @@ def measured(figure, runs):
     target = target.replace(" peer", " × peer") if target[2:3].isdigit() else target
     machine = rows[-1]["machine"].split(" driver ")[0].split(" (driver")[0].replace(" x ", " × ")
     machine = machine.replace(" ", "\N{NO-BREAK SPACE}")
-    return [figure["figure"].replace(";", ","), target, shown, peer_text, rows[-1]["date"][:10], machine]
+    age = f"{commits_since(rows[-1]['revision'])} commits ago" if HISTORY else rows[-1]["date"][:10]
+    return [figure["figure"].replace(";", ","), target, shown, peer_text, rows[-1]["date"][:10], machine, age]
 
 
 def table(rows):
-    head = ["figure", "target", "value", "compared with", "date", "machine"][:len(rows[0])]
+    head = ["figure", "target", "value", "compared with", "date", "machine"][:max(map(len, rows))]
     lines = [head, ["---"] * len(head), *rows]
     return [("| " + " | ".join(line) + " |").replace("  ", " ") for line in lines]
 
@@ -145,14 +173,14 @@ def tables(figures):
             source = None
         cells = measured(figure, runs[name])
         if cells is None:
-            print(f"report.sh: {name}.csv has no rows for '{figure['figure']}'", file=sys.stderr)
+            everything.append([figure["figure"].replace(";", ","), figure["target"], "not measured", ""])
             continue
-        if cells[-2:] != source:
-            source = cells[-2:]
-            everything.append([f"[**{name}**](results/{name}.csv), {source[1]}, {source[0]}", "", "", ""])
-        everything.append(cells[:-2])
+        if cells[-3:] != source:
+            source = cells[-3:]
+            everything.append([f"[**{name}**](results/{name}.csv), {source[1]}, {source[0]}, {source[2]}", "", "", ""])
+        everything.append(cells[:-3])
         if figure["top"]:
-            top.append([figure["top"].replace(";", ","), *cells[1:]])
+            top.append([figure["top"].replace(";", ","), *cells[1:-1]])
     return table(everything), table(top)
 
 

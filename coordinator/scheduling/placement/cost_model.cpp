@@ -25,7 +25,7 @@ constexpr double kUsPerTokenSquared = 0.0017;
 constexpr double kUsPerPixelVae = 0.06;
 constexpr double kUsText = 30'000.0;
 constexpr double kUsMost = 0x1p50;       // a stored class may have any size
-constexpr double kWithAdapters = 1.036;  // step with an adapter ÷ without (tests/bench/results/lora_h200.csv)
+constexpr double kWithAdapters = 1.036;  // step with an adapter ÷ without (tests/bench/results/lora_gpu.csv)
 
 std::int64_t scaled(std::int64_t prior_us, double ratio) {
   return std::max<std::int64_t>(1, std::llround(static_cast<double>(prior_us) * ratio));

@@ -20,7 +20,7 @@ namespace ditfleet::scheduling {
 using AdapterId = std::uint32_t;
 
 // Used until a worker reports measurements: a load rate of 1 GB/s, and swap time and size of a rank-16 adapter on all
-// linear layers of a 12-billion-parameter transformer, H200 (tests/bench/results/lora_h200.csv).
+// linear layers of a 12-billion-parameter transformer, H200 (tests/bench/results/lora_gpu.csv).
 inline constexpr double kPriorLoadBytesPerSecond = 1e9;
 inline constexpr std::int64_t kPriorSwapUs = 3'600;
 inline constexpr std::int64_t kPriorAdapterBytes = 172'000'000;
