@@ -57,8 +57,8 @@ run_ctest() {
   say "Running $name"
   export DITFLEET_SKIPS=$PWD/$folder/skips
   : >"$DITFLEET_SKIPS"
-  # One test more than there are cores, because most of them wait.
-  ${launcher[@]+"${launcher[@]}"} ctest --test-dir "$folder" -j $(($(nproc) + 1)) --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log" || status=$?
+  # Two tests more than there are cores, because most of them wait.
+  ${launcher[@]+"${launcher[@]}"} ctest --test-dir "$folder" -j $(($(nproc) + 2)) --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log" || status=$?
   bad=$(count '(\*\*\*(Failed|Timeout|Exception|Not Run)|Subprocess aborted)' "$log")
   [ "$status" = 0 ] || [ "$bad" -gt 0 ] || bad=1
   [ "$bad" = 0 ] || failures+=("$name: $(sed -n '/(Skipped)$/d; s/^[[:space:]]*[0-9]* - \([^ ]*\) (.*/\1/p' "$log" | tr '\n' ' ')")
