@@ -1,18 +1,21 @@
 #include "pipeline/device/upload.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
+#include <exception>
+#include <future>
 
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr std::int64_t kPiece = 8 << 20, kLanes = 8;
+constexpr std::int64_t kLeast = 1 << 20, kMost = 8 << 20, kLanes = 8;  // kLeast, kMost: bytes of a piece
 
 }  // namespace
 
@@ -34,8 +37,7 @@ struct Upload::Lane {
     if (piece.used) piece.copied.synchronize();
     const std::int64_t size = end - begin;
     if (!piece.host.defined() || piece.host.numel() < size)
-      piece.host = at::empty({size < kPiece ? std::max<std::int64_t>(size, 1 << 16) : kPiece},
-                             at::TensorOptions(at::kByte).pinned_memory(true));
+      piece.host = at::empty({size > kLeast ? kMost : kLeast}, at::TensorOptions(at::kByte).pinned_memory(true));
     read(begin, {static_cast<std::byte*>(piece.host.mutable_data_ptr()), static_cast<std::size_t>(size)});
     const c10::StreamGuard current(stream);
     to.narrow(0, begin, size).copy_(piece.host.narrow(0, 0, size), /*non_blocking=*/true);
@@ -49,38 +51,50 @@ struct Upload::Lane {
   std::size_t next = 0;
 };
 
-Upload::Upload(c10::Device gpu) : device_(gpu) {}
+Upload::Upload(c10::Device gpu) : device_(gpu), threads_("upload", kLanes) {}
+
 Upload::~Upload() {
   for (const auto& lane : lanes_)
     for (Lane::Piece& piece : lane->pieces)
       if (piece.used) piece.copied.synchronize();
 }
-Upload::Upload(Upload&&) noexcept = default;
-Upload& Upload::operator=(Upload&&) noexcept = default;
 
 void Upload::fill(const at::Tensor& to, const Read& read) {
-  const std::int64_t size = to.numel(), pieces = (size + kPiece - 1) / kPiece, lanes = std::min(pieces, kLanes);
-  if (size == 0) return;
-  while (static_cast<std::int64_t>(lanes_.size()) < lanes) lanes_.push_back(std::make_unique<Lane>(device_));
+  const std::int64_t size = to.numel(), each = (size + kLanes - 1) / kLanes,
+                     piece = std::clamp((each + kLeast - 1) / kLeast * kLeast, kLeast, kMost),
+                     pieces = (size + piece - 1) / piece;
+  const auto lanes = static_cast<std::size_t>(std::min<std::int64_t>(pieces, kLanes));
+  while (lanes_.size() < lanes) lanes_.push_back(std::make_unique<Lane>(device_));
   // The memory may have belonged to work that the current stream has not finished.
   const c10::Stream current = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   c10::Event free(device_.type());
   free.record(current);
-  const auto run = [&](std::int64_t first, std::int64_t last) {
+  const auto run = [&](std::size_t first) {
+    const c10::InferenceMode inference(true);
     const c10::DeviceGuard guard(device_);
-    for (std::int64_t l = first; l < last; ++l) {
-      Lane& lane = *lanes_[static_cast<std::size_t>(l)];
-      free.block(lane.stream);
-      for (std::int64_t piece = l; piece < pieces; piece += lanes)
-        lane.copy(to, piece * kPiece, std::min(size, (piece + 1) * kPiece), read);
-      lane.done.record(lane.stream);
+    Lane& lane = *lanes_[first];
+    free.block(lane.stream);
+    for (auto i = static_cast<std::int64_t>(first); i < pieces; i += static_cast<std::int64_t>(lanes))
+      lane.copy(to, i * piece, std::min(size, (i + 1) * piece), read);
+    lane.done.record(lane.stream);
+  };
+  std::vector<std::future<void>> others;
+  for (std::size_t l = 1; l < lanes; ++l) others.push_back(threads_.run([&run, l] { run(l); }));
+  std::exception_ptr failure;
+  const auto keep_first = [&](const auto& work) {
+    try {
+      work();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
     }
   };
-  if (lanes == 1)
-    run(0, 1);
-  else
-    at::parallel_for(0, lanes, 1, run);
-  for (std::int64_t l = 0; l < lanes; ++l) lanes_[static_cast<std::size_t>(l)]->done.block(current);
+  if (lanes > 0) keep_first([&] { run(0); });
+  for (auto& other : others) keep_first([&] { other.get(); });  // they use this function's variables
+  if (failure) {
+    for (std::size_t l = 0; l < lanes; ++l) lanes_[l]->stream.synchronize();  // the caller may release the memory
+    std::rethrow_exception(failure);
+  }
+  for (std::size_t l = 0; l < lanes; ++l) lanes_[l]->done.block(current);
 }
 
 }  // namespace ditfleet::pipeline

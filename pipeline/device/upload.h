@@ -9,10 +9,12 @@
 #include <span>
 #include <vector>
 
+#include "shared/core/background_threads.h"
+
 namespace ditfleet::pipeline {
 
-// Reads on several threads into pinned memory and copies each piece while the next ones are read. Holds 128 MiB of
-// pinned memory from the first large fill() on. Not thread-safe.
+// Reads on eight threads into pinned memory and copies each piece while the next ones are read. Holds at most 128 MiB
+// of pinned memory. Not thread-safe.
 class Upload {
  public:
   // `read` fills a piece of host memory with the bytes from an offset on. Several threads call it at a time.
@@ -20,8 +22,8 @@ class Upload {
 
   explicit Upload(c10::Device gpu);
   ~Upload();
-  Upload(Upload&&) noexcept;
-  Upload& operator=(Upload&&) noexcept;
+  Upload(const Upload&) = delete;
+  Upload& operator=(const Upload&) = delete;
 
   // Fills a contiguous tensor of bytes on the GPU. Work that is enqueued on the current stream afterwards sees them.
   // Throws what `read` throws and what the device reports.
@@ -29,8 +31,9 @@ class Upload {
 
  private:
   struct Lane;
-  c10::Device device_;
-  std::vector<std::unique_ptr<Lane>> lanes_;  // one per thread
+  const c10::Device device_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  BackgroundThreads threads_;  // last: its work uses the other members
 };
 
 }  // namespace ditfleet::pipeline

@@ -127,7 +127,7 @@ std::byte* Parameters::staging(std::int64_t size) {
 
 at::Tensor Parameters::upload(const StoredTensor& from, std::int64_t begin, std::int64_t size) {
   const at::Tensor all = at::empty({size}, at::TensorOptions(at::kByte).device(placement_.device));
-  if (!upload_) upload_.emplace(placement_.device);
+  if (!upload_) upload_ = std::make_unique<Upload>(placement_.device);
   const auto fill = [&](const at::Tensor& to) {
     upload_->fill(to, [&, first = begin + to.storage_offset()](std::int64_t at, std::span<std::byte> bytes) {
       unwrap(from.file.read(*from.entry, static_cast<std::uint64_t>(first + at), bytes));

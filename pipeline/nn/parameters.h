@@ -149,7 +149,7 @@ class Parameters {
   bool fp8_products_;
   bool computes_in_other_type_ = false;
   at::Tensor staging_;               // bytes on the way to another element type
-  std::optional<Upload> upload_;     // on a GPU
+  std::unique_ptr<Upload> upload_;   // on a GPU
   std::vector<std::string> ragged_;  // linears that fp8 cannot take
   std::set<std::string> taken_;
   std::int64_t bytes_ = 0;
