@@ -89,6 +89,11 @@ if [ "$what" = memory ]; then
   measure limit12 prompt_to_png_s
   measure switch ratio
   measure contain throughput_ratio
+  for format in bf16 fp8 nf4; do
+    # The first run compiles and fills the page cache.
+    "$bench" boot_$format --model "$model" --cache "$work/cache" > /dev/null 2>> "$log" || true
+    measure boot_$format loaded_s
+  done
   exit
 fi
 if [ "$what" = wan ]; then
