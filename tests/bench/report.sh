@@ -54,20 +54,21 @@ HISTORY = git("rev-parse", "--is-shallow-repository") == "false"
 
 def runs_of(path):
     """The file's rows as a list of runs, oldest first."""
-    runs, unknown = [], {}
     with open(path, newline="") as file:
-        for row in csv.DictReader(file):
-            if HISTORY and commits_since(row["revision"]) is None:
-                unknown[row["revision"]] = unknown.get(row["revision"], 0) + 1
-                continue
-            last = runs[-1][-1] if runs else None
-            if last and (row["revision"], row["machine"]) == (last["revision"], last["machine"]) \
-                    and abs(when(row) - when(last)) <= GAP:
-                runs[-1].append(row)
-            else:
-                runs.append([row])
-    for revision, rows in unknown.items():
-        print(f"report.sh: {path} has {rows} rows of {revision}, which is not in the history", file=sys.stderr)
+        rows = list(csv.DictReader(file))
+    unknown = [r for r in rows if HISTORY and commits_since(r["revision"]) is None]
+    if unknown and len(unknown) < len(rows):
+        names = ", ".join(sorted({r["revision"] for r in unknown}))
+        print(f"report.sh: {path} has {len(unknown)} rows of {names}, not in the history", file=sys.stderr)
+        rows = [r for r in rows if r not in unknown]
+    runs = []
+    for row in rows:
+        last = runs[-1][-1] if runs else None
+        if last and (row["revision"], row["machine"]) == (last["revision"], last["machine"]) \
+                and abs(when(row) - when(last)) <= GAP:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
     return sorted(runs, key=lambda run: when(run[-1]))
 
 
