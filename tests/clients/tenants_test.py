@@ -189,6 +189,44 @@ class Revoked(unittest.TestCase):
                 answer += piece
         self.assertEqual(uploads["kept"][0].send(b" "), 1)
 
+    def test_gateways_that_change_a_key_at_once_agree(self):
+        fleet = self.enterContext(Fleet(workers=0, config=config()))
+        other = self.enterContext(Fleet(workers=0, config=config(), flags=["--redis", f"unix://{fleet.redis_socket}"]))
+        gateways = (fleet, other)
+        path = "/v1/keys/" + Client(fleet.url, ROOT_KEY).request("POST", "/v1/keys", {"tenant": "acme"}).json()["id"]
+
+        def change(i, method="POST", act="/rotate"):
+            return Client(gateways[i % 2].url, ROOT_KEY).request(method, path + act)
+
+        def accepted(secrets, gateway):
+            return [secret for secret in secrets if Client(gateway.url, secret).get("/v1/jobs").status == 200]
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(change, range(24)))
+        self.assertLessEqual({answer.status for answer in answers}, {200, 409}, answers)
+        secrets = [answer.json()["key"] for answer in answers if answer.status == 200]
+        until(lambda: len(accepted(secrets, fleet)) == 1 and accepted(secrets, fleet) == accepted(secrets, other),
+              "both accept one of the secrets, the same", 10)
+
+        # Redis does not answer: the revocation fails, and says so.
+        pid = fleet.ready["pids"]["redis"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            refused = change(0, "DELETE", "")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        self.assertEqual(refused.status, 503, refused)
+        listed = lambda gateway: path.rpartition("/")[2] in Client(gateway.url, ROOT_KEY).get("/v1/keys").body.decode()
+        until(lambda: len({listed(gateway) for gateway in gateways}) == 1, "both list it, or none does", 20)
+
+        if listed(fleet):
+            with ThreadPoolExecutor(8) as pool:
+                rotated = pool.map(change, range(12))
+                until(lambda: change(1, "DELETE", "").status == 200, "it is revoked meanwhile", 20)
+                secrets += [answer.json()["key"] for answer in rotated if answer.status == 200]
+        self.assertEqual(change(0).status, 404, "a rotation does not bring it back")
+        until(lambda: not accepted(secrets, fleet) + accepted(secrets, other), "no secret of a revoked key is accepted", 10)
+
 
 class Quotas(unittest.TestCase):
     @classmethod
