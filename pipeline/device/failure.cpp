@@ -50,6 +50,11 @@ Error error_in_flight(const std::string& stage) {
   } catch (const std::bad_alloc&) {
     return {Code::kOutOfMemory, where + "the host is out of memory; use a smaller image or fewer concurrent jobs"};
   } catch (const std::exception& e) {
+    // oneDNN does not say why; what it has found an implementation for fails for want of memory.
+    for (const std::string_view failed :
+         {"could not create a primitive", "could not execute a primitive", "could not create a memory object"})
+      if (failed == e.what())
+        return {Code::kOutOfMemory, where + "out of memory: " + e.what() + "; use a smaller image or fewer jobs"};
     return {Code::kInternal, where + e.what()};
   } catch (...) {
     return {Code::kInternal, where + "an exception of unknown type"};
