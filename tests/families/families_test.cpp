@@ -264,6 +264,8 @@ class MemoryShortage {
 };
 
 TEST_P(ModelFamily, SurvivesMemoryThatRunsOut) {
+  if (golden::test_device() == "cpu" && GetParam().family == wan_family)
+    GTEST_SKIP() << "oneDNN keeps convolutions that it could not create";
   const Media expected = draw(request_);
   auto generation = unwrap(model_.encode(request_));
   unwrap(model_.denoise(*generation, nullptr));  // so that every thread and workspace is there
