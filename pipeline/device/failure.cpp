@@ -54,7 +54,8 @@ Error error_in_flight(const std::string& stage) {
     for (const std::string_view failed :
          {"could not create a primitive", "could not execute a primitive", "could not create a memory object"})
       if (failed == e.what())
-        return {Code::kOutOfMemory, where + "out of memory: " + e.what() + "; use a smaller image or fewer jobs"};
+        return {Code::kOutOfMemory,
+                where + "out of memory: " + e.what() + "; use a smaller image or fewer concurrent jobs"};
     return {Code::kInternal, where + e.what()};
   } catch (...) {
     return {Code::kInternal, where + "an exception of unknown type"};
