@@ -71,6 +71,7 @@ struct ModelSource {
   // {"*": "auto"}: the components that the device's memory requires.
   std::map<std::string, std::string> quantize = {};
   std::string vae_dtype = {};  // "fp32" or "bf16"; empty: the engine's
+  std::string attention = {};  // "fp8": self-attention in 8 bits where the device can; empty: the engine's dtype
 };
 
 using PartTimes = std::vector<std::pair<std::string, std::chrono::microseconds>>;

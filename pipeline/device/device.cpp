@@ -30,11 +30,6 @@ std::string processor_name() {
   return "CPU";
 }
 
-std::string last_dl_error() {
-  const char* text = dlerror();
-  return text ? text : "unknown error";
-}
-
 // The driver's library, or null. Never unloaded.
 void* driver_library() {
   static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
@@ -58,16 +53,6 @@ std::string driver_device_name(int index) {
   char text[256] = "";
   if (!get || !name || get(&device, index) != 0 || name(text, sizeof text, device) != 0) return "GPU";
   return text;
-}
-
-// The folder of the libtorch_cpu.so that this process uses.
-std::filesystem::path libtorch_folder() {
-  Dl_info info{};
-  // Any function of libtorch_cpu will do.
-  if (!dladdr(reinterpret_cast<void*>(&at::globalContext), &info) || !info.dli_fname) return {};
-  std::error_code ignored;
-  auto real = std::filesystem::canonical(info.dli_fname, ignored);
-  return (ignored ? std::filesystem::path(info.dli_fname) : real).parent_path();
 }
 
 // Loads LibTorch's CUDA part. Returns why that failed; empty on success. The library registers its kernels while
@@ -105,6 +90,20 @@ std::optional<int> cuda_index(const std::string& wanted) {
 }
 
 }  // namespace
+
+std::string last_dl_error() {
+  const char* text = dlerror();
+  return text ? text : "unknown error";
+}
+
+std::filesystem::path libtorch_folder() {
+  Dl_info info{};
+  // Any function of libtorch_cpu will do.
+  if (!dladdr(reinterpret_cast<void*>(&at::globalContext), &info) || !info.dli_fname) return {};
+  std::error_code ignored;
+  auto real = std::filesystem::canonical(info.dli_fname, ignored);
+  return (ignored ? std::filesystem::path(info.dli_fname) : real).parent_path();
+}
 
 DeviceChoice load_device(const std::string& wanted, int ahead) {
   const DeviceChoice cpu{c10::Device(c10::DeviceType::CPU), processor_name()};

@@ -8,6 +8,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,6 +33,11 @@ struct Placement {
 // The placement of a VAE: fp32 on a CPU without AVX-512, where LibTorch's convolutions in bf16 take ten times as long,
 // and nine times the memory of their input.
 Placement for_convolutions(Placement placement);
+
+// The folder of the libtorch_cpu.so that this process uses.
+std::filesystem::path libtorch_folder();
+// Why dlopen() failed last on this thread.
+std::string last_dl_error();
 
 struct DeviceChoice {
   c10::Device device = c10::Device(c10::DeviceType::CPU);

@@ -68,6 +68,7 @@ TransformerSource Folder::transformer(const std::string& component) const {
           .quantize = quantize(component),
           .name = component,
           .adapter_rank = context.adapter_columns,
+          .f8_attention = context.source.attention == "fp8",
           .regions = context.regions};
 }
 
@@ -78,9 +79,15 @@ void Folder::must_match(std::string_view what, std::int64_t a, std::string_view 
                                  "; they must be equal in the parts of one model");
 }
 
-void Folder::loaded(const char* part) {
-  const auto now = std::chrono::steady_clock::now();
-  times.emplace_back(part, std::chrono::duration_cast<std::chrono::microseconds>(now - std::exchange(last_, now)));
+bool Folder::loads_together() const {
+  return context.placement.device.is_cuda() && !context.placement.on_host &&
+         !(context.regions && context.regions->ranks);
+}
+
+void Folder::loaded(const char* part, std::chrono::steady_clock::time_point begun) {
+  const auto took = std::chrono::steady_clock::now() - begun;
+  const std::lock_guard lock(mutex_);
+  times.emplace_back(part, std::chrono::duration_cast<std::chrono::microseconds>(took));
 }
 
 const Family& family_of(const Families& families, const std::string& dir) {
@@ -113,6 +120,9 @@ void check_components(const Family& family, const std::string& dir, std::string_
 }
 
 std::unique_ptr<Network> load_network(const Family& family, Folder& folder) {
+  const std::string& attention = folder.context.source.attention;
+  if (!attention.empty() && attention != "fp8")
+    fail(Code::kInvalidArgument, "attention is \"" + attention + "\"; it must be fp8, or be left out", "attention");
   const ModelSource& source = folder.context.source;
   check_quantize(family, source);
   check_components(family, source.dir);
@@ -165,10 +175,12 @@ region::AheadPrograms ahead_programs(const Family& family, const ModelSource& so
     if (!options.transformer || !family.spec || !one.name.starts_with("transformer") ||
         (one.optional && !std::filesystem::exists(dir + "/config.json")))
       continue;
-    for (region::Program& program : Transformer::programs(
-             family.spec(ConfigFile(dir + "/config.json")),
-             {.dir = dir, .file = file_of(source, one.name), .quantize = format_of(source, std::string(one.name))},
-             host, arch.fp8_products))
+    for (region::Program& program : Transformer::programs(family.spec(ConfigFile(dir + "/config.json")),
+                                                          {.dir = dir,
+                                                          .file = file_of(source, one.name),
+                                                          .quantize = format_of(source, std::string(one.name)),
+                                                          .f8_attention = source.attention == "fp8"},
+                                                          host, arch.fp8_products))
       made.blocks.push_back(std::move(program));
   }
   if (!arch.gpu) return made;

@@ -10,14 +10,14 @@
 
 namespace ditfleet::region {
 
-// How a call runs. Graph modes replay CUDA graphs; autotune modes time attention (cuDNN against flash).
+// How a call runs. Graph modes replay CUDA graphs. What PyTorch's autotune modes would time is always chosen here, by
+// measurement (attention) or by cuBLASLt, so max-autotune-no-cudagraphs equals default.
 enum class Mode { kNone, kDefault, kReduceOverhead, kMaxAutotuneNoCudagraphs, kMaxAutotune };
 
 // none | default | reduce-overhead | max-autotune-no-cudagraphs | max-autotune
 std::optional<Mode> parse_mode(std::string_view name);
 std::string_view mode_name(Mode mode);
 constexpr bool uses_graphs(Mode mode) { return mode == Mode::kReduceOverhead || mode == Mode::kMaxAutotune; }
-constexpr bool autotunes(Mode mode) { return mode == Mode::kMaxAutotuneNoCudagraphs || mode == Mode::kMaxAutotune; }
 
 // The mode of calls within inclusive bounds.
 struct CompileRule {
@@ -32,7 +32,7 @@ struct CompileOptions {
   std::string backend = "eager";  // auto | nvrtc | cpu_jit | eager
   // default | reduce-overhead | max-autotune-no-cudagraphs | max-autotune
   std::string mode = "default";
-  std::string attention = "auto";   // auto | cudnn | flash | efficient | math: libraries/attention.h
+  std::string attention = "auto";   // auto | cudnn | fa3 | flash | efficient | math: libraries/attention.h
   bool fullgraph = false;           // a block that would fall back to eager is an error
   bool dynamic = true;              // one program for all sizes; false: one per size
   bool error_on_recompile = false;  // a second program for a region is an error

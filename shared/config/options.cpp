@@ -311,14 +311,16 @@ const Option kOptions[] = {
                     "CPU it uses eager, which matches diffusers bit for bit.",
      .choices = "auto|nvrtc|cpu_jit|eager"},
     {DITFLEET_OPTION(compile.mode),
-     .description = "Compilation mode. reduce-overhead adds CUDA graphs, which cost device memory per class. "
-                    "max-autotune-no-cudagraphs times GEMM and attention variants, which delays the first run of a "
-                    "class. max-autotune does both. On a CPU all modes equal default.",
+     .description =
+         "Compilation mode. reduce-overhead adds CUDA graphs, which cost device memory per class. "
+         "PyTorch's names max-autotune-no-cudagraphs and max-autotune equal default and reduce-overhead, because "
+         "attention is always measured. On a CPU all modes equal default.",
      .choices = "default|reduce-overhead|max-autotune-no-cudagraphs|max-autotune"},
     {DITFLEET_OPTION(compile.attention),
-     .description = "Attention implementation: cudnn and efficient on a GPU, flash on a CPU or in bf16 on a GPU, math "
-                    "anywhere. auto uses LibTorch's choice or, with timed GEMMs, the faster of that and flash.",
-     .choices = "auto|cudnn|flash|efficient|math"},
+     .description = "Attention implementation: cudnn and efficient on a GPU, fa3 (FlashAttention-3, installed by "
+                    "ditfleet-worker-setup --fa3) on Hopper, flash on a CPU or in bf16 on a GPU, math anywhere. auto "
+                    "measures cudnn, fa3 and flash once for a GPU and a range of lengths, and uses the fastest.",
+     .choices = "auto|cudnn|fa3|flash|efficient|math"},
     {DITFLEET_OPTION(compile.fullgraph),
      .description = "Fail instead of falling back to eager code, for every reason of ditfleet_region_fallbacks_total."},
     {DITFLEET_OPTION(compile.dynamic),

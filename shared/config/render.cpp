@@ -71,6 +71,7 @@ std::string to_yaml(const Settings& settings, bool with_secrets) {
     else if (!model.quantize.empty())
       out << YAML::Key << "quantize" << YAML::Value << model.quantize;
     if (!model.vae_dtype.empty()) out << YAML::Key << "vae_dtype" << YAML::Value << model.vae_dtype;
+    if (!model.attention.empty()) out << YAML::Key << "attention" << YAML::Value << model.attention;
     if (model.objective_s > 0) out << YAML::Key << "objective_s" << YAML::Value << model.objective_s;
     out << YAML::EndMap;
   }
@@ -125,6 +126,10 @@ std::vector<OptionHelp> option_table() {
        "Precision of the VAE, where the model's family can load it apart. Videos are usually decoded in fp32 "
        "by models in bf16, which costs memory and time.",
        "DITFLEET_MODELS__NAME__VAE_DTYPE"});
+  rows.push_back({"models.NAME.attention", "fp8", "worker.dtype",
+                  "fp8: self-attention in 8 bits, which is faster and less exact. Needs compiled blocks and, on a GPU, "
+                  "FlashAttention-3; without them a warning is logged and attention is in worker.dtype.",
+                  "DITFLEET_MODELS__NAME__ATTENTION"});
   rows.push_back({"models.NAME.objective_s", "a number from 0 to 1000000", "0",
                   "Objective: the time from submission in which a job of the model should end, in seconds. Jobs that "
                   "meet and miss it are counted in ditfleet_objective_jobs_total. 0: no objective.",

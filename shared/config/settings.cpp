@@ -94,7 +94,7 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
     return wrong(a, "'models' is '" + a.value +
                         "'; it must be a map, such as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
   const std::string leaf = a.path.size() > 2 ? a.path[2] : "path";
-  constexpr std::array kLeaves{"path", "transformer", "quantize", "vae_dtype", "objective_s"};
+  constexpr std::array kLeaves{"path", "transformer", "quantize", "vae_dtype", "attention", "objective_s"};
   if (std::find(kLeaves.begin(), kLeaves.end(), leaf) == kLeaves.end() || (a.path.size() > 3 && leaf != "quantize"))
     return wrong(a, "unknown key '" + a.key() + "'" + suggestion(leaf, {kLeaves.begin(), kLeaves.end()}));
   if (!is_model_name(a.path[1]))
@@ -112,6 +112,9 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
     if (a.value != "fp32" && a.value != "bf16")
       return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be fp32 or bf16");
     model.vae_dtype = a.value;
+  } else if (leaf == "attention") {
+    if (a.value != "fp8") return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be fp8, or be left out");
+    model.attention = a.value;
   } else if (leaf == "objective_s") {
     const auto seconds = number_of(a.value, 0.0, 1e6);
     if (!seconds) return wrong(a, "'" + a.key() + "' is '" + a.value + "'; it must be a number from 0 to 1000000");

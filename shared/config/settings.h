@@ -25,6 +25,7 @@ struct ModelSetting {
   std::string transformer;  // a safetensors file in place of the folder's transformer, or empty
   std::map<std::string, std::string> quantize = {};  // as pipeline::ModelSource::quantize
   std::string vae_dtype = {};                        // fp32 or bf16; empty: as worker.dtype
+  std::string attention = {};                        // fp8; empty: as worker.dtype
   double objective_s = 0;                            // in which a job should end, for metrics; 0: none
 };
 

@@ -23,9 +23,10 @@ namespace ditfleet::bench {
 using Clock = std::chrono::steady_clock;
 using c10::ScalarType;
 
-std::map<std::string, std::string> flags{{"--device", "cuda"},  {"--mode", "default"},     {"--cache", ""},
-                                         {"--layers", "19,38"}, {"--model", ""},           {"--quantize", ""},
-                                         {"--prompts", ""},     {"--revision", "unknown"}, {"--machine", "unknown"}};
+std::map<std::string, std::string> flags{{"--device", "cuda"},    {"--mode", "default"}, {"--cache", ""},
+                                         {"--layers", "19,38"},   {"--model", ""},       {"--quantize", ""},
+                                         {"--attention", ""},     {"--prompts", ""},     {"--revision", "unknown"},
+                                         {"--machine", "unknown"}};
 std::string scenario;
 c10::Device gpu(c10::DeviceType::CPU);
 

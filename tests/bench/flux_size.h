@@ -24,7 +24,7 @@ namespace ditfleet::bench {
 inline constexpr std::int64_t kText = 512;  // tokens
 inline constexpr int kSteps = 28;
 
-// --device --mode --cache --layers DOUBLE,SINGLE --model --quantize --prompts --revision --machine
+// --device --mode --cache --layers DOUBLE,SINGLE --model --quantize --attention --prompts --revision --machine
 extern std::map<std::string, std::string> flags;
 extern std::string scenario;
 extern c10::Device gpu;

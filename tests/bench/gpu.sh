@@ -104,13 +104,16 @@ if [ "$what" = wan ]; then
   once ditfleet forward 81_s sampled run "$bench" forward --model "$model/one" --cache "$work/cold"
   peer forward peak_gb run "$(peer_python)" "$here/peers/wan_diffusers.py" forward
   once ditfleet forward_fp8 81_s run "$bench" forward --quantize fp8 --model "$model/one" --cache "$work/cold8"
+  once ditfleet forward_fp8_attention8 81_s run "$bench" forward --quantize fp8 --attention fp8 --model "$model/one" --cache "$work/cold8"
   once ditfleet request peak_gb run "$bench" request --model "$model/two" --cache "$work/cold"
   peer vae decode_81_s run "$(peer_python)" "$here/peers/wan_diffusers.py" vae
   once ditfleet request_fp8 480p_81_frames_4_steps_s run "$bench" request --quantize fp8 --model "$model/two" --cache "$work/cold8"
   for scenario in none limit32 limit16; do
     once ditfleet "$scenario" 81_frames_832x1216_peak_gb run "$bench" "$scenario" --model "$model/two" --cache "$work/cold"
   done
-  once ditfleet request_fp8 480p_81_frames_40_steps_s run "$bench" cfg --quantize fp8 --model "$model/two" --cache "$work/cold8"
+  for attention in '' '--attention fp8'; do
+    once ditfleet request_fp8${attention:+_attention8} 480p_81_frames_40_steps_s run "$bench" cfg --quantize fp8 $attention --model "$model/two" --cache "$work/cold8"
+  done
   exit
 fi
 if [ "$what" = parallel ]; then
@@ -150,6 +153,7 @@ if [ "$what" = precision ]; then
   fi
   if [ -n "$model" ]; then
     once ditfleet fp8 back_to_back_s run "$bench" whole --model "$model" --quantize fp8 --cache "$work/cache"
+    once ditfleet fp8_attention8 back_to_back_s run "$bench" whole --model "$model" --quantize fp8 --attention fp8 --cache "$work/cache"
     peer fp8 back_to_back_s run "$python" "$peers" whole_fp8 --model "$model"
     once ditfleet bf16 back_to_back_s run "$bench" whole --model "$model" --cache "$work/cache"
     peer bf16 back_to_back_s run "$python" "$peers" whole_bf16 --model "$model"

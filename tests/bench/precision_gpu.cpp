@@ -1,7 +1,8 @@
 // Measures quantized weights on a GPU at FLUX.1-dev's size with random weights, 1024×1024, 512 text tokens. gpu.sh runs
 // it.
 //
-//   precision_gpu_bench SCENARIO [--cache DIR] [--layers DOUBLE,SINGLE] [--model DIR] [--quantize FORMAT]
+//   precision_gpu_bench SCENARIO [--cache DIR] [--layers DOUBLE,SINGLE] [--model DIR] [--quantize FORMAT] [--attention
+//   fp8]
 //                       [--prompts FILE] [--revision TEXT] [--machine TEXT]
 //
 // SCENARIO: fp8 | bf16  first forward, step and 28 steps
@@ -215,6 +216,7 @@ class Pictures {
     engine_ = pipeline::unwrap(pipeline::Engine::create(o, {&pipeline::flux_family()}));
     pipeline::ModelSource source{"flux", flags["--model"]};
     if (!flags["--quantize"].empty()) source.quantize["transformer"] = flags["--quantize"];
+    source.attention = flags["--attention"];
     model_ = pipeline::unwrap(engine_->load_model(source));
   }
 
@@ -244,7 +246,8 @@ class Pictures {
 void whole() {
   constexpr int kImages = 8;
   Pictures pictures;
-  const std::string in = flags["--quantize"].empty() ? "bf16" : flags["--quantize"];
+  const std::string in = (flags["--quantize"].empty() ? "bf16" : flags["--quantize"]) +
+                         (flags["--attention"].empty() ? "" : "_attention8");
   BackgroundThreads text("text", 1), device("device", 1), encoder("png", 1);
   const auto encode = [&] { return text.run([&] { return pictures.encode(); }); };
   const auto draw = [&](std::unique_ptr<pipeline::Generation> generation) {
@@ -271,10 +274,11 @@ void whole() {
 }
 
 // The latents after each step for each prompt, in the order of prompts.
-std::vector<std::vector<at::Tensor>> trajectories(const std::string& quantize,
+std::vector<std::vector<at::Tensor>> trajectories(const std::string& quantize, const std::string& attention,
                                                   const std::vector<std::string>& prompts) {
   pipeline::ModelSource source{"demo", flags["--model"]};
   if (!quantize.empty()) source.quantize["transformer"] = quantize;
+  source.attention = attention;
   const pipeline::LoadContext context{
       .source = source, .placement = {gpu, ScalarType::BFloat16}, .regions = open_host(), .adapters = {}, .memory = {}};
   const auto tokenizers = pipeline::flux_family().load_tokenizers(source.dir);
@@ -319,15 +323,19 @@ void trajectory() {
     const auto parsed = pipeline::unwrap(parse_json(line));
     prompts.emplace_back(parsed.at("prompt").as_string());
   }
-  const auto bf16 = trajectories("", prompts), fp8 = trajectories("fp8", prompts);
-  double worst = 1;  // of the steps, each averaged over the prompts
-  for (std::size_t i = 0; i < bf16.front().size(); ++i) {
-    double sum = 0;
-    for (std::size_t p = 0; p < prompts.size(); ++p)
-      sum += at::cosine_similarity(bf16[p][i], fp8[p][i], 0).item<double>();
-    worst = std::min(worst, sum / static_cast<double>(prompts.size()));
+  const auto bf16 = trajectories("", "", prompts);
+  for (const auto& [in, quantize, attention] :
+       {std::tuple("fp8", "fp8", ""), {"attention8", "", "fp8"}, {"fp8_attention8", "fp8", "fp8"}}) {
+    const auto rounded = trajectories(quantize, attention, prompts);
+    double worst = 1;  // of the steps, each averaged over the prompts
+    for (std::size_t i = 0; i < bf16.front().size(); ++i) {
+      double sum = 0;
+      for (std::size_t p = 0; p < prompts.size(); ++p)
+        sum += at::cosine_similarity(bf16[p][i], rounded[p][i], 0).item<double>();
+      worst = std::min(worst, sum / static_cast<double>(prompts.size()));
+    }
+    row("trajectory_cosine", worst, "1", in);
   }
-  row("trajectory_cosine", worst, "1", "fp8");
 }
 
 void profile() {

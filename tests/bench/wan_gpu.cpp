@@ -1,7 +1,7 @@
 // Measures videos on a GPU with folders of Wan 2.2 A14B's size (make_wan_size.py). gpu.sh runs it.
 //
-//   wan_gpu_bench SCENARIO --model DIR [--quantize FORMAT] [--cache DIR] [--mode MODE] [--revision TEXT] [--machine
-//   TEXT]
+//   wan_gpu_bench SCENARIO --model DIR [--quantize FORMAT] [--attention fp8] [--cache DIR] [--mode MODE] [--revision
+//   TEXT] [--machine TEXT]
 //
 // SCENARIO: forward  one transformer without guidance at 832×480: the first step, steady steps with 49 and 81 frames,
 //                    the first step with 61 frames. The sampler's step is part of them
@@ -63,10 +63,17 @@ Loaded load(double limit_gib = 0, int lora_slots = 0) {
   auto engine = unwrap(pipeline::Engine::create(o, {&pipeline::wan_family()}));
   pipeline::ModelSource source{"wan", flags["--model"]};
   if (!flags["--quantize"].empty()) source.quantize = {{"transformer", flags["--quantize"]}};
+  source.attention = flags["--attention"];
   const auto start = Clock::now();
   auto model = unwrap(engine->load_model(source));
   std::fprintf(stderr, "loaded in %.1f s\n", since(start));
   return {std::move(engine), std::move(model)};
+}
+
+// "", "_fp8" or "_fp8_attention8", for names of scenarios.
+std::string formats() {
+  return (flags["--quantize"].empty() ? "" : "_" + flags["--quantize"]) +
+         (flags["--attention"].empty() ? "" : "_attention8");
 }
 
 Video generate(pipeline::Model& model, const Request& r, bool decode = true) {
@@ -118,7 +125,7 @@ double median_from(const Video& video, std::size_t first) {
 
 void forward() {
   const Loaded wan = load();
-  const std::string suffix = flags["--quantize"].empty() ? "" : "_" + flags["--quantize"];
+  const std::string suffix = formats();
   const Video first = generate(*wan.model, {49, 7}, false), longer = generate(*wan.model, {81, 5}, false),
               other = generate(*wan.model, {61, 4}, false);
   row("49_s", median_from(first, 2), "s", "forward" + suffix);
@@ -134,7 +141,7 @@ void videos(int steps, double guidance, bool adapters) {
   const Loaded wan = load(0, adapters ? 2 : 0);
   generate(*wan.model, {81, 2, 832, 480, guidance, adapters});
   const Video video = generate(*wan.model, {81, steps, 832, 480, guidance, adapters});
-  const std::string in = "request" + (flags["--quantize"].empty() ? "" : "_" + flags["--quantize"]);
+  const std::string in = "request" + formats();
   row("480p_81_frames_" + std::to_string(steps) + "_steps_s", video.seconds, "s", in);
   row("peak_gb", video.peak_gb, "GB", in);
   row("extra_s", *std::max_element(video.steps.begin() + 1, video.steps.end()) - median_from(video, 1), "s", "switch");

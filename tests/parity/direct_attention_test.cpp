@@ -7,10 +7,7 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/randn.h>
 
-#include <stdexcept>
-
 #include "pipeline/region/compile/gpu_module.h"
-#include "pipeline/region/libraries/timed_attention.h"
 #include "shared/kernel_cache/cache.h"
 #include "tests/parity/region_fixture.h"
 
@@ -25,6 +22,14 @@ class RegionParityAttention : public ::testing::Test {
   }
   std::shared_ptr<const DirectAttention> make(std::shared_ptr<kernel_cache::KernelCache> cache) const {
     return make_direct_attention(0, arch_, AttentionBackend::kCudnn, std::move(cache));
+  }
+  // Those that this machine has, and the table of all.
+  std::vector<std::shared_ptr<const DirectAttention>> all() const {
+    std::vector<std::shared_ptr<const DirectAttention>> made{
+        make(make_memory_cache()), make_flash_attention(),
+        make_direct_attention(0, arch_, AttentionBackend::kAuto, make_memory_cache())};
+    if (auto flash3 = open_flash3(); flash3 && arch_.starts_with("sm_90")) made.push_back(*flash3);
+    return made;
   }
 
   // q, k and v as columns of one matrix of rows `apart` elements apart, as a product leaves them.
@@ -51,35 +56,39 @@ struct Case {
 constexpr Case kCases[] = {{1, 77, 3, 64, 0}, {2, 333, 2, 128, 64}, {1, 1536, 4, 128, 512}, {1, 16, 1, 32, 8}};
 
 TEST_F(RegionParityAttention, WritesWhereItIsToldAndNowhereElse) {
-  const auto direct = make(make_memory_cache());
-  for (const auto& [batch, tokens, heads, size, beside] : kCases) {
-    const auto [q, k, v] = columns(batch, tokens, heads, size, 3 * heads * size + beside);
-    const at::Tensor wide = at::full({batch, tokens, beside + heads * size + 8}, 7, q.options());
-    const at::Tensor out = wide.narrow(2, beside, heads * size).view({batch, tokens, heads, size});
-    ASSERT_TRUE(direct->run(q, k, v, out)) << tokens;
-    const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double),
-                              v.to(c10::ScalarType::Double), AttentionBackend::kMath);
-    const auto theirs = attend(q, k, v, AttentionBackend::kAuto);
-    EXPECT_LE(testing::relative_error(out, exact), 1.1 * testing::relative_error(theirs, exact)) << tokens;
-    EXPECT_TRUE(wide.narrow(2, 0, beside).eq(7).all().item<bool>()) << tokens;
-    EXPECT_TRUE(wide.narrow(2, beside + heads * size, 8).eq(7).all().item<bool>()) << tokens;
-  }
+  const auto libraries = all();
+  for (const auto& direct : libraries)
+    for (const auto& [batch, tokens, heads, size, beside] : kCases) {
+      SCOPED_TRACE(direct->name());
+      const auto [q, k, v] = columns(batch, tokens, heads, size, 3 * heads * size + beside);
+      const at::Tensor wide = at::full({batch, tokens, beside + heads * size + 8}, 7, q.options());
+      const at::Tensor out = wide.narrow(2, beside, heads * size).view({batch, tokens, heads, size});
+      ASSERT_TRUE(direct->run(q, k, v, out)) << tokens;
+      const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double),
+                                v.to(c10::ScalarType::Double), AttentionBackend::kMath);
+      const auto theirs = attend(q, k, v, AttentionBackend::kAuto);
+      EXPECT_LE(testing::relative_error(out, exact), 1.1 * testing::relative_error(theirs, exact)) << tokens;
+      EXPECT_TRUE(wide.narrow(2, 0, beside).eq(7).all().item<bool>()) << tokens;
+      EXPECT_TRUE(wide.narrow(2, beside + heads * size, 8).eq(7).all().item<bool>()) << tokens;
+    }
 }
 
 // Keys and values of another length than the queries, read where a product left them.
 TEST_F(RegionParityAttention, KeysMayHaveAnotherLength) {
-  const auto direct = make(make_memory_cache());
-  for (const auto& [queries, keys] : {std::pair(333, 77), std::pair(64, 512), std::pair(1, 40)}) {
-    const auto [q, unused_k, unused_v] = columns(2, queries, 3, 64, 3 * 3 * 64);
-    const auto [unused_q, k, v] = columns(2, keys, 3, 64, 3 * 3 * 64);
-    const at::Tensor out = at::empty(q.sizes(), q.options());
-    ASSERT_TRUE(direct->run(q, k, v, out)) << queries << " on " << keys;
-    const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double),
-                              v.to(c10::ScalarType::Double), AttentionBackend::kMath);
-    const auto theirs = attend(q, k, v, AttentionBackend::kAuto);
-    EXPECT_LE(testing::relative_error(out, exact), 1.1 * testing::relative_error(theirs, exact))
-        << queries << " on " << keys;
-  }
+  const auto libraries = all();
+  for (const auto& direct : libraries)
+    for (const auto& [queries, keys] : {std::pair(333, 77), std::pair(64, 512), std::pair(1, 40)}) {
+      SCOPED_TRACE(direct->name());
+      const auto [q, unused_k, unused_v] = columns(2, queries, 3, 64, 3 * 3 * 64);
+      const auto [unused_q, k, v] = columns(2, keys, 3, 64, 3 * 3 * 64);
+      const at::Tensor out = at::empty(q.sizes(), q.options());
+      ASSERT_TRUE(direct->run(q, k, v, out)) << queries << " on " << keys;
+      const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double),
+                                v.to(c10::ScalarType::Double), AttentionBackend::kMath);
+      const auto theirs = attend(q, k, v, AttentionBackend::kAuto);
+      EXPECT_LE(testing::relative_error(out, exact), 1.1 * testing::relative_error(theirs, exact))
+          << queries << " on " << keys;
+    }
 }
 
 // What one has planned, another finds: the same bytes come out, and nothing is made a second time.
@@ -121,48 +130,17 @@ TEST_F(RegionParityAttention, ExpectedPlansAreMadeMeanwhile) {
 }
 
 TEST_F(RegionParityAttention, LeavesAloneWhatItCannotDo) {
-  const auto direct = make(make_memory_cache());
   const auto [q, k, v] = columns(1, 32, 2, 64, 3 * 2 * 64 + 4);  // rows that begin at odd places
-  EXPECT_FALSE(direct->run(q, k, v, at::full(q.sizes(), 0, q.options())));
   const at::Tensor exact = at::randn({1, 32, 2, 64}, q.options().dtype(c10::ScalarType::Float));
-  EXPECT_FALSE(direct->run(exact, exact, exact, at::full_like(exact, 0)));
   const at::Tensor frames = at::randn({1, 5, 32, 2, 64}, q.options());
-  EXPECT_FALSE(direct->run(frames, frames, frames, at::full_like(frames, 0)));
-  EXPECT_EQ(make_direct_attention(0, arch_, AttentionBackend::kFlash, make_memory_cache()), nullptr);
-}
-
-// An attention that is slow, so that whatever else there is wins, or one that the backend refuses.
-TEST_F(RegionParityAttention, TheFastestIsTimedOnceInAFleet) {
-  const std::shared_ptr<kernel_cache::KernelCache> cache = make_memory_cache();
-  const auto operands = columns(1, 256, 3, 64, 3 * 3 * 64);
-  const AttentionShape shape = attention_shape(operands.q, operands.k, operands.v, operands.q);
-  AttentionShape longer = shape;
-  longer.tokens = 512;
-  int started = 0;
-  const auto slow = [&](AttentionBackend backend) {
-    ++started;
-    for (int i = 0; i < (backend == AttentionBackend::kAuto ? 8 : 1); ++i)
-      attend(operands.q, operands.k, operands.v, AttentionBackend::kFlash);
-  };
-  const auto refused = [&](AttentionBackend backend) {
-    if (backend != AttentionBackend::kAuto) throw std::runtime_error("not here");
-    slow(backend);
-  };
-  const auto first = make_timed_attention(0, arch_, true, cache), second = make_timed_attention(0, arch_, true, cache);
-  EXPECT_EQ(first->choose(shape, 0, slow), AttentionBackend::kFlash);
-  EXPECT_EQ(first->choose(longer, 0, refused), AttentionBackend::kAuto);
-  const int before = started;
-  EXPECT_GT(before, 0);
-  for (const auto& tuner : {first, second}) {
-    EXPECT_EQ(tuner->choose(shape, 0, slow), AttentionBackend::kFlash);
-    EXPECT_EQ(tuner->choose(longer, 0, refused), AttentionBackend::kAuto);
+  for (const auto& direct : all()) {
+    SCOPED_TRACE(direct->name());
+    const bool copies = direct->name() == "flash" || direct->name() == "auto";
+    EXPECT_EQ(direct->run(q, k, v, at::full(q.sizes(), 0, q.options())), copies);
+    EXPECT_FALSE(direct->run(exact, exact, exact, at::full_like(exact, 0)));
+    EXPECT_FALSE(direct->run(frames, frames, frames, at::full_like(frames, 0)));
   }
-  EXPECT_EQ(started, before);
-  // Without room for a trial nothing is started, and nothing is kept.
-  longer.tokens = 768;
-  EXPECT_EQ(first->choose(longer, std::uint64_t{1} << 50, slow), AttentionBackend::kAuto);
-  EXPECT_EQ(started, before);
-  EXPECT_EQ(second->choose(longer, 0, slow), AttentionBackend::kFlash);
+  EXPECT_EQ(make_direct_attention(0, arch_, AttentionBackend::kFlash, make_memory_cache()), nullptr);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace {
 // Records shapes, and leaves every attention to LibTorch.
 class Recorder : public DirectAttention {
  public:
+  std::string name() const override { return "recorder"; }
   bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const override {
     asked.insert(attention_shape(q, k, v, out));
     return false;

@@ -144,7 +144,7 @@ TEST_F(RegionParity, TunedProductsErrNoMore) {
     Region region("single", recipe(flux_single_block, 4, 64), shared);
     const Program program = program_of(flux_single_block, 4, 64, ElementType::kBF16);
     Outputs got;
-    region.run(inputs_for(program, {{"batch", 1}, {"tokens", 64}}, 6), got, Mode::kMaxAutotuneNoCudagraphs);
+    region.run(inputs_for(program, {{"batch", 1}, {"tokens", 64}}, 6), got);
     if (process == 0) made = cache->counts().compiles;
     EXPECT_GT(cache->counts().compiles, 1u) << "the program, and a plan for each product";
     EXPECT_EQ(cache->counts().compiles, made) << "the second one finds them all";
@@ -158,7 +158,7 @@ TEST_F(RegionParity, TunedProductsErrNoMore) {
                reference = interpret(program, converted(inputs, ScalarType::Double));
     for (int call = 0; call < 2; ++call) {
       Outputs got;
-      region.run(inputs, got, Mode::kMaxAutotuneNoCudagraphs);
+      region.run(inputs, got);
       EXPECT_LE(relative_error(got[0], reference[0]), std::max(2e-6, 1.1 * relative_error(eager[0], reference[0])));
     }
   }

@@ -1,6 +1,7 @@
 // Blocks whose weights are quantized: fp8 products with row scales, weights in other types, adapters beside them.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
 
 #include <random>
 
@@ -93,6 +94,55 @@ TEST_F(RegionParityQuantized, BlocksErrNoMoreThanEagerOnes) {
           EXPECT_LE(mine, 1.1 * theirs + 1e-5) << program.block << " " << name_of(type) << " mix " << mix;
         }
       }
+}
+
+// 8-bit attention errs as its operators do: q, k and v have 3 bits of mantissa.
+TEST_F(RegionParityQuantized, EightBitAttentionErrsAsItsOperators) {
+  for (const Make make : {flux_double_block, flux_single_block, wan_block_of})
+    for (const bool adapters : {false, true})
+      for (const ElementType type : {ElementType::kF32, ElementType::kBF16}) {
+        if (type == ElementType::kF32 && !device().is_cpu()) continue;
+        const auto recipe = [=](ElementType of) -> Result<Program> {
+          return with_f8_attention(make({.heads = 6, .head_dim = 32, .type = of, .adapters = adapters}).value());
+        };
+        const Program program = recipe(type).value(),
+                      plain = make({.heads = 6, .head_dim = 32, .type = type, .adapters = adapters}).value();
+        Region region("narrow", recipe, host({.fullgraph = true}));
+        double mine = 0, theirs = 0, without = 0;
+        for (const std::int64_t tokens : {40, 300}) {
+          Sizes sizes{{"batch", 2}};
+          for (const auto& symbol : program.symbols())
+            if (symbol != "batch") sizes[symbol] = symbol.ends_with(".rank") ? 16 : tokens;
+          const auto inputs = inputs_for(program, sizes, static_cast<std::uint64_t>(tokens));
+          Outputs got;
+          region.run(inputs, got);
+          std::vector<at::Tensor> wide;
+          for (const at::Tensor& t : inputs) wide.push_back(t.to(ScalarType::Double));
+          const auto eager = interpret(program, inputs), reference = interpret(plain, wide);
+          const auto unrounded = interpret(plain, inputs);
+          for (std::size_t o = 0; o < got.size(); ++o) {
+            mine += relative_error(got[o], reference[o]);
+            theirs += relative_error(eager[o], reference[o]);
+            without += relative_error(unrounded[o], reference[o]);
+            EXPECT_LT(relative_error(got[o], reference[o]), 0.1) << program.block << " " << tokens;
+          }
+        }
+        // A GPU's library also rounds the softmax.
+        EXPECT_LE(mine, (device().is_cpu() ? 1.1 : 1.5) * theirs) << program.block << " " << name_of(type);
+        if (type == ElementType::kF32) EXPECT_GT(mine, 10 * without) << program.block << ": nothing was rounded";
+      }
+}
+
+TEST_F(RegionParityQuantized, HeadsOfValuesAreQuantizedApart) {
+  const at::Tensor v = at::zeros({2, 5, 3, 8}, at::TensorOptions(ScalarType::BFloat16).device(device()));
+  v[1][4][2][7] = -896;
+  v[0][0][1].fill_(0.25);
+  const auto [codes, scales] = fp8_heads(v);
+  EXPECT_EQ(scales.sizes(), (std::vector<std::int64_t>{2, 3}));
+  EXPECT_EQ(scales[1][2].item<float>(), 2);
+  EXPECT_EQ(codes[1][4][2][7].to(ScalarType::Float).item<float>(), -448);
+  EXPECT_EQ(codes[0][0][1][3].to(ScalarType::Float).item<float>(), 448);
+  EXPECT_EQ(scales[0][0].item<float>(), kLeastRowScale) << "a head of zeros does not divide by zero";
 }
 
 // Rows of zeros, rows with one large value, halves between two codes, NaN: the kernels' codes are the operators'.

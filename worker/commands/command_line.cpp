@@ -22,7 +22,7 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources) {
       ->allow_extra_args(false);
 }
 
-void add_weight_flags(CLI::App& command, std::string& transformer, std::string& quantize) {
+void add_weight_flags(CLI::App& command, std::string& transformer, std::string& quantize, std::string& attention) {
   command
       .add_option(
           "--transformer", transformer,
@@ -33,6 +33,8 @@ void add_weight_flags(CLI::App& command, std::string& transformer, std::string& 
                   "Quantize components while they are loaded: transformer to fp8 or nf4, text_encoder and "
                   "text_encoder_2 to nf4; auto: those that the device's memory requires")
       ->type_name("COMPONENT=FORMAT,… | auto");
+  command.add_option("--attention", attention, "fp8: self-attention in 8 bits (default: as the other parts)")
+      ->type_name("fp8");
 }
 
 config::Sources MemoryFlags::over(config::Sources sources) const {
@@ -50,7 +52,7 @@ void add_memory_flags(CLI::App& command, MemoryFlags& flags) {
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("--model", flags.dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
-  add_weight_flags(command, flags.transformer, flags.quantize);
+  add_weight_flags(command, flags.transformer, flags.quantize, flags.attention);
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   command.add_option("--vae-dtype", flags.vae_dtype, "Precision of the VAE: fp32 or bf16 (default: as --dtype)")
       ->type_name("DTYPE");

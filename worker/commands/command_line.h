@@ -21,8 +21,8 @@ inline constexpr int kExitUsage = 2;
 // Adds --config and --set to a command.
 void add_configuration_flags(CLI::App& command, config::Sources& sources);
 
-// Adds --transformer and --quantize.
-void add_weight_flags(CLI::App& command, std::string& transformer, std::string& quantize);
+// Adds --transformer, --quantize and --attention.
+void add_weight_flags(CLI::App& command, std::string& transformer, std::string& quantize, std::string& attention);
 
 // --offload, --memory-limit and --reserve-vram, which set keys of the configuration. Empty: not given.
 struct MemoryFlags {
@@ -35,7 +35,7 @@ void add_memory_flags(CLI::App& command, MemoryFlags& flags);
 struct ModelFlags {
   config::Sources sources;
   MemoryFlags memory;
-  std::string dir, transformer, quantize, device, dtype, vae_dtype;
+  std::string dir, transformer, quantize, device, dtype, vae_dtype, attention;
 };
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 

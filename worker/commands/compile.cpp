@@ -19,7 +19,7 @@ namespace {
 
 struct CompileFlags {
   config::Sources sources;
-  std::string model_dir, transformer, quantize;
+  std::string model_dir, transformer, quantize, attention;
   std::string architectures;  // "sm_80,sm_90a"; empty: all GPUs
   std::string dtype = "auto";
   bool explain = false, json = false;
@@ -102,8 +102,9 @@ Result<void> run(const CompileFlags& flags) {
   auto quantize = config::parse_quantize(flags.quantize);
   if (!quantize) return quantize.error();
   auto cache = kernel_cache::KernelCache::create(*options);
-  auto report = pipeline::Engine::compile_regions(families(), {"model", flags.model_dir, flags.transformer, *quantize},
-                                                  flags.dtype, architectures, *cache, wanted);
+  auto report = pipeline::Engine::compile_regions(
+      families(), {"model", flags.model_dir, flags.transformer, *quantize, {}, flags.attention}, flags.dtype,
+      architectures, *cache, wanted);
   if (!report) {
     if (report.error().param == "arch") return invalid_argument("--arch: " + report.error().message);
     return report.error();
@@ -156,7 +157,7 @@ void add_compile(CLI::App& app, Invocation& invoked) {
   command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout; the weights are not read")
       ->required()
       ->type_name("DIR");
-  add_weight_flags(command, flags.transformer, flags.quantize);
+  add_weight_flags(command, flags.transformer, flags.quantize, flags.attention);
   command
       .add_option("--arch", flags.architectures,
                   std::string("Architectures, separated by commas; cpu means this processor. Default: ") + kAllGpus)

@@ -86,7 +86,8 @@ Result<std::unique_ptr<pipeline::Engine>> create_engine(const std::shared_ptr<Ra
 Result<pipeline::ModelSource> source_of(const ModelFlags& flags) {
   auto quantize = config::parse_quantize(flags.quantize);
   if (!quantize) return quantize.error();
-  return pipeline::ModelSource{"model", flags.dir, flags.transformer, std::move(*quantize), flags.vae_dtype};
+  return pipeline::ModelSource{"model",         flags.dir,      flags.transformer, std::move(*quantize),
+                               flags.vae_dtype, flags.attention};
 }
 
 }  // namespace ditfleet::worker

@@ -95,7 +95,8 @@ Result<ModelSet> load_models(const config::Settings& settings, Result<std::uniqu
   for (const auto& [name, model] : settings.models) {
     auto entry = families::read_model_entry(name, model.path, families::served());
     if (!entry) return entry.error();
-    auto loaded = set.engine->load_model({name, model.path, model.transformer, model.quantize, model.vae_dtype});
+    auto loaded =
+        set.engine->load_model({name, model.path, model.transformer, model.quantize, model.vae_dtype, model.attention});
     if (!loaded) return loaded.error();
     const auto& info = (*loaded)->info();
     record_load(info);

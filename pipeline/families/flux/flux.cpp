@@ -189,16 +189,17 @@ std::unique_ptr<Network> FluxNetwork::load(Folder& folder) {
                                    std::to_string(length) + "; text_encoder has positions for " +
                                    std::to_string(clip.max_position_embeddings));
   }
-  auto first = ClipEncoder::load(folder.dir("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
-  auto second =
-      T5Encoder::load(folder.dir("text_encoder_2"), c.placement, c.regions, folder.quantize("text_encoder_2"));
-  folder.loaded("text_encoders");
-  auto transformer = FluxTransformer::load(folder.transformer("transformer"), c.placement);
-  folder.loaded("transformer");
-  auto decoder = VaeDecoder::load(folder.dir("vae"), c.placement, c.regions);
-  folder.loaded("vae");
-  return std::unique_ptr<Network>(new FluxNetwork(c.source.dir, scheduler, std::move(first), std::move(second),
-                                                  std::move(transformer), std::move(decoder)));
+  auto texts = folder.load("text_encoders", [&] {
+    auto first = ClipEncoder::load(folder.dir("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
+    return std::pair(std::move(first), T5Encoder::load(folder.dir("text_encoder_2"), c.placement, c.regions,
+                                                       folder.quantize("text_encoder_2")));
+  });
+  auto transformer =
+      folder.load("transformer", [&] { return FluxTransformer::load(folder.transformer("transformer"), c.placement); });
+  auto decoder = folder.load("vae", [&] { return VaeDecoder::load(folder.dir("vae"), c.placement, c.regions); });
+  auto [first, second] = texts.get();
+  return std::unique_ptr<Network>(
+      new FluxNetwork(c.source.dir, scheduler, std::move(first), std::move(second), transformer.get(), decoder.get()));
 }
 
 Schedule FluxNetwork::schedule(const Settings& settings) const {

@@ -145,7 +145,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
             {&image, &text, &rows, &m.image_attention.shift, &m.image_attention.scale, &m.image_attention.gate,
              &m.image_mlp.shift, &m.image_mlp.scale, &m.image_mlp.gate, &m.text_attention.shift,
              &m.text_attention.scale, &m.text_attention.gate, &m.text_mlp.shift, &m.text_mlp.scale, &m.text_mlp.gate},
-            outputs, mode, shared);
+            outputs, shared);
         image = std::move(outputs[0]);
         text = std::move(outputs[1]);
       }
@@ -155,7 +155,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
         single_block(tokens, block, m, own_rope, geometry, shared);
       } else {
         std::vector<at::Tensor> outputs{tokens};
-        run_block(i, {&tokens, &rows, &m.shift, &m.scale, &m.gate}, outputs, mode, shared);
+        run_block(i, {&tokens, &rows, &m.shift, &m.scale, &m.gate}, outputs, shared);
         tokens = std::move(outputs[0]);
       }
     }

@@ -57,7 +57,7 @@ at::Tensor WanTransformer::run_blocks(at::Tensor x, const at::Tensor& text, cons
     for (std::size_t row = 0; row < m.size(); ++row)
       m[row] = rows.narrow(0, static_cast<std::int64_t>(i), 1).narrow(1, static_cast<std::int64_t>(row), 1);
     std::vector<at::Tensor> outputs{x};  // no other code reads x
-    run_block(i, {&x, &text, &table, &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]}, outputs, mode, sequence);
+    run_block(i, {&x, &text, &table, &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]}, outputs, sequence);
     x = std::move(outputs[0]);
     pass.end(i);
   }

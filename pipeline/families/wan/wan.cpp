@@ -235,19 +235,22 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
     folder.must_match(name + "'s ffn_dim", wan.ffn_dim, "transformer's", first.ffn_dim);
     folder.must_match(name + "'s freq_dim", wan.freq_dim, "transformer's", first.freq_dim);
   }
-  auto text = T5Encoder::load(folder.dir("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
-  folder.loaded("text_encoders");
-  std::vector<WanTransformer> transformers;
-  for (const std::string& name : names)
-    transformers.push_back(WanTransformer::load(folder.transformer(name), c.placement));
-  folder.loaded("transformer");
+  auto text = folder.load("text_encoders", [&] {
+    return T5Encoder::load(folder.dir("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
+  });
+  auto transformers = folder.load("transformer", [&] {
+    std::vector<WanTransformer> experts;
+    for (const std::string& name : names)
+      experts.push_back(WanTransformer::load(folder.transformer(name), c.placement));
+    return experts;
+  });
   Placement vae_placement = for_convolutions(c.placement);
   if (!vae_dtype.empty())
     vae_placement.dtype = vae_dtype == "bf16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
-  auto decoder = VideoVae::load(folder.dir("vae"), vae_placement, /*with_encoder=*/from_image, c.regions);
-  folder.loaded("vae");
-  return std::unique_ptr<Network>(new WanNetwork(scheduler, std::move(text), std::move(transformers),
-                                                 boundary.value_or(0), std::move(decoder), from_image));
+  auto decoder = folder.load(
+      "vae", [&] { return VideoVae::load(folder.dir("vae"), vae_placement, /*with_encoder=*/from_image, c.regions); });
+  return std::unique_ptr<Network>(
+      new WanNetwork(scheduler, text.get(), transformers.get(), boundary.value_or(0), decoder.get(), from_image));
 }
 
 Schedule WanNetwork::schedule(const Settings& settings) const {

@@ -169,8 +169,7 @@ void BlockRegions::prewarm(std::span<const region::Sizes> sizes, bool adapters) 
 
 void BlockRegions::run(std::size_t expert, std::size_t index, const TransformerBlock& weights,
                        std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
-                       region::Mode mode, const AdapterColumns::Layout* adapters,
-                       const parallel::Sequence* sequence) const {
+                       const AdapterColumns::Layout* adapters, const parallel::Sequence* sequence) const {
   if (adapters && index > 0) columns(expert)->join();
   const Block& block = blocks_[expert][index];
   const auto* operands = adapters ? &adapters->operands[block.first_linear] : nullptr;
@@ -187,7 +186,7 @@ void BlockRegions::run(std::size_t expert, std::size_t index, const TransformerB
   }
   auto position = table->given.begin();
   for (const at::Tensor* tensor : given) inputs[*position++] = *tensor;
-  table->region->run(inputs, outputs, mode, sequence);
+  table->region->run(inputs, outputs, sequence);
 }
 
 }  // namespace ditfleet::pipeline

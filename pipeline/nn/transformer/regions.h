@@ -48,7 +48,7 @@ class BlockRegions {
   // expert's, perhaps with changes of biases. `adapters`: what columns() have loaded, or null. `sequence`: how ranks
   // share the tokens; see Region::run(). Thread-safe unless weights are quantized.
   void run(std::size_t expert, std::size_t index, const TransformerBlock& block,
-           std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs, region::Mode mode,
+           std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
            const AdapterColumns::Layout* adapters, const parallel::Sequence* sequence) const;
 
  private:

@@ -9,6 +9,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/nn/transformer/regions.h"
+#include "pipeline/region/run/region_host.h"
 #include "shared/core/background_threads.h"
 
 namespace ditfleet::pipeline {
@@ -23,6 +24,25 @@ void set_up(Parameters& parameters, const TransformerSpec& spec, const std::stri
   });
   parameters.quantize_on_load(quantize, [all = quantize != "fp8", of_programs = std::move(of_programs)](
                                             std::string_view linear) { return all || of_programs.contains(linear); });
+}
+
+std::shared_ptr<const TransformerSpec> with_f8_attention(const TransformerSpec& spec) {
+  auto made = std::make_shared<TransformerSpec>(spec);
+  for (BlockSpec& blocks : made->blocks)
+    blocks.program = [make = std::move(blocks.program)](const auto&... arguments) -> Result<region::Program> {
+      auto program = make(arguments...);
+      return program ? region::with_f8_attention(std::move(*program)) : program;
+    };
+  return made;
+}
+
+// Why attention cannot be in f8; empty if it can.
+std::string no_f8_attention(const TransformerSource& source, const Placement& placement) {
+  if (!source.regions || !source.regions->compiles_blocks()) return "the blocks are not compiled";
+  if (!placement.device.is_cuda()) return {};
+  if (placement.dtype != c10::ScalarType::BFloat16) return "worker.dtype is not bf16";
+  const auto& direct = source.regions->direct_attention;
+  return direct && direct->has_f8() ? "" : "this GPU, or compile.attention, has no FlashAttention-3";
 }
 
 }  // namespace
@@ -44,6 +64,13 @@ Transformer::Transformer(TransformerSpec spec, Placement placement)
 void Transformer::load(const TransformerSource& source, std::int64_t heads) {
   team_ = parallel::Team::all(source.regions ? source.regions->ranks : nullptr);
   team_.check_heads(heads);
+  if (source.f8_attention) {
+    if (const std::string why = no_f8_attention(source, placement_); why.empty())
+      spec_ = with_f8_attention(*spec_);
+    else
+      spdlog::warn("{}: attention is in {} instead of fp8, because {}", source.dir,
+                   placement_.dtype == c10::ScalarType::BFloat16 ? "bf16" : "fp32", why);
+  }
   auto parameters = open(source.dir, source.file, placement_);
   set_up(parameters, *spec_, source.quantize);
   parameters.set_regions(source.regions);
@@ -66,7 +93,8 @@ std::vector<region::Program> Transformer::programs(const TransformerSpec& spec, 
   auto parameters = open(source.dir, source.file, placement, /*optional=*/true);
   set_up(parameters, spec, source.quantize);
   parameters.set_fp8_products(fp8_products);
-  return BlockRegions::programs(spec, weight_formats(spec, parameters), placement);
+  return BlockRegions::programs(source.f8_attention ? *with_f8_attention(spec) : spec, weight_formats(spec, parameters),
+                                placement);
 }
 
 void Transformer::compile(const std::vector<Transformer*>& experts, const std::shared_ptr<region::RegionHost>& host) {
@@ -132,9 +160,8 @@ void Transformer::prewarm(std::span<const region::Sizes> sizes, bool adapters) c
 }
 
 void Transformer::run_block(std::size_t index, std::initializer_list<const at::Tensor*> given,
-                            std::vector<at::Tensor>& outputs, region::Mode mode,
-                            const parallel::Sequence* sequence) const {
-  regions_->run(expert_, index, weights_.blocks[index], given, outputs, mode, adapters_.get(), sequence);
+                            std::vector<at::Tensor>& outputs, const parallel::Sequence* sequence) const {
+  regions_->run(expert_, index, weights_.blocks[index], given, outputs, adapters_.get(), sequence);
 }
 
 }  // namespace ditfleet::pipeline

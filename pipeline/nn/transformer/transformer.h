@@ -31,6 +31,7 @@ struct TransformerSource {
   std::string quantize = {};         // "fp8" (the linears of the blocks' programs), "nf4" (all linears) or empty
   std::string name = "transformer";  // of its weights in Placement::host_key
   std::int64_t adapter_rank = 0;     // columns beside each linear of compiled blocks
+  bool f8_attention = false;         // in compiled blocks: see region::with_f8_attention()
   std::shared_ptr<region::RegionHost> regions = nullptr;
 };
 
@@ -93,7 +94,7 @@ class Transformer {
   void prewarm(std::span<const region::Sizes> sizes, bool adapters) const;
   // Runs compiled block `index`; see BlockRegions::run().
   void run_block(std::size_t index, std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
-                 region::Mode mode, const parallel::Sequence* sequence) const;
+                 const parallel::Sequence* sequence) const;
   // The adapters that compiled blocks read; null: none, or they are added eagerly.
   const AdapterColumns::Layout* adapters() const { return adapters_.get(); }
   // Makes the current stream wait for the copies of load_adapters(). run_block() does so itself.

@@ -1,6 +1,8 @@
 #include "pipeline/region/ir/program.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -73,6 +75,41 @@ Program Program::bind(const Sizes& sizes) const {
     op.length = op.length.bind(sizes);
   }
   return bound;
+}
+
+Program with_f8_attention(Program p) {
+  std::vector<std::pair<std::size_t, Op>> casts;  // each with the op that it follows
+  const auto reads = [&](int value) {
+    return std::count_if(p.ops.begin(), p.ops.end(),
+                         [&](const Op& op) { return std::count(op.inputs.begin(), op.inputs.end(), value) > 0; });
+  };
+  // Views and joins of what is rounded change their type with it.
+  const std::function<int(int)> rounded = [&](int value) {
+    const auto made = static_cast<std::size_t>(
+        std::find_if(p.ops.begin(), p.ops.end(), [&](const Op& op) { return op.output == value; }) - p.ops.begin());
+    if (made < p.ops.size() && (p.ops[made].code == OpCode::kReshape || p.ops[made].code == OpCode::kJoin) &&
+        reads(value) == 1) {
+      p.values[static_cast<std::size_t>(value)].type = ElementType::kF8;
+      for (int& input : p.ops[made].inputs) input = rounded(input);
+      return value;
+    }
+    Value narrow = p.value(value);
+    narrow.name += ".f8";
+    narrow.kind = ValueKind::kResult;
+    narrow.type = ElementType::kF8;
+    p.values.push_back(std::move(narrow));
+    const int made_here = static_cast<int>(p.values.size()) - 1;
+    casts.emplace_back(made, Op{.code = OpCode::kCast, .inputs = {value}, .output = made_here});
+    return made_here;
+  };
+  for (Op& op : p.ops)
+    if (op.code == OpCode::kAttention && op.across_ranks)
+      for (std::size_t i = 0; i < 2; ++i) op.inputs[i] = rounded(op.inputs[i]);
+  std::stable_sort(casts.begin(), casts.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (auto& [after, cast] : casts)
+    p.ops.insert(p.ops.begin() + static_cast<std::ptrdiff_t>(after < p.ops.size() ? after + 1 : 0), std::move(cast));
+  p.block += ".f8_attention";
+  return p;
 }
 
 std::string print(const Program& program) {

@@ -46,7 +46,8 @@ enum class OpCode : std::uint8_t {
   kSilu,
   // x [.., W], table f32 [.., P] of (cos, sin) for each adjacent pair. P divides W: the table repeats along the row.
   kRope,
-  // softmax(q kᵀ / √hd) v for each head: q [.., T, H, hd], k and v [.., T of the keys, H, hd] → [.., T, H, hd].
+  // softmax(q kᵀ / √hd) v for each head: q [.., T, H, hd], k and v [.., T of the keys, H, hd] → [.., T, H, hd] of v's
+  // type. If q and k are f8, v is rounded to f8 with a scale per sample and head.
   kAttention,
   kMul,
   kAdd,  // the second operand may broadcast
@@ -109,6 +110,10 @@ struct Program {
 
 // One line per op: "%7 image_qkv: bf16 [batch, image, 576] = linear(%5 …, %3 …)".
 std::string print(const Program& program);
+
+// The program with q and k of its attentions across ranks (self-attention) in f8, rounded where they are computed:
+// after a norm their elements are neither so small nor so large that f8 would need a scale.
+Program with_f8_attention(Program program);
 
 // kInvalidArgument: the message contains the block, the operator's result and what would be right.
 Result<void> verify(const Program& program);

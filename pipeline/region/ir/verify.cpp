@@ -24,8 +24,8 @@ class Rules {
                    (most > least ? " to " + std::to_string(most) : ""));
     for (const Value& v : operands_)
       if (v.shape.empty()) return wrong("operand %" + v.name + " has no axes");
-    const bool mixed =
-        op_.code == OpCode::kRope || op_.code == OpCode::kScaledLinear || op_.code == OpCode::kQuantizeRow;
+    const bool mixed = op_.code == OpCode::kRope || op_.code == OpCode::kScaledLinear ||
+                       op_.code == OpCode::kQuantizeRow || op_.code == OpCode::kAttention;
     for (std::size_t i = 1; i < count && !mixed; ++i) {
       if (op_.code == OpCode::kGateResidual && i == 1 && operands_[i].type == ElementType::kF32) continue;
       if (auto e = same_type(i)) return *e;
@@ -164,6 +164,10 @@ class Rules {
     return row(made);
   }
   Result<Value> attention(Value made) const {
+    if (auto e = same_type(1)) return *e;
+    if (made.type != ElementType::kF8)
+      if (auto e = same_type(2)) return *e;
+    made.type = operands_[2].type;
     if (made.shape.size() < 3)
       return wrong("q is " + text_of(made.shape) + "; it must be [.., tokens, heads, head size]");
     for (std::size_t i = 1; i < 3; ++i) {

@@ -20,6 +20,7 @@ at::Tensor heads_first(const at::Tensor& q, const at::Tensor& k, const at::Tenso
     case AttentionBackend::kFlash:
       return q.is_cpu() ? std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v))
                         : std::get<0>(at::_scaled_dot_product_flash_attention(q, k, v));
+    case AttentionBackend::kFlash3:
     case AttentionBackend::kAuto: break;
   }
   return at::scaled_dot_product_attention(q, k, v);
@@ -28,14 +29,13 @@ at::Tensor heads_first(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 }  // namespace
 
 const std::vector<AttentionBackend>& attention_backends() {
-  static const std::vector<AttentionBackend> all = {AttentionBackend::kAuto, AttentionBackend::kCudnn,
-                                                    AttentionBackend::kFlash, AttentionBackend::kEfficient,
-                                                    AttentionBackend::kMath};
+  using enum AttentionBackend;
+  static const std::vector<AttentionBackend> all = {kAuto, kCudnn, kFlash3, kFlash, kEfficient, kMath};
   return all;
 }
 
 std::string_view name_of(AttentionBackend backend) {
-  static constexpr std::string_view kNames[] = {"auto", "cudnn", "flash", "efficient", "math"};
+  static constexpr std::string_view kNames[] = {"auto", "cudnn", "fa3", "flash", "efficient", "math"};
   return kNames[static_cast<std::size_t>(backend)];
 }
 

@@ -21,6 +21,7 @@ struct AttentionShape {
   };
   std::int64_t batch = 0, tokens = 0, key_tokens = 0, heads = 0, head_dim = 0;
   Strides q, k, v, out;
+  bool f8 = false;  // q and k; cuDNN does not have it
   auto operator<=>(const AttentionShape&) const = default;
 };
 

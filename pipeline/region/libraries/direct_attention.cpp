@@ -1,174 +1,83 @@
 #include "pipeline/region/libraries/direct_attention.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 #include <spdlog/spdlog.h>
 
-#include <cmath>
-#include <future>
-#include <map>
-#include <mutex>
-
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
-#include "pipeline/region/libraries/cudnn.h"
+#include "pipeline/region/libraries/attention_table.h"
 #include "pipeline/region/libraries/driver.h"
-#include "pipeline/region/libraries/plan_key.h"
-#include "shared/core/background_threads.h"
-#include "shared/kernel_cache/cache.h"
 
 namespace ditfleet::region {
 namespace {
 
 AttentionShape::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
-// Whether rows are as cuDNN needs them: contiguous, aligned to 16 bytes.
-bool fits(const at::Tensor& t) {
-  bool even = t.stride(3) == 1 && reinterpret_cast<std::uintptr_t>(t.const_data_ptr()) % 16 == 0;
-  for (int axis = 0; axis < 3; ++axis) even = even && t.stride(axis) % 8 == 0;
-  return even;
-}
-
-class CudnnAttention : public DirectAttention {
+class FlashAttention : public DirectAttention {
  public:
-  CudnnAttention(int device, std::string arch, std::shared_ptr<kernel_cache::KernelCache> cache)
-      : device_(static_cast<c10::DeviceIndex>(device)), arch_(std::move(arch)), cache_(std::move(cache)) {}
-
+  std::string name() const override { return "flash"; }
   bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const override {
-    if (q.dim() != 4 || q.numel() == 0 || k.numel() == 0 || q.scalar_type() != c10::ScalarType::BFloat16) return false;
-    for (const at::Tensor* t : {&q, &k, &v, &out})
-      if (!fits(*t)) return false;
-    const auto plan = plan_for(attention_shape(q, k, v, out));
-    if (!plan) return false;
-    const c10::Device device(c10::DeviceType::CUDA, device_);
-    const at::Tensor workspace =
-        at::empty({Cudnn::workspace_bytes(*plan)}, at::TensorOptions(c10::ScalarType::Byte).device(device));
-    pipeline::unwrap(library_->run(*plan,
-                                   {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), out.mutable_data_ptr()},
-                                   static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3)))),
-                                   workspace.mutable_data_ptr(), pipeline::current_stream(device)));
+    if (q.dim() != 4 || q.scalar_type() != c10::ScalarType::BFloat16 || q.size(3) > 256) return false;
+    out.copy_(attend(q, k, v, AttentionBackend::kFlash));
     return true;
   }
-
-  // Does nothing until the library is open: opening it costs the first call half a second anyway.
-  void prewarm(const AttentionShape& shape) const override {
-    std::lock_guard lock(mutex_);
-    if (!library_ || plans_.contains(shape)) return;
-    plans_[shape] = threads_
-                        .run([this, shape] {
-                          const c10::DeviceGuard guard(c10::Device(c10::DeviceType::CUDA, device_));
-                          return from_cache(shape);
-                        })
-                        .share();
-  }
-
- private:
-  using PlanPointer = std::shared_ptr<const Cudnn::Plan>;
-
-  // The first caller makes the plan unless prewarm() did; callers for the same shape wait for it.
-  PlanPointer plan_for(const AttentionShape& shape) const {
-    std::shared_future<PlanPointer> plan;
-    std::packaged_task<PlanPointer()> make([this, &shape] { return from_cache(shape); });
-    bool first = false;
-    {
-      std::lock_guard lock(mutex_);
-      if (!library_ && !open()) return nullptr;
-      auto& known = plans_[shape];
-      first = !known.valid();
-      if (first) known = make.get_future().share();
-      plan = known;
-    }
-    if (first) make();
-    return plan.get();
-  }
-
-  // After kDeviceFault the next call tries again.
-  bool open() const {
-    if (missing_) return false;
-    auto library = Cudnn::open();
-    if (!library && library.error().code != Code::kUnavailable) {  // LibTorch's cached memory may help
-      pipeline::release_cached_memory(c10::Device(c10::DeviceType::CUDA, device_));
-      library = Cudnn::open();
-    }
-    if (!library) {
-      missing_ = library.error().code == Code::kUnavailable;
-      spdlog::log(missing_ ? spdlog::level::info : spdlog::level::warn, "{}; LibTorch's attention runs instead{}",
-                  library.error().message, missing_ ? "" : " this time");
-      return false;
-    }
-    gpu_ = pipeline::unwrap(gpu_identity(device_));
-    library_ = std::move(*library);
-    return true;
-  }
-
-  PlanPointer from_cache(const AttentionShape& shape) const {
-    PlanPointer made, restored;
-    bool refused = false;
-    const auto usable = [&](const kernel_cache::Entry& entry) -> Result<void> {
-      if (made && !refused) return {};
-      auto plan = library_->restore(entry.code);
-      if (!plan) {
-        refused = true;
-        return plan.error();
-      }
-      restored = *plan;
-      return {};
-    };
-    const auto found = cache_->get_or_compile(
-        plan_key(shape), "attention", arch_,
-        [&]() -> Result<kernel_cache::Entry> {
-          auto plan = library_->plan(shape);
-          if (!plan) return plan.error();
-          made = *plan;
-          auto text = library_->save(*made);
-          if (!text) return text.error();
-          kernel_cache::Entry entry{.region = "attention", .arch = arch_, .kind = kernel_cache::Kind::kPlan};
-          entry.code.assign(text->begin(), text->end());
-          return entry;
-        },
-        usable);
-    if (made || !found) return made;  // even if it could not be saved
-    if (restored) return restored;
-    if (auto plan = library_->restore((*found)->code)) return *plan;  // made by another thread
-    auto plan = library_->plan(shape);
-    return plan ? *plan : nullptr;
-  }
-
-  // Everything that a serialized plan depends on; it contains the kernel.
-  kernel_cache::Key plan_key(const AttentionShape& s) const {
-    auto key = plan_key_of("attention", 2, gpu_);
-    key.add("arch", arch_).add("library", "cudnn").add("version", static_cast<std::int64_t>(library_->version()));
-    add_shape(key, s);
-    return key.finish();
-  }
-
-  const c10::DeviceIndex device_;
-  const std::string arch_;
-  const std::shared_ptr<kernel_cache::KernelCache> cache_;
-  mutable std::mutex mutex_;
-  mutable bool missing_ = false;                  // permanently
-  mutable std::shared_ptr<const Cudnn> library_;  // null until open()
-  mutable GpuIdentity gpu_;
-  mutable std::map<AttentionShape, std::shared_future<PlanPointer>> plans_;  // null: cuDNN has none
-  mutable BackgroundThreads threads_{"attention-plans", 2};                  // last: its work uses the other members
 };
+
+// The best guess first.
+std::vector<std::shared_ptr<const DirectAttention>> all_of(int device, const std::string& arch,
+                                                           const std::shared_ptr<kernel_cache::KernelCache>& cache) {
+  std::vector<std::shared_ptr<const DirectAttention>> all{make_cudnn_attention(device, arch, cache),
+                                                          make_flash_attention()};
+  const bool hopper = arch.starts_with("sm_90");
+  if (!hopper && !arch.starts_with("sm_10")) std::swap(all[0], all[1]);  // LibTorch's preferences
+  std::string missing = hopper ? "" : "; fa3 needs a GPU of sm_90";
+  if (hopper) {
+    if (auto flash3 = open_flash3())
+      all.insert(all.begin(), *flash3);
+    else
+      missing = "; " + flash3.error().message;
+  }
+  std::string names;
+  for (const auto& one : all) names += (names.empty() ? "" : ", ") + one->name();
+  spdlog::info("attention: the fastest of {}{}", names, missing);
+  return all;
+}
 
 }  // namespace
 
 AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) {
-  return {q.size(0),     q.size(1),     k.size(1),     q.size(2),      q.size(3),
-          strides_of(q), strides_of(k), strides_of(v), strides_of(out)};
+  return {
+      q.size(0),     q.size(1),     k.size(1),     q.size(2),       q.size(3),
+      strides_of(q), strides_of(k), strides_of(v), strides_of(out), q.scalar_type() == c10::ScalarType::Float8_e4m3fn};
 }
+
+bool has_aligned_rows(const at::Tensor& t, c10::ScalarType type) {
+  if (t.dim() != 4 || t.numel() == 0 || t.scalar_type() != type) return false;
+  bool even = t.stride(3) == 1 && reinterpret_cast<std::uintptr_t>(t.const_data_ptr()) % 16 == 0;
+  for (int axis = 0; axis < 3; ++axis) even = even && t.stride(axis) * t.element_size() % 16 == 0;
+  return even;
+}
+
+std::shared_ptr<const DirectAttention> make_flash_attention() { return std::make_shared<FlashAttention>(); }
 
 std::shared_ptr<const DirectAttention> make_direct_attention(int device, const std::string& arch,
                                                              AttentionBackend backend,
                                                              std::shared_ptr<kernel_cache::KernelCache> cache) {
-  const bool preferred = arch.starts_with("sm_90") || arch.starts_with("sm_10");  // as LibTorch's auto does
-  if (backend != AttentionBackend::kCudnn && !(backend == AttentionBackend::kAuto && preferred)) return nullptr;
-  return std::make_shared<CudnnAttention>(device, arch, std::move(cache));
+  if (backend == AttentionBackend::kCudnn) return make_cudnn_attention(device, arch, std::move(cache));
+  if (backend == AttentionBackend::kFlash3) {
+    if (!arch.starts_with("sm_90"))
+      pipeline::fail(Code::kUnavailable,
+                     "compile.attention is fa3, which needs a GPU of sm_90, but this one is " + arch + "; use auto",
+                     "compile.attention");
+    return pipeline::unwrap(open_flash3());
+  }
+  if (backend != AttentionBackend::kAuto) return nullptr;
+  return std::make_shared<const AttentionTable>(
+      pipeline::unwrap(gpu_identity(device)), arch, cache, [=] { return all_of(device, arch, cache); },
+      gpu_timer(device));
 }
 
 void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim,

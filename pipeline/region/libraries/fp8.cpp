@@ -5,10 +5,12 @@
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/reciprocal.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "pipeline/region/ir/program.h"
 #include "pipeline/region/libraries/driver.h"
@@ -47,6 +49,22 @@ at::Tensor fp8_row_scales(const at::Tensor& x) {
 
 at::Tensor fp8_codes(const at::Tensor& x, const at::Tensor& scales) {
   return at::clamp(as_float(x) * scales.reciprocal(), -kLargestF8, kLargestF8).to(c10::ScalarType::Float8_e4m3fn);
+}
+
+std::pair<at::Tensor, at::Tensor> fp8_heads(const at::Tensor& v) {
+  const at::Tensor scales = at::clamp(
+      at::linalg_vector_norm(v, INFINITY, {-3, -1}, /*keepdim=*/true, c10::ScalarType::Float) * (1 / kLargestF8),
+      kLeastRowScale);
+  return {fp8_codes(v, scales).contiguous(), scales.squeeze(-1).squeeze(-2)};
+}
+
+at::Tensor fp8_attention(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>& attend) {
+  const auto type = v.scalar_type();
+  const auto [codes, scales] = fp8_heads(v);
+  const at::Tensor out = attend(q.to(type), k.to(type), codes.to(type));  // the result is linear in v
+  return (as_float(out) * scales.unsqueeze(-2).unsqueeze(-1)).to(type);
 }
 
 at::Tensor fp8_linear(const Fp8Product& p, c10::ScalarType type) {

@@ -5,6 +5,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <utility>
+
 namespace ditfleet::region {
 
 // Whether the device has fp8 products: a GPU from compute capability 8.9 on. True for a CPU, which emulates them.
@@ -23,5 +26,14 @@ struct Fp8Product {
 };
 // x · weightᵀ · scales + bias + addend, summed in fp32 and rounded once. Returns [.., out] of this type.
 at::Tensor fp8_linear(const Fp8Product& product, c10::ScalarType type);
+
+// v [.., tokens, heads, size] as codes and the scale of each sample and head, as FlashAttention-3 reads them. Returns
+// the codes, contiguous, and [.., heads] fp32: max |v| / 448, at least kLeastRowScale.
+std::pair<at::Tensor, at::Tensor> fp8_heads(const at::Tensor& v);
+// Attention with f8 q and k as OpCode::kAttention computes it, in v's type by `attend`, which is the same for tensors
+// of one type. Only q, k and v are rounded to f8; the library also rounds the softmax.
+at::Tensor fp8_attention(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>& attend);
 
 }  // namespace ditfleet::region

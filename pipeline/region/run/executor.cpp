@@ -160,7 +160,12 @@ class Call {
     const at::Tensor out = own_memory ? at::Tensor() : tensor(step.out);
     at::Tensor made;
     if (step.across_ranks && libraries_.sequence) {
-      made = libraries_.sequence->attention(q, k, v, [&](const auto&... all) { return attended(all..., {}); });
+      // Ranks exchange f8 as bf16, in which every f8 value is exact.
+      const auto f8 = q.scalar_type(), type = v.scalar_type();
+      made = libraries_.sequence->attention(
+          q.to(type), k.to(type), v, [&](const at::Tensor& all_q, const at::Tensor& all_k, const at::Tensor& all_v) {
+            return attended(all_q.to(f8), all_k.to(f8), all_v, {});
+          });
       if (own_memory)
         made = made.contiguous();
       else
@@ -173,21 +178,17 @@ class Call {
 
   // Computes the result in `out`, or copies it there. If `out` is undefined, returns a contiguous tensor of q's shape.
   at::Tensor attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) {
-    if (q.numel() == 0) return out.defined() ? out : at::empty(q.sizes(), q.options());
-    const auto by = [&](AttentionBackend backend) {
-      if (backend == libraries_.attention && libraries_.direct_attention) {
-        const at::Tensor direct = out.defined() ? out : at::empty(q.sizes(), q.options());
-        if (libraries_.direct_attention->run(q, k, v, direct)) return direct;
-      }
-      at::Tensor made = attend(q, k, v, backend);
-      return out.defined() ? out.copy_(made) : made;
+    if (q.numel() == 0) return out.defined() ? out : at::empty(q.sizes(), v.options());
+    if (libraries_.direct_attention) {
+      const at::Tensor direct = out.defined() ? out : at::empty(q.sizes(), v.options());
+      if (libraries_.direct_attention->run(q, k, v, direct)) return direct;
+    }
+    const auto by_torch = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+      return attend(a, b, c, libraries_.attention);
     };
-    AttentionBackend backend = libraries_.attention;
-    if (libraries_.timed_attention && q.dim() == 4 && q.scalar_type() == c10::ScalarType::BFloat16)
-      backend =
-          libraries_.timed_attention->choose(attention_shape(q, k, v, out.defined() ? out : q),
-                                             2 * (q.nbytes() + k.nbytes()), [&](AttentionBackend one) { by(one); });
-    return by(backend);
+    const bool f8 = q.scalar_type() == c10::ScalarType::Float8_e4m3fn;
+    at::Tensor made = f8 ? fp8_attention(q, k, v, by_torch) : by_torch(q, k, v);
+    return out.defined() ? out.copy_(made) : made;
   }
 
   void keep(int buffer, at::Tensor made) {
@@ -273,7 +274,8 @@ void prewarm_attention(const DirectAttention& direct, const Plan& plan, const Re
     // The strides of a result in memory of its own are not known ahead.
     if (!step || plan.buffer(step->out.buffer).kind == BufferKind::kLibrary) continue;
     direct.prewarm({step->q.sizes[0], step->q.sizes[1], step->k.sizes[1], step->q.sizes[2], step->q.sizes[3],
-                    strides(step->q), strides(step->k), strides(step->v), strides(step->out)});
+                    strides(step->q), strides(step->k), strides(step->v), strides(step->out),
+                    plan.buffer(step->q.buffer).type == ElementType::kF8});
   }
 }
 

@@ -9,7 +9,6 @@
 #include "pipeline/region/libraries/attention.h"
 #include "pipeline/region/libraries/direct_attention.h"
 #include "pipeline/region/libraries/gemm.h"
-#include "pipeline/region/libraries/timed_attention.h"
 #include "pipeline/region/run/resolved.h"
 #include "pipeline/region/run/row_launcher.h"
 
@@ -35,7 +34,6 @@ struct Libraries {
   const Gemm* gemm = nullptr;  // null: LibTorch's
   AttentionBackend attention = AttentionBackend::kAuto;
   const DirectAttention* direct_attention = nullptr;       // null: LibTorch's, whose result may have to be copied
-  const TimedAttention* timed_attention = nullptr;         // null: `attention` without timing
   const pipeline::parallel::Sequence* sequence = nullptr;  // how ranks share the tokens; null: one rank
 };
 

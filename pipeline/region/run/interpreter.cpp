@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/clamp.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
@@ -78,15 +79,24 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
       case OpCode::kGeluErf: out = at::gelu(in(0)); break;
       case OpCode::kSilu: out = at::silu(in(0)); break;
       case OpCode::kRope: out = rope(in(0), in(1)); break;
-      case OpCode::kAttention:
-        out = op.across_ranks && sequence ? sequence->attention(in(0), in(1), in(2), attention)
-                                          : attention(in(0), in(1), in(2));
+      case OpCode::kAttention: {
+        const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+          return op.across_ranks && sequence ? sequence->attention(q, k, v, attention) : attention(q, k, v);
+        };
+        const bool f8 = in(0).scalar_type() == c10::ScalarType::Float8_e4m3fn;
+        out = f8 ? fp8_attention(in(0), in(1), in(2), attend) : attend(in(0), in(1), in(2));
         break;
+      }
       case OpCode::kMul: out = in(0) * in(1); break;
       case OpCode::kAdd: out = in(0) + in(1); break;
       // A reference in wider types keeps them.
       case OpCode::kCast:
-        out = in(0).scalar_type() == c10::ScalarType::Double ? in(0) : in(0).to(scalar_type(made.type));
+        if (in(0).scalar_type() == c10::ScalarType::Double)
+          out = in(0);
+        else if (made.type == ElementType::kF8)
+          out = at::clamp(in(0), -kLargestF8, kLargestF8).to(c10::ScalarType::Float8_e4m3fn);
+        else
+          out = in(0).to(scalar_type(made.type));
         break;
       case OpCode::kReshape: out = in(0).reshape(shape); break;
       case OpCode::kSlice: out = in(0).narrow(op.axis, op.start.evaluate(sizes), op.length.evaluate(sizes)); break;

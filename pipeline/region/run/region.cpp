@@ -225,7 +225,7 @@ std::shared_ptr<const Region::Variant> Region::add_variant(std::vector<std::int6
   return last_ = variant;
 }
 
-void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs, Mode mode,
+void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs,
                  const pipeline::parallel::Sequence* sequence) {
   auto descriptor = describe(inputs);
   std::shared_ptr<const Variant> variant;
@@ -242,8 +242,7 @@ void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>&
   }
   const Compiled& compiled = *variant->compiled;
   if (compiled.launcher) {
-    const Libraries libraries{host_->gemm.get(), host_->attention, host_->direct_attention.get(),
-                              autotunes(mode) ? host_->timed_attention.get() : nullptr, sequence};
+    const Libraries libraries{host_->gemm.get(), host_->attention, host_->direct_attention.get(), sequence};
     execute(compiled.plan, variant->resolved, *compiled.launcher, libraries, host_->pool, inputs, outputs);
     return;
   }

@@ -45,7 +45,7 @@ class Region {
   // inputs that do not fit the block, for a fallback with fullgraph and for a second program with error_on_recompile.
   // Throws what Sequence throws if there are several ranks. Thread-safe.
   // `sequence`: how ranks share the tokens; `inputs` has this rank's tokens. Null: one rank.
-  void run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs, Mode mode = Mode::kDefault,
+  void run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs,
            const pipeline::parallel::Sequence* sequence = nullptr);
 
   // The names of the inputs, in the order of pointer tables.

@@ -10,7 +10,8 @@ namespace {
 
 AttentionBackend attention_for(const std::string& name, c10::Device device) {
   const AttentionBackend backend = parse_attention(name).value_or(AttentionBackend::kAuto);
-  if (device.is_cpu() && (backend == AttentionBackend::kCudnn || backend == AttentionBackend::kEfficient))
+  if (device.is_cpu() && (backend == AttentionBackend::kCudnn || backend == AttentionBackend::kFlash3 ||
+                          backend == AttentionBackend::kEfficient))
     pipeline::fail(
         Code::kInvalidArgument,
         "compile.attention is " + name + ", which needs a GPU, but the device is cpu; use auto, flash or math",
@@ -27,8 +28,6 @@ Result<void> open_gpu(RegionHost& host, const CompileOptions& options, c10::Devi
   host.arch = *arch;
   host.gemm = std::make_shared<const Gemm>(host.device);
   host.direct_attention = make_direct_attention(host.device, host.arch, host.attention, host.cache);
-  if (host.attention == AttentionBackend::kAuto)
-    host.timed_attention = make_timed_attention(host.device, host.arch, host.direct_attention != nullptr, host.cache);
   host.compiler = *compiler;
   return {};
 }

@@ -33,8 +33,6 @@ struct RegionHost {
   std::shared_ptr<const Gemm> gemm;  // null: LibTorch's
   AttentionBackend attention = AttentionBackend::kAuto;
   std::shared_ptr<const DirectAttention> direct_attention;  // null: LibTorch's alone
-  // Null if the configuration sets the attention backend or only one is available.
-  std::shared_ptr<const TimedAttention> timed_attention;
   mutable WorkspacePool pool;
   std::shared_ptr<pipeline::parallel::Group> ranks;  // that share each forward of a transformer; null: one process
   bool dry = false;                                  // for tensors without memory: nothing is compiled or counted

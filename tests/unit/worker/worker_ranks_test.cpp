@@ -57,12 +57,13 @@ TEST(RankMessages, CarryRequestsWithAllTheirBits) {
 }
 
 TEST(RankMessages, CarrySourcesDropsAndErrors) {
-  const pipeline::ModelSource source{"m", "/d", "/f", {{"transformer", "nf4"}, {"text_encoder", "nf4"}}, "fp32"};
+  const pipeline::ModelSource source{"m", "/d", "/f", {{"transformer", "nf4"}, {"text_encoder", "nf4"}}, "fp32", "fp8"};
   pipeline::ModelSource read;
   ASSERT_TRUE(unpack(packed(source), read));
   EXPECT_EQ(read.dir, source.dir);
   EXPECT_EQ(read.quantize, source.quantize);
   EXPECT_EQ(read.vae_dtype, source.vae_dtype);
+  EXPECT_EQ(read.attention, source.attention);
   const pipeline::AdapterDrops drops{{"a", "b"}, {"c"}};
   std::vector<pipeline::LoraRequest> loras;
   pipeline::AdapterDrops read_drops;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "pipeline/families/flux/block_programs.h"
+#include "pipeline/families/wan/block_program.h"
 #include "pipeline/region/codegen/source.h"
 #include "pipeline/region/ir/builder.h"
 #include "tests/unit/pipeline/region/region_temporal_block.h"
@@ -96,6 +97,27 @@ TEST(RegionFusion, QueryAndKeyAreRotatedWhereTheGemmPutThem) {
   const auto gemms = steps_of<GemmStep>(plan);
   EXPECT_EQ(gemms[0]->out.buffer, gemms[1]->out.buffer) << "text and image are projected into one buffer";
   EXPECT_EQ(steps_of<AttentionStep>(plan)[0]->q.buffer, gemms[0]->out.buffer);
+}
+
+// q and k are rounded to f8 by the kernel that rotates them, so there is no more to do, and v is left as it is.
+TEST(RegionFusion, EightBitAttentionRoundsInTheKernelThatRotates) {
+  const ElementType type = ElementType::kBF16;
+  for (const auto& program : {flux_double_block(shape(type)), flux_single_block(shape(type)),
+                              wan_block({.heads = 6, .head_dim = 32, .ffn = 384, .type = type})}) {
+    const Program narrow = with_f8_attention(*program);
+    ASSERT_TRUE(verify(narrow)) << verify(narrow).error().message;
+    const auto plan = fuse(narrow, {.gelu_in_gemm = true, .attention_token_stride = true, .copies_in_rows = true}),
+               before = fuse(*program, {.gelu_in_gemm = true, .attention_token_stride = true, .copies_in_rows = true});
+    ASSERT_TRUE(plan) << plan.error().message;
+    EXPECT_EQ(plan->steps.size(), before->steps.size()) << print(narrow);
+    const AttentionStep& self = *steps_of<AttentionStep>(*plan).front();
+    EXPECT_EQ(plan->buffer(self.q.buffer).type, ElementType::kF8);
+    EXPECT_EQ(plan->buffer(self.k.buffer).type, ElementType::kF8);
+    EXPECT_EQ(plan->buffer(self.v.buffer).type, type);
+    EXPECT_EQ(plan->buffer(self.out.buffer).type, type);
+    for (const AttentionStep* one : steps_of<AttentionStep>(*plan))
+      EXPECT_EQ(plan->buffer(one->q.buffer).type, one == &self ? ElementType::kF8 : type) << "only self-attention";
+  }
 }
 
 TEST(RegionFusion, ActivationsMayBeUpdatedInPlace) {

@@ -36,8 +36,6 @@ TEST(RegionOptions, ModesHaveNamesAndParts) {
   EXPECT_EQ(parse_mode("fast"), std::nullopt);
   EXPECT_TRUE(uses_graphs(Mode::kReduceOverhead) && uses_graphs(Mode::kMaxAutotune));
   EXPECT_FALSE(uses_graphs(Mode::kDefault) || uses_graphs(Mode::kMaxAutotuneNoCudagraphs) || uses_graphs(Mode::kNone));
-  EXPECT_TRUE(autotunes(Mode::kMaxAutotuneNoCudagraphs) && autotunes(Mode::kMaxAutotune));
-  EXPECT_FALSE(autotunes(Mode::kDefault) || autotunes(Mode::kReduceOverhead) || autotunes(Mode::kNone));
 }
 
 }  // namespace

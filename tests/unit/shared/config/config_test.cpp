@@ -238,26 +238,32 @@ TEST(Settings, TheConfigurationOfThePackageIsValidWithoutItsCommentSigns) {
 TEST(Settings, ModelsMayBeQuantizedAndHaveATransformerOfTheirOwn) {
   using Formats = std::map<std::string, std::string>;
   const std::string file = write_config(
-      "models: {demo: {path: /m, transformer: flux.safetensors, quantize: {transformer: fp8, text_encoder_2: nf4}}}\n");
+      "models: {demo: {path: /m, transformer: flux.safetensors, quantize: {transformer: fp8, text_encoder_2: nf4},\n"
+      "  attention: fp8}}\n");
   auto loaded = load({.file = file, .environment = false});
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
   const ModelSetting demo = loaded->models.at("demo");
   EXPECT_EQ(demo.path, "/m");
   EXPECT_EQ(demo.transformer, std::filesystem::path(file).parent_path() / "flux.safetensors");
   EXPECT_EQ(demo.quantize, (Formats{{"transformer", "fp8"}, {"text_encoder_2", "nf4"}}));
+  EXPECT_EQ(demo.attention, "fp8");
   // As rendered, which is what `ditfleet up` gives its workers.
   loaded = load({.file = write_config(to_yaml(*loaded, true)), .environment = false});
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
   EXPECT_EQ(loaded->models.at("demo").transformer, demo.transformer);
   EXPECT_EQ(loaded->models.at("demo").quantize, demo.quantize);
+  EXPECT_EQ(loaded->models.at("demo").attention, "fp8");
 
   const Variable path("DITFLEET_MODELS__A__PATH", "/m"), all("DITFLEET_MODELS__A__QUANTIZE", "transformer=nf4");
-  loaded = load({.sets = {"models.b.1.path=/m", "models.b.1.quantize.transformer=fp8", "models.b.1.transformer=/f"}});
+  loaded = load({.sets = {"models.b.1.path=/m", "models.b.1.quantize.transformer=fp8", "models.b.1.transformer=/f",
+                          "models.b.1.attention=fp8"}});
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
   EXPECT_EQ(loaded->models.at("a").quantize, (Formats{{"transformer", "nf4"}}));
   EXPECT_EQ(loaded->models.at("b.1").quantize, (Formats{{"transformer", "fp8"}}));
+  EXPECT_EQ(loaded->models.at("b.1").attention, "fp8");
   EXPECT_EQ(loaded->models.at("b.1").transformer, "/f");
 
+  EXPECT_THAT(refusal("models: {a: {path: /m, attention: int8}}"), HasSubstr("'int8'; it must be fp8"));
   EXPECT_THAT(refusal("models: {a: {path: /m, quantize: nf4}}"), HasSubstr("'nf4'; it must be COMPONENT=FORMAT"));
   EXPECT_THAT(refusal("models: {a: {path: /m, quantise: {transformer: nf4}}}"), HasSubstr("did you mean 'quantize'?"));
   EXPECT_THAT(refusal("models: {a: {path: /m, quantize: {transformer: {x: nf4}}}}"), HasSubstr("nested too deep"));
