@@ -129,7 +129,9 @@ TEST_F(RegionParityQuantized, EightBitAttentionErrsAsItsOperators) {
         }
         // A GPU's library also rounds the softmax.
         EXPECT_LE(mine, (device().is_cpu() ? 1.1 : 1.5) * theirs) << program.block << " " << name_of(type);
-        if (type == ElementType::kF32) EXPECT_GT(mine, 10 * without) << program.block << ": nothing was rounded";
+        if (type == ElementType::kF32) {
+          EXPECT_GT(mine, 10 * without) << program.block << ": nothing was rounded";
+        }
       }
 }
 
