@@ -77,8 +77,10 @@ Result<std::shared_ptr<const DirectAttention>> open_flash3() {
   if (digest->sha256 != kSha256)
     return unavailable("[fa3] " + path + " has SHA-256 " + digest->sha256 + ", but the known build of fa3-fwd " +
                        kVersion + " has " + kSha256 + advice);
-  // It names Python's module functions, which are never called, so they may stay unresolved.
-  if (!dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL))
+  // It needs libtorch.so, which only collects LibTorch's parts. It names Python's module functions, which are never
+  // called, so they may stay unresolved.
+  const std::string whole = (pipeline::libtorch_folder() / "libtorch.so").string();
+  if (!dlopen(whole.c_str(), RTLD_LAZY | RTLD_LOCAL) || !dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL))
     return unavailable("[fa3] " + path + " does not load: " + pipeline::last_dl_error() +
                        "; it needs LibTorch 2.10 or newer for CUDA 13");
   const auto op = c10::Dispatcher::singleton().findSchema({kOperator, ""});
