@@ -36,7 +36,7 @@ Result<void> Exchange::expect(Phase phase) const {
 
 Result<bool> Exchange::begin(int first, int count, Bytes slots) {
   if (auto idle = expect(Phase::kIdle); !idle) return idle.error();
-  if (first != first_ || count != count_ || slots != slots_) {
+  if (slots != slots_) {
     const std::size_t back = (slots[0] + kAlignment - 1) / kAlignment * kAlignment;
     auto met = device_->meet(back + slots[1]);
     if (!met) return met.error();
@@ -105,9 +105,7 @@ void Exchange::check(Clock::time_point now) {
     else if (now - seen.since >= host_.timeout())
       missing |= bit(static_cast<int>(r));
   }
-  if (missing == 0) return;
-  host_.report_missing(missing);
-  release();
+  if (missing != 0) host_.report_missing(missing);  // the next call releases
 }
 
 void Exchange::release() noexcept {

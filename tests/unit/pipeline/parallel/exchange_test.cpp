@@ -49,8 +49,8 @@ class World {
     std::vector<std::byte> memory;
     bool dead = false;   // neither host nor device do anything any more
     bool hangs = false;  // the device does nothing any more
-    int events = 0;      // recorded
-    std::vector<bool> passed = {};
+    int meetings = 0;
+    std::vector<bool> passed = {};  // events
   };
 
   World(int size, unsigned seed) : size(size), random(seed + 1), fd_(unwrap(create_group_memory(size, kTimeout))) {
@@ -128,7 +128,10 @@ class World {
    public:
     Device(World& world, int rank) : world_(world), rank_(rank) {}
     // The hosts of the test call begin() only when the devices that must be idle are.
-    Result<bool> meet(std::size_t bytes) override { return bytes <= here().memory.size(); }
+    Result<bool> meet(std::size_t bytes) override {
+      ++here().meetings;
+      return bytes <= here().memory.size();
+    }
     std::byte* memory(int rank) const override { return world_.at(rank).memory.data(); }
     Result<void> copies_follow() override { return order(here().current, here().copies); }
     Result<void> follow_copies() override { return order(here().copies, here().current); }
@@ -199,7 +202,9 @@ class Trips {
       call(
           [=, this] {
             began_[static_cast<std::size_t>(trip)]++;
+            const int meetings = world_.at(r).meetings + (meet ? 1 : 0);
             const auto done = world_.at(r).exchange->begin(first, count, {slot(count), slot(count)});
+            world_.expect(world_.at(r).meetings == meetings || !done, "the ranks do not meet");
             world_.expect(without_value(done));
             send(trip, 0, r, first, count);
           },
@@ -306,7 +311,8 @@ TEST(ExchangeProtocols, ChangeTeamsAndSizes) {
   for (unsigned seed = 0; seed < 60; ++seed) {
     World world(4, seed);
     Trips trips(world);
-    for (const int count : {4, 4, 2, 2, 4, 2}) trips.add(count, true);
+    int last = 0;
+    for (const int count : {4, 4, 2, 2, 4, 2}) trips.add(count, std::exchange(last, count) != count);
     world.run();
     ASSERT_EQ(world.problem, "") << "seed " << seed;
     ASSERT_EQ(trips.arrived(), 2 * 6 * 4);
@@ -362,12 +368,11 @@ TEST(ExchangeProtocols, WaitForSlowRanks) {
   Trips trips(world);
   for (int i = 0; i < 4; ++i) trips.add(3, i == 0);
   for (int i = 0; i < 100; ++i) world.step();
-  for (const int pause : {900, 5000}) {
+  for (const int asleep : {0, 5000}) {
     world.at(1).hangs = true;
-    if (pause < 1000)
-      for (const Time end = world.now + milliseconds(pause); world.now < end;) world.step();
-    else
-      world.now += milliseconds(pause);
+    for (const Time end = world.now + milliseconds(600); world.now < end;) world.step();
+    world.now += milliseconds(asleep);
+    for (int i = 0; i < 10; ++i) world.step();
     world.at(1).hangs = false;
     for (int i = 0; i < 50; ++i) world.step();
   }
