@@ -9,7 +9,6 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
-#include <dlfcn.h>
 
 #include <chrono>
 #include <thread>
@@ -92,18 +91,8 @@ class CopyEngines : public ::testing::TestWithParam<int> {
  protected:
   // Skips unless there are as many GPUs.
   void SetUp() override {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      void* driver = ::dlopen("libcuda.so.1", RTLD_NOW);
-      auto init = driver ? reinterpret_cast<int (*)(unsigned)>(::dlsym(driver, "cuInit")) : nullptr;
-      auto count = driver ? reinterpret_cast<int (*)(int*)>(::dlsym(driver, "cuDeviceGetCount")) : nullptr;
-      int n = 0;
-      ::_exit(init && count && init(0) == 0 && count(&n) == 0 ? n : 0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) < GetParam())
-      GTEST_SKIP() << "needs " << GetParam() << " GPUs, but the driver reports " << WEXITSTATUS(status);
+    const int found = testing::gpus();
+    if (found < GetParam()) GTEST_SKIP() << "needs " << GetParam() << " GPUs, but the driver reports " << found;
     set_nccl_environment();
   }
 
