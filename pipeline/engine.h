@@ -28,6 +28,7 @@ struct RankOptions {
   int memory = -1;  // from Engine::create_rank_memory(); create() does not keep it
   int rank = 0, size = 1;
   std::chrono::milliseconds wait{0};  // as given to create_rank_memory()
+  bool copy_engines = true;           // GPUs exchange attention's rows by them if they can; false: by NCCL
 };
 
 struct EngineOptions {

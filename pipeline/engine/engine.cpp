@@ -3,14 +3,17 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/device/memory.h"
 #include "pipeline/engine/diffusion_model.h"
+#include "pipeline/parallel/copy_engines.h"
 #include "pipeline/parallel/nccl.h"
 #include "pipeline/parallel/shared_memory.h"
+#include "shared/core/missing_peer.h"
 
 namespace ditfleet::pipeline {
 
@@ -40,15 +43,23 @@ void check_memory(const MemoryOptions& memory, c10::Device device) {
   limit_memory(device, rest);
 }
 
-// Through shared memory on CPUs, which on GPUs carries NCCL's id.
+// Through shared memory on CPUs, which on GPUs carries NCCL's id. GPUs exchange attention's rows by copy engines if
+// they can.
 std::shared_ptr<parallel::Group> join_ranks(const RankOptions& ranks, c10::Device device) {
-  auto host = unwrap(parallel::join_group_memory(ranks.memory, ranks.rank));
+  std::shared_ptr<parallel::HostGroup> host = unwrap(parallel::join_group_memory(ranks.memory, ranks.rank));
   if (device.is_cpu()) return host;
   parallel::NcclId id{};
   if (ranks.rank == 0) id = unwrap(parallel::make_nccl_id());
   if (auto sent = host->broadcast(at::from_blob(id.bytes.data(), {sizeof id.bytes}, at::kByte), 0); !sent)
     throw Failure(sent.error());
-  return unwrap(parallel::join_nccl(id, ranks.rank, ranks.size, device, ranks.wait, std::move(host)));
+  auto nccl = unwrap(parallel::join_nccl(id, ranks.rank, ranks.size, device, ranks.wait, host));
+  auto exchange = ranks.copy_engines ? parallel::open_copy_engines(*host, device) : unavailable("not wanted");
+  if (!exchange && host->failure()) throw Failure(exchange.error());
+  if (ranks.rank == 0)
+    spdlog::info("{} GPUs exchange the rows of attention by {}", ranks.size,
+                 exchange ? "copy engines" : "NCCL: " + exchange.error().message);
+  if (!exchange) return nccl;
+  return parallel::add_exchange(std::move(nccl), std::move(host), std::move(*exchange), device);
 }
 
 class TorchEngine final : public Engine {

@@ -14,6 +14,8 @@ class Tensor;
 
 namespace ditfleet::pipeline::parallel {
 
+class Exchange;
+
 // One rank's membership. All ranks call the same functions in the same order, one thread at a time; only abort() may be
 // called from any thread. Tensors are contiguous and on the group's device, of any dtype; an undefined tensor is empty.
 // Sent tensors must not overlap received ones, except that a rank's own share may be the same memory.
@@ -40,6 +42,9 @@ class Group {
   virtual Result<void> broadcast(const at::Tensor& tensor, int root) = 0;
   // What rank 0 passes, in all ranks. Waits for rank 0, but not for a GPU.
   Result<bool> agree(bool mine);
+
+  // How the ranks write rows into each other's memory without a collective; null: not at all.
+  virtual Exchange* exchange() { return nullptr; }
 
   // Makes present and later calls return kUnavailable.
   virtual void abort() noexcept = 0;

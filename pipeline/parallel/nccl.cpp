@@ -78,7 +78,7 @@ Result<const Library*> library() {
 class NcclGroup final : public Group {
  public:
   NcclGroup(const Library& lib, void* comm, int rank, int size, c10::Device device, std::chrono::milliseconds timeout,
-            std::unique_ptr<Group> host)
+            std::shared_ptr<Group> host)
       : Group(rank, size, device), lib_(lib), comm_(comm), timeout_(timeout), host_(std::move(host)) {}
   ~NcclGroup() override { abort_comm(); }
 
@@ -167,7 +167,7 @@ class NcclGroup final : public Group {
   std::mutex mutex_;  // for each use of comm_; no call under it waits for other ranks
   void* comm_;        // null: aborted
   const std::chrono::milliseconds timeout_;
-  const std::unique_ptr<Group> host_;
+  const std::shared_ptr<Group> host_;
 };
 
 }  // namespace
@@ -186,7 +186,7 @@ Result<NcclId> make_nccl_id() {
 }
 
 Result<std::unique_ptr<Group>> join_nccl(const NcclId& id, int rank, int size, c10::Device device,
-                                         std::chrono::milliseconds timeout, std::unique_ptr<Group> host) {
+                                         std::chrono::milliseconds timeout, std::shared_ptr<Group> host) {
   auto lib = library();
   if (!lib) return lib.error();
   const c10::DeviceGuard current(device);

@@ -28,6 +28,6 @@ Result<NcclId> make_nccl_id();
 // agree(), which abort() aborts, too; null: agree() must not be called. Errors: kUnavailable (no NCCL, it is too old,
 // or it fails).
 Result<std::unique_ptr<Group>> join_nccl(const NcclId& id, int rank, int size, c10::Device device,
-                                         std::chrono::milliseconds timeout, std::unique_ptr<Group> host = nullptr);
+                                         std::chrono::milliseconds timeout, std::shared_ptr<Group> host = nullptr);
 
 }  // namespace ditfleet::pipeline::parallel

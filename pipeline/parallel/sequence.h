@@ -47,14 +47,21 @@ class Sequence {
   at::Tensor gather(const at::Tensor& x) const;
   // Attention across the ranks. q, k, v and the result: [batch, own tokens, heads, head size]. `attend` gets [batch,
   // all tokens, own heads, head size], with strided rows and the tokens in the order of the ranks, and returns that
-  // size.
+  // size. The result may be memory that the next call overwrites, in the order of the current stream.
   using Attend = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Attend& attend) const;
+  // Begins to send q, k and v, if the group has an exchange, so that work that is enqueued before attention() runs
+  // meanwhile. attention() must follow with the same tensors, which must not change until then.
+  void start(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
 
  private:
+  // By the group's exchange: false if it has none, or none for these sizes; the tensors must have adjacent heads.
+  bool send_heads(const std::array<at::Tensor, 3>& qkv) const;
+  at::Tensor attention_by_exchange(const at::Tensor& q, const Attend& attend) const;
   std::array<at::Tensor, 3> to_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   at::Tensor to_tokens(const at::Tensor& x) const;
   std::int64_t me() const { return team_.group->rank() - team_.first; }
+  std::int64_t first_token(std::int64_t rank) const;
   std::int64_t own_tokens() const { return tokens_[static_cast<std::size_t>(me())]; }
   // `send` and `receive`: one for each rank of the team.
   void exchange(const std::vector<at::Tensor>& send, const std::vector<at::Tensor>& receive) const;

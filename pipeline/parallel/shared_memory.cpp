@@ -21,7 +21,6 @@
 namespace ditfleet::pipeline::parallel {
 namespace {
 
-constexpr int kMaxRanks = 32;
 constexpr std::uint64_t kAborted = std::uint64_t{1} << 63;
 
 // Shared by processes that may be killed at any instruction, so there are no locks.
@@ -31,7 +30,8 @@ struct Control {
   std::uint64_t staging_bytes;
   std::atomic<std::uint64_t> failure;  // 0: none; kAborted; else a bit for each rank that did not arrive
   std::atomic<std::uint32_t> event;    // futex: changes when the last rank arrives and when the group fails
-  std::array<std::atomic<std::uint32_t>, kMaxRanks> arrived;  // the last round at whose end each rank arrived
+  std::array<std::atomic<std::uint32_t>, kMostRanks> arrived;  // the last round at whose end each rank arrived
+  ArrivalFlags flags;
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && sizeof(std::atomic<std::uint32_t>) == 4);
 
@@ -41,7 +41,7 @@ struct Staging {
     std::uint64_t offset, bytes;
     std::uint64_t left;  // of the message, including `bytes`
   };
-  std::array<Part, kMaxRanks> to;
+  std::array<Part, kMostRanks> to;
   bool more;  // another round is needed
 };
 
@@ -60,17 +60,17 @@ void copy(std::byte* to, std::span<const std::byte> from) {
 
 std::string names_of(std::uint64_t ranks) {
   std::string names;
-  for (int r = 0; r < kMaxRanks; ++r)
+  for (int r = 0; r < kMostRanks; ++r)
     if (ranks & bit(r)) names += (names.empty() ? "" : ", ") + std::to_string(r);
   return (names.find(',') == names.npos ? "rank " : "ranks ") + names;
 }
 
 Error cannot(const std::string& what) { return unavailable("[parallel] cannot " + what + ": " + std::strerror(errno)); }
 
-class SharedMemoryGroup final : public Group {
+class SharedMemoryGroup final : public HostGroup {
  public:
   SharedMemoryGroup(void* memory, std::size_t bytes, int rank)
-      : Group(rank, static_cast<Control*>(memory)->size, c10::Device(c10::DeviceType::CPU)),
+      : HostGroup(rank, static_cast<Control*>(memory)->size, c10::Device(c10::DeviceType::CPU)),
         control_(static_cast<Control*>(memory)),
         bytes_(bytes) {}
   ~SharedMemoryGroup() override { ::munmap(control_, bytes_); }
@@ -114,6 +114,17 @@ class SharedMemoryGroup final : public Group {
 
   void abort() noexcept override { fail(kAborted); }
 
+  ArrivalFlags& flags() override { return control_->flags; }
+  std::chrono::milliseconds timeout() const override { return std::chrono::milliseconds(control_->timeout_ms); }
+  void report_missing(std::uint64_t ranks) noexcept override { fail(ranks); }
+  std::optional<Error> failure() const override {
+    const std::uint64_t why = control_->failure;
+    if (why == 0) return {};
+    if (why == kAborted) return missing_peer("[parallel] the group was aborted");
+    return missing_peer("[parallel] " + names_of(why) + " of " + std::to_string(size()) + " did not arrive within " +
+                        std::to_string(control_->timeout_ms) + " ms");
+  }
+
  private:
   // Each rank has two buffers and uses them in turn. When it writes to one again, all ranks have ended the round
   // between, and so have read the older one.
@@ -146,7 +157,7 @@ class SharedMemoryGroup final : public Group {
     if (missing() == 0) wake();
     for (;;) {
       const std::uint32_t event = control_->event;
-      if (control_->failure != 0) return failure();
+      if (auto failed = failure()) return *failed;
       const std::uint64_t late = missing();
       if (late == 0) return {};
       const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.left());
@@ -177,13 +188,6 @@ class SharedMemoryGroup final : public Group {
     ::syscall(SYS_futex, &control_->event, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
 
-  Error failure() const {
-    const std::uint64_t why = control_->failure;
-    if (why == kAborted) return missing_peer("[parallel] the group was aborted");
-    return missing_peer("[parallel] " + names_of(why) + " of " + std::to_string(size()) + " did not arrive within " +
-                        std::to_string(control_->timeout_ms) + " ms");
-  }
-
   Control* const control_;
   const std::size_t bytes_;
   std::uint32_t round_ = 0;  // the last one that this rank ended
@@ -192,8 +196,8 @@ class SharedMemoryGroup final : public Group {
 }  // namespace
 
 Result<UniqueFd> create_group_memory(int size, std::chrono::milliseconds timeout, std::uint64_t staging_bytes) {
-  if (size < 1 || size > kMaxRanks || staging_bytes == 0)
-    return invalid_argument("[parallel] a group in shared memory has 1 to " + std::to_string(kMaxRanks) +
+  if (size < 1 || size > kMostRanks || staging_bytes == 0)
+    return invalid_argument("[parallel] a group in shared memory has 1 to " + std::to_string(kMostRanks) +
                             " ranks and buffers of at least one byte");
   UniqueFd fd(::memfd_create("ditfleet-group", MFD_CLOEXEC));
   if (!fd.valid()) return cannot("create shared memory");
@@ -211,7 +215,7 @@ Result<UniqueFd> create_group_memory(int size, std::chrono::milliseconds timeout
   return fd;
 }
 
-Result<std::unique_ptr<Group>> join_group_memory(int fd, int rank) {
+Result<std::unique_ptr<HostGroup>> join_group_memory(int fd, int rank) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return cannot("read the size of shared memory");
   const auto bytes = static_cast<std::size_t>(status.st_size);
@@ -221,7 +225,7 @@ Result<std::unique_ptr<Group>> join_group_memory(int fd, int rank) {
   if (rank < 0 || rank >= group->size())
     return invalid_argument("[parallel] there is no rank " + std::to_string(rank) + " in a group of " +
                             std::to_string(group->size()));
-  return std::unique_ptr<Group>(std::move(group));
+  return std::unique_ptr<HostGroup>(std::move(group));
 }
 
 }  // namespace ditfleet::pipeline::parallel

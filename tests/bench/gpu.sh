@@ -9,8 +9,8 @@
 #   tests/bench/gpu.sh memory [BUILD_DIR]       memory plans: peaks, images and steps; about 7 minutes; goes on likewise
 #   tests/bench/gpu.sh wan [BUILD_DIR]          videos in Wan 2.2 A14B's size: forwards, requests, limits; about 25
 #                                               minutes; goes on likewise
-#   tests/bench/gpu.sh parallel [BUILD_DIR]     several GPUs for one image or video, on 2 and on 4 GPUs of this machine;
-#                                               about 8 minutes; goes on likewise
+#   tests/bench/gpu.sh parallel [BUILD_DIR]     several GPUs for one image or video, on 2 and on 4 GPUs of this machine,
+#                                               by copy engines and by NCCL; about 14 minutes; goes on likewise
 #
 #   DITFLEET_BENCH_RESULTS   folder of the CSVs (default: tests/bench/results)
 #   DITFLEET_BENCH_PEER=0    skip the peer
@@ -120,16 +120,19 @@ if [ "$what" = parallel ]; then
   count=$(nvidia-smi -L | wc -l)
   [ "$count" -ge 2 ] || { echo "gpu.sh: this machine has one GPU; parallel needs two" >&2; exit 1; }
   [ -d "$work/flux" ] || "$(peer_python)" "$here/make_flux_size.py" "$work/flux" >> "$log" 2>&1
-  for gpus in 2 4; do
-    [ "$gpus" -gt "$count" ] ||
-      once ditfleet flux 28_steps_ratio_$gpus run "$bench" flux --gpus $gpus --model "$work/flux" --cache "$work/cache"
-  done
+  measure() {  # SCENARIO METRIC FOLDER
+    local gpus
+    for gpus in 2 4; do
+      [ "$gpus" -le "$count" ] || continue
+      once ditfleet "$1" "$2_$gpus" run "$bench" "$1" --gpus $gpus --model "$3" --cache "$work/cache"
+      [ $1$gpus != wan2 ] || continue  # each GPU computes one forward of guidance, so nothing is exchanged
+      once ditfleet "$1" "$2_${gpus}_nccl" run "$bench" "$1" --gpus $gpus --exchange nccl --model "$3" --cache "$work/cache"
+    done
+  }
+  measure flux 28_steps_ratio "$work/flux"
   rm -rf "$work/flux"
   "$(peer_python)" "$here/make_wan_size.py" "$work/wan" >> "$log" 2>&1
-  for gpus in 2 4; do
-    [ "$gpus" -gt "$count" ] ||
-      once ditfleet wan step_81_ratio_$gpus run "$bench" wan --gpus $gpus --model "$work/wan/one" --cache "$work/cache"
-  done
+  measure wan step_81_ratio "$work/wan/one"
   exit
 fi
 if [ "$what" = precision ]; then

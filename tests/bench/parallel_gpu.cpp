@@ -1,11 +1,13 @@
 // Measures several GPUs that share each unit, against one of them. gpu.sh runs it.
 //
-//   parallel_gpu_bench SCENARIO --model DIR --gpus N [--cache DIR] [--mode MODE] [--revision TEXT] [--machine TEXT]
+//   parallel_gpu_bench SCENARIO --model DIR --gpus N [--exchange nccl] [--cache DIR] [--mode MODE] [--revision TEXT]
+//     [--machine TEXT]
 //
 // SCENARIO: flux  a folder of FLUX.1-dev's size: 28 steps at 1024×1024, steps at 512×512, the time to load it
 //           wan   a folder of Wan 2.2 A14B's size with one transformer: a step with guidance of 81 frames at 832×480
 //
-// The weights are in the page cache when the time to load them is measured.
+// The GPUs exchange attention's rows by copy engines, or with --exchange nccl by NCCL; the names of those rows end in
+// _nccl. The weights are in the page cache when the time to load them is measured.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -87,6 +89,7 @@ std::map<std::string, double> wan(pipeline::Model& model) {
 
 // On one GPU, then on all.
 void compare(Measure measure) {
+  const std::string by = flags["--exchange"] == "nccl" ? "_nccl" : "";
   std::map<std::string, double> alone;
   for (const int count : {1, gpus}) {
     auto engine = count == 1 ? unwrap(create({})) : unwrap(ranks->create_engine());
@@ -94,7 +97,7 @@ void compare(Measure measure) {
     auto model = unwrap(engine->load_model({"model", flags["--model"]}));
     const double loaded = since(start);
     auto seconds = measure(*model);
-    const std::string of = "_" + std::to_string(count);
+    const std::string of = "_" + std::to_string(count) + (count > 1 ? by : "");
     for (const auto& [name, s] : seconds) row(name + of + "_s", s, "s");
     row("weights" + of + "_s", loaded, "s", "load");
     seconds["weights"] = loaded;
@@ -118,8 +121,10 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--gpus") == 0) gpus = std::atoi(argv[i + 1]);
   }
   flags.emplace("--gpus", "2");
+  flags.emplace("--exchange", "");
   // Before this process has threads or a GPU.
-  const pipeline::RankOptions place{.size = gpus, .wait = std::chrono::seconds(60)};
+  const pipeline::RankOptions place{
+      .size = gpus, .wait = std::chrono::seconds(60), .copy_engines = flags["--exchange"] != "nccl"};
   ranks = unwrap(worker::RankProcesses::start(place, unwrap(pipeline::Engine::create_rank_memory(gpus, place.wait)),
                                               bench::create));
   run(argc, argv, {{"flux", [] { compare(flux); }}, {"wan", [] { compare(wan); }}});

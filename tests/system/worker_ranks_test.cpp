@@ -29,6 +29,7 @@ struct Shared {
   std::atomic<int> generations = 0;                                          // that exist
   std::atomic<int> encode_fails = 0, denoise_fails = 0, denoise_misses = 0;  // a bit for each rank
   std::atomic<int> hangs_loading = -1, throws = -1, hangs_denoising = -1;    // ranks
+  std::atomic<int> hang_ms = 300;                                            // while denoising
   std::atomic<bool> denoising = false, used_after_release = false;
 };
 
@@ -78,7 +79,7 @@ class FakeModel final : public pipeline::Model {
     }
     if (shared_.hangs_denoising == rank_) {
       shared_.denoising = true;
-      std::this_thread::sleep_for(300ms);
+      std::this_thread::sleep_for(std::chrono::milliseconds(shared_.hang_ms));
       shared_.denoising = false;
     }
     if (has(shared_.denoise_misses, rank_)) return missing_peer("nobody came");
@@ -184,6 +185,19 @@ TEST_F(WorkerRanks, WhoOnlyMissedTheOthersIsNotToBlame) {
   const auto done = denoise();
   EXPECT_EQ(done.error().code, Code::kDeviceFault);
   EXPECT_TRUE(done.error().message.starts_with("rank 2: ")) << done.error().message;
+}
+
+// Its device hangs, but the process answers.
+TEST_F(WorkerRanks, ARankThatOthersMissedNeedNotReply) {
+  start(2, 1001ms);  // pings are sent after a second
+  load();
+  shared_.denoise_misses = 0b01;
+  shared_.hangs_denoising = 1;
+  shared_.hang_ms = 60'000;
+  const auto done = denoise();
+  ASSERT_FALSE(done.ok());
+  EXPECT_EQ(done.error().code, Code::kDeviceFault);
+  EXPECT_TRUE(done.error().message.starts_with("rank 1: ")) << done.error().message;
 }
 
 TEST_F(WorkerRanks, ARankThatEncodesWhatOthersCannotGivesItBack) {

@@ -49,6 +49,8 @@ class Processes final : public RankProcesses {
   Deadline limit(Deadline::Clock::time_point began) const {
     return Deadline::after(kSlowest * (Deadline::Clock::now() - began + options_.wait));
   }
+  // When the others must have failed after this rank has failed.
+  Deadline soon() const { return Deadline::after(options_.wait); }
   // Ends what this rank waits for in a step.
   void abort() {
     const std::lock_guard lock(mutex_);
@@ -149,7 +151,8 @@ class SharedModel final : public Model {
       began = std::chrono::steady_clock::now();
       return go_on;
     });
-    const Result<void> there = replies.wait();
+    // A rank that this one has missed may never reply.
+    const Result<void> there = replies.wait(own ? Deadline::never() : ranks_.soon());
     if (own && !there) return rank_fault(there.error().message);
     if (!own && !there && is_missing_peer(own.error())) return rank_fault(there.error().message);
     return own;

@@ -28,6 +28,7 @@ class Planner {
     }
     deliver_outputs();
     if (options_.copies_in_rows) copy_in_rows();
+    delay_attention();
     find_lifetimes();
     find_replaceable();
   }
@@ -195,6 +196,19 @@ class Planner {
         for (const auto& operand : instance.operands) views.push_back(&operand.view);
     }
     return views;
+  }
+
+  // Moves attention across ranks behind steps that do not need it, so that the ranks exchange q, k and v meanwhile.
+  void delay_attention() {
+    for (std::size_t s = 0; s + 1 < plan_.steps.size(); ++s) {
+      const auto* attention = std::get_if<AttentionStep>(&plan_.steps[s]);
+      if (!attention || !attention->across_ranks) continue;
+      const auto mine = views_of(plan_.steps[s]), others = views_of(plan_.steps[s + 1]);
+      const bool apart = std::all_of(mine.begin(), mine.end(), [&](const View* a) {
+        return std::all_of(others.begin(), others.end(), [&](const View* b) { return provably_disjoint(*a, *b); });
+      });
+      if (apart) std::swap(plan_.steps[s], plan_.steps[s + 1]);
+    }
   }
 
   void find_lifetimes() {

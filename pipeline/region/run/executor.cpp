@@ -45,7 +45,17 @@ class Call {
   }
 
   void run() {
-    for (const ResolvedStep& step : resolved_.steps) std::visit([&](const auto& one) { run(one); }, step);
+    const auto& steps = resolved_.steps;
+    // Steps between the last one that writes q, k or v and the attention run while the ranks exchange these.
+    const ResolvedAttention* across = nullptr;
+    for (auto step = steps.rbegin(); libraries_.sequence && step != steps.rend(); ++step)
+      if (const auto* attention = std::get_if<ResolvedAttention>(&*step); attention && attention->across_ranks)
+        across = attention;  // the first one
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      if (across && i == across->ready)
+        libraries_.sequence->start(tensor(across->q), tensor(across->k), tensor(across->v));
+      std::visit([&](const auto& one) { run(one); }, steps[i]);
+    }
   }
 
  private:

@@ -39,6 +39,21 @@ class Resolver {
 
   ResolvedView optional_view(const View& v) { return v.buffer < 0 ? ResolvedView{} : view(v); }
 
+  bool writes(const ResolvedStep& step, int buffer) const {
+    const auto* rows = std::get_if<ResolvedRows>(&step);
+    if (!rows) {
+      if (const auto* gemm = std::get_if<ResolvedGemm>(&step)) return gemm->out.buffer == buffer;
+      if (const auto* copy = std::get_if<ResolvedCopy>(&step)) return copy->to.buffer == buffer;
+      return std::get<ResolvedAttention>(step).out.buffer == buffer;
+    }
+    const RowKernel& kernel = plan_.kernels[static_cast<std::size_t>(rows->kernel)];
+    const auto inputs = static_cast<std::ptrdiff_t>(kernel.inputs.size());
+    return std::any_of(rows->instances.begin(), rows->instances.end(), [&](const auto& instance) {
+      return std::any_of(instance.operands.begin() + inputs, instance.operands.end(),
+                         [&](const auto& operand) { return operand.buffer == buffer; });
+    });
+  }
+
   // Whether the step's result is read by a product that adds to it, and by nothing else.
   bool only_accumulated(const GemmStep& step) const {
     bool later = false;
@@ -128,8 +143,11 @@ class Resolver {
     made_.steps.push_back(std::move(r));
   }
   void add(const AttentionStep& step) {
-    made_.steps.push_back(
-        ResolvedAttention{view(step.q), view(step.k), view(step.v), view(step.out), step.across_ranks});
+    ResolvedAttention r{view(step.q), view(step.k), view(step.v), view(step.out), step.across_ranks};
+    for (std::size_t i = 0; i < made_.steps.size(); ++i)
+      for (const ResolvedView* one : {&r.q, &r.k, &r.v})
+        if (writes(made_.steps[i], one->buffer)) r.ready = i + 1;
+    made_.steps.push_back(std::move(r));
   }
   void add(const CopyStep& step) { made_.steps.push_back(ResolvedCopy{view(step.from), view(step.to)}); }
 

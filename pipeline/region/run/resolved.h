@@ -39,6 +39,7 @@ struct ResolvedGemm {
 struct ResolvedAttention {
   ResolvedView q, k, v, out;
   bool across_ranks = false;
+  std::size_t ready = 0;  // the first step before which q, k and v are complete
 };
 
 struct ResolvedCopy {

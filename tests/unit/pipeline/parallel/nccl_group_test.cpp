@@ -2,8 +2,6 @@
 // a fork.
 #include "pipeline/parallel/nccl.h"
 
-#include <dlfcn.h>
-
 #include <chrono>
 #include <thread>
 
@@ -20,25 +18,12 @@ using std::chrono::steady_clock;
 using testing::blank;
 using testing::expect_exit;
 using testing::fork_rank;
+using testing::gpus;
 using testing::meet;
 using testing::play;
 using testing::run_processes;
 
 constexpr milliseconds kLong{20'000};
-
-int gpus() {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    void* driver = ::dlopen("libcuda.so.1", RTLD_NOW);
-    auto init = driver ? reinterpret_cast<int (*)(unsigned)>(::dlsym(driver, "cuInit")) : nullptr;
-    auto count = driver ? reinterpret_cast<int (*)(int*)>(::dlsym(driver, "cuDeviceGetCount")) : nullptr;
-    int n = 0;
-    ::_exit(init && count && init(0) == 0 && count(&n) == 0 ? n : 0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
-}
 
 class NcclGroup : public ::testing::Test {
  protected:

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -50,6 +51,21 @@ inline void run_processes(int size, const RankBody& body) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < size; ++rank) children.push_back(fork_rank(rank, body));
   for (const pid_t child : children) expect_exit(child);
+}
+
+// The driver's number of GPUs. Asked in a child, since CUDA does not survive a fork.
+inline int gpus() {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    void* driver = ::dlopen("libcuda.so.1", RTLD_NOW);
+    auto init = driver ? reinterpret_cast<int (*)(unsigned)>(::dlsym(driver, "cuInit")) : nullptr;
+    auto count = driver ? reinterpret_cast<int (*)(int*)>(::dlsym(driver, "cuDeviceGetCount")) : nullptr;
+    int n = 0;
+    ::_exit(init && count && init(0) == 0 && count(&n) == 0 ? n : 0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
 }
 
 // Bytes that only this message has.

@@ -168,6 +168,28 @@ TEST(RegionFusion, AttentionIsWrittenBesideWhatItIsJoinedWith) {
     }
 }
 
+// Ranks exchange q, k and v while the MLP's first product is computed, which needs neither.
+TEST(RegionFusion, AttentionAcrossRanksComesAfterTheProductsThatDoNotNeedIt) {
+  for (const auto type : {ElementType::kF32, ElementType::kBF16})
+    for (const bool on_gpu : {true, false})
+      for (const bool adapters : {true, false}) {
+        auto block = shape(type);
+        block.adapters = adapters;
+        const auto plan = fuse(*flux_single_block(block), {.gelu_in_gemm = on_gpu && type == ElementType::kBF16,
+                                                           .attention_token_stride = on_gpu,
+                                                           .copies_in_rows = on_gpu});
+        ASSERT_TRUE(plan);
+        std::size_t products = 0, before = 0;
+        for (const Step& step : plan->steps) {
+          const auto* gemm = std::get_if<GemmStep>(&step);
+          products += gemm && gemm->out.shape.back() == Dim(block.mlp_width());
+          if (std::holds_alternative<AttentionStep>(step)) before = products;
+        }
+        EXPECT_GT(products, 0u);
+        EXPECT_EQ(before, products) << print(*plan);
+      }
+}
+
 TEST(RegionFusion, TemporalBlockNeedsNoCopies) {
   EXPECT_TRUE(steps_of<CopyStep>(plan_of(temporal_block(shape(ElementType::kBF16)))).empty());
 }
