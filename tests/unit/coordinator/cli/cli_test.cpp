@@ -88,6 +88,7 @@ TEST(Generate, RefusesWhatCannotBeWritten) {
   flags.out = {};
   flags.fields = {{job::Field("cache"), "first_block:much"}};
   EXPECT_EQ(job_body(flags).error().message, "--cache is 'first_block:much'; it must be first_block:THRESHOLD or off");
+  flags.fields.clear();
   flags.out = "x.png";
   for (const char* lora :
        {"pixel:much", "pixel:nan", "pixel:inf", "pixel:1e3", "pixel:", "pixel:1:medium", "pixel:x:low"}) {
