@@ -1,15 +1,18 @@
 // Requests with skipped blocks, compared with diffusers' first-block cache: tests/fixtures/cache/make.py.
 // DITFLEET_TEST_COMPILE and DITFLEET_TEST_DEVICE run the same with compiled blocks and on a GPU.
 #include <ATen/ops/ones.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <numeric>
+#include <thread>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/network.h"
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/families/wan/wan.h"
+#include "pipeline/parallel/shared_memory.h"
 #include "tests/parity/flux_golden.h"
 
 namespace ditfleet::pipeline {
@@ -128,6 +131,45 @@ TEST(BlockCache, ComparesWithTheLastForwardThatRanAllBlocks) {
   EXPECT_NEAR(out, 5.95, 1e-6);
   EXPECT_FALSE(skips(1.2));
   EXPECT_TRUE(skips(1.3)) << "compared with 1, it would not";
+}
+
+// The first of two tokens does not change, the second one changes by a third of all that was added.
+TEST(BlockCache, DecidesAlikeInAllRanksByAllTokens) {
+  const auto memory = unwrap(parallel::create_group_memory(2, std::chrono::seconds(20)));
+  std::array<std::array<bool, 2>, 2> skipped{};  // by rank, for thresholds below and above
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.emplace_back([&, rank] {
+      const parallel::Sequence sequence(parallel::Team::all(unwrap(parallel::join_group_memory(memory.get(), rank))),
+                                        2);
+      for (const bool above : {false, true}) {
+        BlockCache cache(above ? 0.34 : 0.33);
+        at::Tensor after = at::ones({1, 1, 3}) * (rank + 1);
+        cache.skips(at::zeros({1, 1, 3}), after, &sequence);
+        cache.finish(after);
+        after = at::ones({1, 1, 3}) * (2 * rank + 1);
+        skipped[rank][above] = cache.skips(at::zeros({1, 1, 3}), after, &sequence);
+      }
+    });
+  for (auto& rank : ranks) rank.join();
+  for (const auto& rank : skipped) EXPECT_EQ(rank, (std::array{false, true}));
+}
+
+TEST(BlockCaches, AreNotSharedByTransformersOrPrompts) {
+  BlockCaches caches(0.1);
+  const auto skips = [&](std::size_t expert, bool negative) {
+    at::Tensor after = at::ones({1, 1, 3});
+    BlockCache& cache = caches.of(expert, negative);
+    if (cache.skips(at::zeros({1, 1, 3}), after, nullptr)) return true;
+    cache.finish(after);
+    return false;
+  };
+  EXPECT_FALSE(skips(0, false));
+  EXPECT_FALSE(skips(0, true));
+  EXPECT_TRUE(skips(0, false));
+  EXPECT_TRUE(skips(0, true));
+  EXPECT_FALSE(skips(1, false));
+  EXPECT_FALSE(skips(1, true));
 }
 
 // Ranks that exchange tokens have to decide alike, but the two forwards may decide differently.
