@@ -224,9 +224,8 @@ void skip() {
   }
   for (const auto& [name, threshold] : {std::pair("computed", kNever), {"skipped", kAlways}}) {
     pipeline::BlockCache cache(threshold);
-    const auto step = [&, i = 0]() mutable {
-      flux.velocity(in.latents, in.text, table.step(i++ % kSteps), in.rope, {}, &cache);
-    };
+    int i = 0;
+    const auto step = [&] { flux.velocity(in.latents, in.text, table.step(i++ % kSteps), in.rope, {}, &cache); };
     step();
     row(std::string(name) + "_step_ms", steady_s(step, 21) * 1e3, "ms");
   }
