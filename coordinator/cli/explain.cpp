@@ -59,6 +59,8 @@ std::string unit_text(const json::value& unit) {
         {"  " + text(span, "name"), short_duration(us), std::string(static_cast<std::size_t>(us * 40 / longest), '#')});
   }
   out += table(rows);
+  if (const auto skipped = integer(field(unit, "result"), "skipped_steps"); skipped > 0)
+    out += fmt::format("  skipped most of {} of {} steps (cache)\n", skipped, text(unit, "total_steps"));
   if (const auto us = integer(unit, "actual_us"); us > 0)
     out += fmt::format("  ran {}, predicted {}\n", short_duration(us), short_duration(integer(unit, "predicted_us")));
   if (const json::value& speed = field(unit, "worker_speed"); speed.is_number())

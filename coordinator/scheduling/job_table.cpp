@@ -64,7 +64,7 @@ ClassId JobTable::intern_class(const std::string& key, const std::string& model)
                   .pixels = shape ? shape->pixels() : 0};
   class_ids_.emplace(key, id);
   fleet_.define_class(id, key);
-  if (shape) costs_.define_class(id, tokens_of(*shape));
+  if (shape) costs_.define_class(id, tokens_of(*shape), shape->cache > 0);
   return id;
 }
 

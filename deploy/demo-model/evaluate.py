@@ -39,6 +39,8 @@ def draw_with_worker(a, prompts, settings, folder):
                    "--device", a.device, "--dtype", a.dtype, "--set", f"worker.threads={a.threads}", "--out", image_path(folder, i)]
         if a.quantize:
             command += ["--quantize", a.quantize]
+        if a.cache:
+            command += ["--cache", a.cache]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -109,6 +111,7 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=["auto", "fp32", "bf16"])
     parser.add_argument("--quantize", metavar="PART=FORMAT", help="such as transformer=fp8, with --worker")
+    parser.add_argument("--cache", metavar="MODE:THRESHOLD", help="such as first_block:0.05, with --worker")
     parser.add_argument("--lora", action="append", default=[], metavar="FILE", help="adapter, with --diffusers")
     parser.add_argument("--keep", metavar="FOLDER", help="keep the images here")
     parser.add_argument("--at-least", type=float, default=0.0, help="exit with 1 if fewer percent are all right")

@@ -46,6 +46,7 @@ struct RequestSize {
   int steps = 0;          // those that matter for memory (engine/network.h)
   int forwards = 1;       // of a step: 2 with a negative prompt
   bool adapters = false;  // the request has some
+  bool cached = false;    // steps may be skipped
   int gpus = 1;           // that denoise it
 
   auto operator<=>(const RequestSize&) const = default;
@@ -56,6 +57,7 @@ struct StepProgress {
   int step = 0, total = 0;  // `step` steps are done
   // Decodes a small preview of the current estimate. Runs on the calling thread; valid during the callback.
   std::function<Result<Media>()> preview;
+  bool skipped = false;  // this step ran only the first block for the prompt
 };
 // Called on the denoising thread after each step, until denoise() returns. False cancels: denoise() returns kCanceled.
 using StepCallback = std::function<bool(const StepProgress&)>;
@@ -118,12 +120,15 @@ class Generation {
   // Microseconds that the device took for each stage that has run: "text", "first_step", "steady_steps", "vae". On a
   // GPU by events in the stage's stream.
   virtual const std::map<std::string, std::int64_t>& device_phases_us() const { return device_phases_us_; }
+  // How many steps ran only the first block for the prompt; the forwards for a negative prompt are not counted.
+  virtual int skipped_steps() const { return skipped_steps_; }
   // Writes a safetensors file with the tensors of every stage so far, for comparison with a reference.
   virtual Result<void> dump(const std::string& path) const = 0;
 
  private:
   friend class DiffusionModel;
   std::map<std::string, std::int64_t> device_phases_us_;
+  int skipped_steps_ = 0;
 };
 
 // Must not outlive the Engine that loaded it, and must be destroyed before main() returns.

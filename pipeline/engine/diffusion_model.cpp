@@ -212,16 +212,23 @@ Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepC
   const auto sampler = network.sampler(g.settings, g.schedule);
   at::Tensor latents = network.to_latents(g.noise).to(network.placement.device);
   const auto steps = static_cast<std::int64_t>(g.schedule.timesteps.size());
+  std::optional<BlockCaches> caches;
+  if (g.settings.cache_threshold > 0) caches.emplace(g.settings.cache_threshold);
+  g.skipped_steps_ = 0;
   for (std::int64_t step = 0; step < steps; ++step) {
     memory_.use_blocks(g.denoiser->expert(step));
-    const at::Tensor velocity = guided_velocity(*g.denoiser, step, latents, g.conditions.negative.has_value(), g.team);
+    const at::Tensor velocity = guided_velocity(*g.denoiser, step, latents, g.conditions.negative.has_value(), g.team,
+                                                caches ? &*caches : nullptr);
+    const bool skipped = caches && caches->skipped();
+    g.skipped_steps_ += skipped;
     latents = sampler->step(latents, velocity, step);
     wait();
-    memory_.after_step(g.size, step + 1);
+    if (!skipped) memory_.after_step(g.size, step + 1 - g.skipped_steps_);  // it times a step with all blocks
     if (!on_step) continue;
     StepProgress progress;
     progress.step = static_cast<int>(step + 1);
     progress.total = static_cast<int>(steps);
+    progress.skipped = skipped;
     progress.preview = [&] {
       return result_of("preview", [&] {
         const at::Tensor pixels = network_->preview(sampler->estimate(latents, velocity, step), g.settings);

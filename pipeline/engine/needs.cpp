@@ -101,6 +101,7 @@ RequestSize size_of(const Network& network, const Settings& s, int gpus) {
           .steps = std::min(s.steps(), network.steps_in_memory()),
           .forwards = s.negative ? 2 : 1,
           .adapters = !s.loras.empty(),
+          .cached = s.cache_threshold > 0,
           .gpus = gpus};
 }
 
@@ -203,11 +204,13 @@ MemoryNeeds Needs::measure(const RequestSize& size) const {
   needs.denoise = peak_of([&] {
     latents = network.to_latents(noise.clone());
     const auto sampler = network.sampler(settings, schedule);
-    // The last step finds the sampler with all tensors that it keeps.
+    BlockCaches caches(1);
+    // The last step finds the sampler and the caches with all tensors that they keep.
     for (std::int64_t step = 0; step < size.steps; ++step) {
-      const at::Tensor velocity = step + 1 < size.steps
-                                      ? at::empty_like(latents, network.placement.dtype)
-                                      : guided_velocity(*denoiser, step, latents, size.forwards > 1, team);
+      const at::Tensor velocity =
+          step + (size.cached ? 2 : 1) < size.steps
+              ? at::empty_like(latents, network.placement.dtype)
+              : guided_velocity(*denoiser, step, latents, size.forwards > 1, team, size.cached ? &caches : nullptr);
       latents = sampler->step(latents, velocity, step);
     }
   });

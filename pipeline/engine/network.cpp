@@ -13,11 +13,23 @@ Conditions encode_conditions(const Network& network, const Settings& settings,
   return made;
 }
 
+BlockCache& BlockCaches::of(std::size_t expert, bool negative) {
+  if (std::exchange(expert_, expert) != expert) caches_.clear();
+  return caches_.try_emplace(negative, threshold_).first->second;
+}
+
 at::Tensor guided_velocity(Denoiser& denoiser, std::int64_t step, const at::Tensor& latents, bool two_forwards,
-                           const parallel::Team& team) {
-  if (!two_forwards) return denoiser.velocity(step, latents, /*negative=*/false, team);
-  const auto [positive, negative] = team.both(
-      [&](bool second, const parallel::Team& ranks) { return denoiser.velocity(step, latents, second, ranks); });
+                           const parallel::Team& team, BlockCaches* caches) {
+  const auto forward = [&](bool negative, const parallel::Team& ranks) {
+    return denoiser.velocity(step, latents, negative, ranks,
+                             caches ? &caches->of(denoiser.expert(step), negative) : nullptr);
+  };
+  if (!two_forwards) return forward(false, team);
+  if (caches && team.count > 2) {
+    const at::Tensor positive = forward(false, team);
+    return denoiser.guide(positive, forward(true, team), step);
+  }
+  const auto [positive, negative] = team.both(forward);
   return denoiser.guide(positive, negative, step);
 }
 

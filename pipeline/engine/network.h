@@ -15,6 +15,7 @@
 #include "pipeline/engine/settings.h"
 #include "pipeline/lora/base.h"
 #include "pipeline/nn/text/text_encoder.h"
+#include "pipeline/nn/transformer/block_cache.h"
 #include "pipeline/nn/transformer/transformer.h"
 #include "pipeline/sampling/sampler.h"
 #include "pipeline/sampling/schedule.h"
@@ -34,14 +35,29 @@ struct Conditions {
   at::Tensor image;                       // of encode_image(); undefined: none
 };
 
+// The caches of a request's forwards, as in diffusers: one for each transformer and prompt. Used by one thread.
+class BlockCaches {
+ public:
+  explicit BlockCaches(double threshold) : threshold_(threshold) {}
+  // Frees the caches of other experts, because steps do not return to an earlier one.
+  BlockCache& of(std::size_t expert, bool negative);
+  // Whether the last forward was skipped: that of the prompt, unless this rank only runs that of the negative prompt.
+  bool skipped() const { return !caches_.empty() && caches_.begin()->second.skipped(); }
+
+ private:
+  const double threshold_;
+  std::size_t expert_ = 0;
+  std::map<bool, BlockCache> caches_;  // by `negative`
+};
+
 // The forwards of one request. Used by one thread at a time.
 class Denoiser {
  public:
   virtual ~Denoiser() = default;
   // The velocity that the transformer of this step predicts, with the shape of `latents`. `negative`: of the negative
-  // prompt. `team`: the ranks that share the forward.
-  virtual at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative,
-                              const parallel::Team& team) = 0;
+  // prompt. `team`: the ranks that share the forward. `cache`: of this transformer and prompt; null: none.
+  virtual at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team& team,
+                              BlockCache* cache) = 0;
   // Which of Network::transformers() velocity() uses.
   virtual std::size_t expert(std::int64_t) const { return 0; }
   // The velocity of a step with two forwards: classifier-free guidance, unless a family overrides it.
@@ -71,7 +87,7 @@ class Network {
   // The linears of the first transformer and of the text encoders, and their names in adapter files.
   virtual LoraBase lora_base(std::vector<std::vector<BaseLinear>> linears) const = 0;
 
-  // Sets Settings::negative, and fields that follow from other fields.
+  // Sets Settings::negative and cache_threshold, and fields that follow from other fields.
   virtual void complete(Settings&) const {}
   // Prepares velocity() for a new size in the background. Does not block.
   virtual void prewarm(const Settings&) const {}
@@ -106,8 +122,9 @@ class Network {
 Conditions encode_conditions(const Network& network, const Settings& settings,
                              const std::function<EncodedPrompt(const std::string& prompt)>& embed);
 
-// The velocity of a step, with two forwards guided. An even number of ranks computes both at the same time.
+// The velocity of a step, with two forwards guided. An even number of ranks computes both at the same time; with caches
+// (null: none) only two ranks do, because ranks that exchange tokens must all skip or all run the blocks.
 at::Tensor guided_velocity(Denoiser& denoiser, std::int64_t step, const at::Tensor& latents, bool two_forwards,
-                           const parallel::Team& team);
+                           const parallel::Team& team, BlockCaches* caches);
 
 }  // namespace ditfleet::pipeline

@@ -14,6 +14,7 @@ namespace ditfleet::pipeline {
 struct Settings {
   std::string prompt;
   std::optional<std::string> negative;  // prompt of the second forward of each step; none: one forward
+  double cache_threshold = 0;           // of BlockCache; 0: every forward runs all blocks
   job::FieldValues fields;              // of the request, else the model's defaults
   std::int64_t seed = 0;
   std::vector<LoraRequest> loras;

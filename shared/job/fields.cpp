@@ -9,7 +9,8 @@ namespace {
 [[maybe_unused]] bool has_type(FieldType type, const FieldValues::Value& value) {
   switch (type) {
     case FieldType::kInteger: return std::holds_alternative<std::int64_t>(value);
-    case FieldType::kReal: return std::holds_alternative<double>(value);
+    case FieldType::kReal:
+    case FieldType::kCache: return std::holds_alternative<double>(value);
     default: return std::holds_alternative<std::string>(value);
   }
 }

@@ -17,8 +17,8 @@
 namespace ditfleet::job {
 
 // kImage: the SHA-256 of a stored image (results/store.h), 64 lower-case hexadecimal digits. Over HTTP, the image
-// itself may take its place.
-enum class FieldType { kText, kInteger, kReal, kFormat, kSize, kAdapters, kImage };
+// itself may take its place. kCache: an object with a mode, and with a threshold that is the value; 0 means off.
+enum class FieldType { kText, kInteger, kReal, kFormat, kSize, kAdapters, kImage, kCache };
 
 // Model families read generation fields. Their values are in FieldValues, and each model's entry in the catalogue lists
 // the fields that apply. The other fields are members of JobSpec (spec.h).
@@ -41,6 +41,7 @@ inline constexpr std::int64_t kMaxTextBytes = 16 << 10;
 inline constexpr std::size_t kMaxMarks = 30;
 inline constexpr std::int64_t kMaxSide = 16384;
 inline constexpr double kMaxLoraScale = 100.0;  // largest absolute value
+inline constexpr double kLeastCacheThreshold = 0.001;
 
 // Which transformers an adapter changes, in a model that has one for high and one for low noise levels.
 enum class Expert { kBoth, kHigh, kLow };
@@ -80,6 +81,9 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
      "euler or unipc instead of the model's scheduler."},
     {"sigmas", FieldType::kText, FieldUse::kGeneration, 0, kMaxTextBytes, "--sigmas",
      "Noise levels of the steps before the shift, from 1 down, separated by commas. Needs the sampler euler."},
+    {"cache", FieldType::kCache, FieldUse::kGeneration, 0, 1, "--cache",
+     "Skips the blocks after the first one where the first one changes its input almost as before: mode first_block, "
+     "with the largest change that counts so as threshold. Mode off is the default."},
     {"max_sequence_length", FieldType::kInteger, FieldUse::kGeneration, 1, 1024, "--max-sequence-length",
      "Text tokens; the prompt is padded to exactly this length."},
     {"seed", FieldType::kInteger, FieldUse::kJob, 0, std::numeric_limits<std::int64_t>::max(), "--seed",

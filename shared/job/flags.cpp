@@ -28,6 +28,15 @@ Result<json::object> body_of(const FieldFlags& texts, const std::string& out_fla
       const auto value = number_of<double>(text);
       if (!value) return refused(row, text, "a number");
       body[row.name] = *value;
+    } else if (row.type == FieldType::kCache) {
+      const auto colon = text.find(':');
+      json::object& cache = body[row.name].emplace_object();
+      cache["mode"] = text.substr(0, colon);
+      if (colon == text.npos) continue;
+      const auto threshold = number_of<double>(text.substr(colon + 1));
+      if (!threshold)
+        return invalid_argument(std::string(row.flag) + " is '" + text + "'; it must be first_block:THRESHOLD or off");
+      cache["threshold"] = *threshold;
     } else {
       body[row.name] = text;
     }
@@ -40,7 +49,7 @@ Result<json::object> body_of(const FieldFlags& texts, const std::string& out_fla
 }
 
 Error name_the_flag(Error error) {
-  auto field = find_field(error.param);
+  auto field = find_field(std::string_view(error.param).substr(0, error.param.find('.')));  // cache.threshold
   if (field == Field("width") || field == Field("height")) field = Field("size");
   if (field && !field->row().flag.empty()) error.message = std::string(field->row().flag) + ": " + error.message;
   return error;

@@ -34,6 +34,7 @@ void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt
                                           : std::string(row.description))
         ->type_name(row.type == FieldType::kSize    ? "WxH"
                     : row.type == FieldType::kText  ? "TEXT"
+                    : row.type == FieldType::kCache ? "MODE[:THRESHOLD]"
                     : row.type == FieldType::kImage ? "FILE"
                                                     : "NUMBER")
         ->required(prompt && needs_prompt && !positional_prompt);

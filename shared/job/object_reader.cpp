@@ -116,11 +116,36 @@ std::optional<double> ObjectReader::real(std::string_view name, double low, doub
   return value;
 }
 
+std::optional<double> ObjectReader::cache(const FieldRow& row) {
+  const json::value* v = find(row.name);
+  if (!v || error_) return std::nullopt;
+  if (!v->is_object())
+    return refuse(row.name, "is " + std::string(kind_name(*v)) +
+                                R"(; it must be {"mode": "first_block", "threshold": NUMBER} or {"mode": "off"})");
+  ObjectReader entry(v->get_object(), prefix_ + std::string(row.name) + ".");
+  entry.refuse_unknown({"mode", "threshold"});
+  const auto mode = entry.text("mode", kMaxNameBytes);
+  const bool on = mode == "first_block";
+  if (!on && mode != "off")
+    entry.fail("mode", (mode ? "is '" + excerpt(*mode, 64) + "'" : "is missing") + "; it must be first_block or off");
+  const auto threshold = entry.real("threshold", kLeastCacheThreshold, static_cast<double>(row.high));
+  if (on && !threshold)
+    entry.fail("threshold", "is missing; it must be a number from " + number_text(kLeastCacheThreshold) + " to " +
+                                std::to_string(row.high));
+  if (!on && threshold) entry.fail("threshold", "belongs to mode first_block; leave it out");
+  if (!entry.ok()) {
+    fail(*entry.error());
+    return std::nullopt;
+  }
+  return threshold.value_or(0);
+}
+
 std::optional<FieldValues::Value> ObjectReader::value(Field field) {
   const FieldRow& row = field.row();
   switch (row.type) {
     case FieldType::kInteger: return integer(row.name, row.low, row.high);
     case FieldType::kReal: return real(row.name, static_cast<double>(row.low), static_cast<double>(row.high));
+    case FieldType::kCache: return cache(row);
     case FieldType::kImage: {
       auto digest = text(row.name, kMaxTextBytes);
       if (digest && !is_sha256_hex(*digest)) {

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
 #include "shared/core/text.h"
+#include "shared/job/object_reader.h"
 
 namespace ditfleet::job {
 namespace {
 
 constexpr std::array<std::string_view, 3> kGuidanceNames = {"none", "embedded", "true_cfg"};
+constexpr std::string_view kCache = "+cache";
 
 // Removes and returns the part of `text` after the last `separator`. A model's name may contain separators.
 std::string_view take_last(std::string_view& text, char separator) {
@@ -18,6 +21,8 @@ std::string_view take_last(std::string_view& text, char separator) {
   text = at == std::string_view::npos ? std::string_view() : text.substr(0, at);
   return part;
 }
+
+int hundredths(double threshold) { return std::max(1, static_cast<int>(std::lround(100 * threshold))); }
 
 }  // namespace
 
@@ -31,6 +36,7 @@ std::string ShapeClass::key() const {
   out += std::to_string(text_tokens);
   out += '/';
   out += precision;
+  if (cache > 0) out += std::string(kCache) + number_text(cache / 100.0);
   return out;
 }
 
@@ -41,7 +47,14 @@ std::int64_t ShapeClass::pixels() const {  // a stored key may have any sizes
 
 std::optional<ShapeClass> parse_class_key(std::string_view key) {
   ShapeClass out;
-  out.precision = take_last(key, '/');
+  std::string_view precision = take_last(key, '/');
+  if (const auto at = precision.find(kCache); at != precision.npos) {
+    const auto threshold = number_of<double>(precision.substr(at + kCache.size()), 0, 1);
+    if (!threshold) return std::nullopt;
+    out.cache = hundredths(*threshold);
+    precision = precision.substr(0, at);
+  }
+  out.precision = precision;
   const auto tokens = take_last(key, '/'), guidance = take_last(key, '/');
   auto size = take_last(key, '/');
   const auto frames = take_last(size, 'x'), height = take_last(size, 'x');
@@ -67,13 +80,15 @@ ShapeClass shape_class_of(const JobSpec& spec, const ModelEntry& model, const st
   };
   const int frames = integer("frames", 1);
   const auto limits = model.fields.find("frames");
+  const double cache = spec.fields.real("cache").value_or(0);
   return {.model = spec.model,
           .width = integer("width", model.free_width),
           .height = integer("height", model.free_height),
           .frames = limits == model.fields.end() ? frames : static_cast<int>(limits->second.rounded(frames)),
           .guidance = model.guidance ? model.guidance(spec.fields) : GuidanceKind::kNone,
           .text_tokens = integer("max_sequence_length", 512),
-          .precision = precision};
+          .precision = precision,
+          .cache = cache > 0 ? hundredths(cache) : 0};
 }
 
 std::int64_t tokens_of(const ShapeClass& shape, const ModelEntry& model) {

@@ -35,7 +35,7 @@ constexpr Binding kBindings[] = {
 
 constexpr bool has_value_type(const FieldRow& row) {
   return row.type == FieldType::kText || row.type == FieldType::kInteger || row.type == FieldType::kReal ||
-         row.type == FieldType::kImage;
+         row.type == FieldType::kImage || row.type == FieldType::kCache;
 }
 
 constexpr const Member* member_of(Field field) {
@@ -135,9 +135,12 @@ void read_field(ObjectReader& reader, Field field, JobSpec& spec) {
 
 std::string quoted(std::string_view text) { return json::serialize(json::string_view(text.data(), text.size())); }
 
-std::string value_json(const Value& value) {
+std::string value_json(Field field, const Value& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return quoted(*text);
-  if (const auto* real = std::get_if<double>(&value)) return number_text(*real);
+  if (const auto* real = std::get_if<double>(&value)) {
+    if (field.row().type != FieldType::kCache) return number_text(*real);
+    return cache_json(*real);
+  }
   return std::to_string(std::get<std::int64_t>(value));
 }
 
@@ -160,12 +163,17 @@ std::string field_json(const JobSpec& spec, Field field) {
     case FieldType::kFormat: return spec.output_format ? quoted(row_of(*spec.output_format).name) : "";
     default: {
       const auto value = load(spec, field);
-      return value ? value_json(*value) : "";
+      return value ? value_json(field, *value) : "";
     }
   }
 }
 
 }  // namespace
+
+std::string cache_json(double threshold) {
+  if (threshold <= 0) return R"({"mode":"off"})";
+  return R"({"mode":"first_block","threshold":)" + number_text(threshold) + "}";
+}
 
 std::vector<LoraUse> read_loras(ObjectReader& reader) {
   const FieldRow& row = Field("loras").row();

@@ -27,6 +27,9 @@ inline Result<JobSpec> parse_spec(const char* json_text) { return parse_spec(std
 // Reads the field `loras` of an object. An error is the reader's.
 std::vector<LoraUse> read_loras(ObjectReader& reader);
 
+// The JSON form of a value of type kCache.
+std::string cache_json(double threshold);
+
 // Parses a spec from complete_spec. Also returns kInvalidArgument if it has no model, n, seed, output_format,
 // output_compression or adapter digest.
 Result<JobSpec> parse_complete_spec(std::string_view json_text);

@@ -24,15 +24,11 @@ constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
 }  // namespace
 
 std::string Manifest::to_json() const {
-  return json::serialize(json::object{{"backend", backend},
-                                      {"key", key},
-                                      {"media_type", media_type},
-                                      {"bytes", bytes},
-                                      {"sha256", sha256},
-                                      {"width", width},
-                                      {"height", height},
-                                      {"seed", seed},
-                                      {"nonce", nonce}});
+  json::object object{{"backend", backend}, {"key", key},       {"media_type", media_type},
+                      {"bytes", bytes},     {"sha256", sha256}, {"width", width},
+                      {"height", height},   {"seed", seed},     {"nonce", nonce}};
+  if (skipped_steps > 0) object["skipped_steps"] = skipped_steps;
+  return json::serialize(object);
 }
 
 Result<Manifest> Manifest::parse(std::string_view json_text) {
@@ -55,7 +51,10 @@ Result<Manifest> Manifest::parse(std::string_view json_text) {
     if (!number) return number.error();
     manifest.*member = *number;
   }
-  for (auto [name, member] : {std::pair{"width", &Manifest::width}, {"height", &Manifest::height}}) {
+  for (auto [name, member] : {std::pair{"width", &Manifest::width},
+                              {"height", &Manifest::height},
+                              {"skipped_steps", &Manifest::skipped_steps}}) {
+    if (member == &Manifest::skipped_steps && !object.contains(name)) continue;
     auto number = number_field(object, name);
     if (!number) return number.error();
     if (*number < 0 || *number > 1'000'000) return corrupt(std::string("has an impossible ") + name);

@@ -224,7 +224,7 @@ const std::vector<MetricRow>& rows() {
        kHistogram,
        {"model", "phase"},
        "seconds",
-       "Time per denoising step, by phase (first: of a unit, steady: all others)",
+       "Time per denoising step, by phase (first: of a unit, skipped: by its cache, steady: all others)",
        "latency/Denoising steps",
        kStepSeconds},
       {"ditfleet_boot_seconds",

@@ -188,6 +188,7 @@ fi
 run "$bench" warm --cache "$work/cold2" --mode reduce-overhead
 run "$bench" warm --cache "$work/cold3" --mode max-autotune
 run "$bench" warm --cache "$work/cold1"  # another process has seen all sizes
+run "$bench" skip --cache "$work/cold1"
 run "$bench" numerics --cache "$work/cold1"
 run "$bench" vae --cache "$work/cold1"
 [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || run "$python" "$here/peers/vae_diffusers.py"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws the demo model's held-out prompts quantized, with the worker and with diffusers, and scores the pictures.
+"""Draws the demo model's held-out prompts quantized, with the worker and with diffusers, and with skipped blocks, and
+scores the pictures.
 
     precision_demo.py [--worker build/bin/ditfleet-worker] [SYSTEM…]     default: every system of SYSTEMS
 
@@ -23,10 +24,13 @@ TOP = HERE.parent.parent
 DEMO = TOP / "deploy/demo-model"
 CSV = HERE / "results/precision_cpu.csv"
 FIELDS = ["date", "revision", "machine", "versions", "system", "scenario", "metric", "value", "unit"]
-# Of the worker: --quantize. Of diffusers: who quantizes.
-SYSTEMS = {"ditfleet bf16": "", "ditfleet fp8": "transformer=fp8", "ditfleet nf4": "transformer=nf4",
+# Of the worker: its options. Of diffusers: who quantizes.
+SYSTEMS = {"ditfleet bf16": [], "ditfleet fp8": ["--quantize", "transformer=fp8"], "ditfleet nf4": ["--quantize", "transformer=nf4"],
+           # Of the model's 4 steps a cache skips none.
+           "ditfleet 28 steps": ["--steps", "28"], "ditfleet 28 steps cache 0.08": ["--steps", "28", "--cache", "first_block:0.08"],
            "diffusers bf16": None, "diffusers torchao fp8": "torchao", "diffusers bitsandbytes nf4": "bitsandbytes"}
-PEERS = {"ditfleet fp8": "diffusers torchao fp8", "ditfleet nf4": "diffusers bitsandbytes nf4"}
+PEERS = {"ditfleet fp8": "diffusers torchao fp8", "ditfleet nf4": "diffusers bitsandbytes nf4",
+         "ditfleet 28 steps cache 0.08": "ditfleet 28 steps"}
 
 
 def evaluate(*arguments):
@@ -66,7 +70,7 @@ def draw_with_diffusers(by, folder):
 def share_right(system, worker):
     how = SYSTEMS[system]
     if system.startswith("ditfleet"):
-        return evaluate("--worker", worker, "--device", "cpu", "--dtype", "bf16", "--threads", "1", *(["--quantize", how] if how else []))
+        return evaluate("--worker", worker, "--device", "cpu", "--dtype", "bf16", "--threads", "1", *how)
     with tempfile.TemporaryDirectory() as folder:
         draw_with_diffusers(how, folder)
         return evaluate("--pictures", folder)

@@ -308,7 +308,7 @@ std::vector<std::vector<at::Tensor>> trajectories(const std::string& quantize, c
             .to(gpu);
     auto& steps = made.emplace_back();
     for (std::int64_t i = 0; i < settings.steps(); ++i) {
-      latents = sampler->step(latents, denoiser->velocity(i, latents, /*negative=*/false, {}), i);
+      latents = sampler->step(latents, denoiser->velocity(i, latents, /*negative=*/false, {}, nullptr), i);
       steps.push_back(latents.to(ScalarType::Float).flatten().clone());
     }
   }

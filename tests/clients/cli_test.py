@@ -286,6 +286,12 @@ class Jobs(WithFolder):
         spent = sum(spans.values())
         real = (total["unit_records"][0]["ended_ms"] - total["created_ms"]) * 1000
         self.assertAlmostEqual(spent, real, delta=20_000)  # the spans add up to the elapsed time
+        cached = self.submit(num_inference_steps=10, cache={"mode": "first_block", "threshold": 1})
+        skipped = self.http.wait(cached)["unit_records"][0]["result"]["skipped_steps"]
+        self.assertGreater(skipped, 0)
+        out = self.cli("explain", cached).stdout
+        self.assertIn(f"  skipped most of {skipped} of 10 steps (cache)\n", out)
+        self.assertRegex(out, r"class tiny/\S+\+cache1;")
         running = self.submit(num_inference_steps=200, width=128, height=128)
         self.http.wait_event(running, "step")
         self.assertIn("running", self.cli("explain", running).stdout)

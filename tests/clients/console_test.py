@@ -73,12 +73,14 @@ class Console(unittest.TestCase):
         self.assertIn("max_sequence_length", fields)  # the form does not list it
         for name, field in fields.items():
             at, default = f"document.getElementById('{name}')", field.get("default", "")
-            shown = default if isinstance(default, str) else f"{default:g}"
+            shown = "first_block:0.08" if field["type"] == "object" else default if isinstance(default, str) else f"{default:g}"
             self.assertEqual(self.page.js(f"{at}.placeholder || {at}.value"), shown, name)
+        before = self.page.js("document.querySelector('article')?.dataset.id")
         self.page.js("(() => { const set = (id, v) => document.getElementById(id).value = v; set('width', 32); set('height', 32);"
-                     "set('max_sequence_length', 16); document.getElementById('submit').click(); })()")
-        id = self.page.until("document.querySelector('article')?.dataset.id")
-        self.assertEqual(self.http.wait(id)["spec"]["max_sequence_length"], 16)
+                     "set('max_sequence_length', 16); set('cache', 'first_block:0.5'); document.getElementById('submit').click(); })()")
+        id = self.page.until(f"(id => id !== '{before}' && id)(document.querySelector('article')?.dataset.id)")
+        spec = self.http.wait(id)["spec"]
+        self.assertEqual((spec["max_sequence_length"], spec["cache"]), (16, {"mode": "first_block", "threshold": 0.5}))
 
     def test_adapters(self):
         nothing = safetensors({DOWN: ("F32", [4, 40], bytes(640)), UP: ("F32", [40, 4], bytes(640))})

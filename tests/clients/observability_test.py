@@ -169,7 +169,8 @@ class OpenApi(unittest.TestCase):
         """A request with every field is valid for both the document and the service."""
         request = self.document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
         full = {"model": "tiny", "prompt": "x", "negative_prompt": "y", "n": 1, "width": 32, "height": 16, "seed": 1, "num_inference_steps": 2,
-                "guidance_scale": 1.5, "true_cfg_scale": 2.0, "max_sequence_length": 16, "loras": [], "priority": 1, "deadline_ms": 600_000,
+                "guidance_scale": 1.5, "true_cfg_scale": 2.0, "max_sequence_length": 16,
+                "cache": {"mode": "first_block", "threshold": 0.5}, "loras": [], "priority": 1, "deadline_ms": 600_000,
                 "output_format": "webp", "output_compression": 50, "partial_images": 1, "user": "u"}
         self.assertEqual(list(self.schema.problems(full, request)), [])
         other_families = {"frames": 5, "fps": 8, "guidance_scale_2": 2, "image": "0" * 64, "preset": "fast", "flow_shift": 5,
@@ -179,7 +180,8 @@ class OpenApi(unittest.TestCase):
         for field, value in other_families.items():
             refused = self.client.request("POST", "/v1/jobs", {**full, field: value})
             self.assertEqual((refused.status, refused.error["param"]), (400, field), refused)
-        for wrong in ({"n": 0}, {"n": "1"}, {"stpes": 1}, {"output_format": "gif"}, {"loras": 3}, {"priority": "high"}):
+        for wrong in ({"n": 0}, {"n": "1"}, {"stpes": 1}, {"output_format": "gif"}, {"loras": 3}, {"priority": "high"},
+                      {"cache": "first_block"}, {"cache": {"mode": "x"}}, {"cache": {"mode": "first_block", "threshold": 0}}):
             self.assertTrue(list(self.schema.problems({**full, **wrong}, request)), wrong)
             self.assertEqual(self.client.request("POST", "/v1/jobs", {**full, **wrong}).status, 400)
 

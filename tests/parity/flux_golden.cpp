@@ -112,6 +112,7 @@ Golden load(const Case& which) {
   r.fields.set("guidance_scale", number("guidance", 3.5));
   r.fields.set("true_cfg_scale", number("true_cfg", 1.0));
   r.fields.set("max_sequence_length", static_cast<int>(number("max_sequence_length", 512)));
+  if (spec.contains("cache")) r.fields.set("cache", number("cache", 0));
   if (spec.contains("num_frames")) r.fields.set("frames", static_cast<int>(number("num_frames", 0)));
   if (spec.contains("guidance_2")) r.fields.set("guidance_scale_2", number("guidance_2", 0));
   r.seed = spec.at("seed").to_number<std::int64_t>();

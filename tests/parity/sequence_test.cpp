@@ -25,6 +25,7 @@ struct Sample {
   std::string lora = {};      // of tests/fixtures
   int width = 0, height = 0, frames = 0;
   bool bf16 = false;
+  double cache = 0;  // threshold
 };
 
 bool is_video(const Sample& s) { return s.frames > 0; }
@@ -37,7 +38,7 @@ std::string model_of(const Sample& s) {
 
 std::string name_of(const Sample& s) {
   return s.set + "_" + s.folder + (s.negative.empty() ? "" : "_guided") + (s.quantize.empty() ? "" : "_" + s.quantize) +
-         (s.lora.empty() ? "" : "_lora") + (s.bf16 ? "_bf16" : "");
+         (s.lora.empty() ? "" : "_lora") + (s.bf16 ? "_bf16" : "") + (s.cache > 0 ? "_cached" : "");
 }
 
 GenerationRequest request_of(const Sample& s) {
@@ -54,6 +55,7 @@ GenerationRequest request_of(const Sample& s) {
     request.fields.set("negative_prompt", s.negative);
     if (!is_video(s)) request.fields.set("true_cfg_scale", 3.0);
   }
+  if (s.cache > 0) request.fields.set("cache", s.cache);
   if (!s.lora.empty()) request.loras = {{(golden::fixtures() / s.lora).string(), 0.8}};
   return request;
 }
@@ -62,6 +64,7 @@ struct Drawn {
   at::Tensor latents;
   Media media;
   std::int64_t programs = 0;
+  int skipped = 0;  // steps
 };
 
 // What this rank draws of two requests, of which one is canceled. `previews`: after each step.
@@ -90,6 +93,7 @@ Drawn draw(const Sample& s, const RankOptions& ranks, std::vector<Media>* previe
   unwrap(generation->dump(dump));
   drawn.latents = golden::read_tensor(dump, "latents");
   std::filesystem::remove(dump);
+  drawn.skipped = generation->skipped_steps();
   drawn.programs = engine->region_counts().compiles;
   return drawn;
 }
@@ -129,6 +133,8 @@ TEST_P(Ranks, DrawWhatOneDraws) {
                            : s.quantize == "fp8" ? 2e-2
                                                  : 3 * 2e-5;
       if (!(apart <= limit)) return "latents are apart";
+      if (shared.skipped != alone.skipped || (s.cache > 0) != (alone.skipped > 0))
+        return std::to_string(shared.skipped) + " steps were skipped, alone " + std::to_string(alone.skipped);
       if (shared.programs != alone.programs) return "other programs were compiled";
       int largest = 0;
       for (std::size_t i = 0; i < alone.media.rgb.size(); ++i)
@@ -151,7 +157,11 @@ INSTANTIATE_TEST_SUITE_P(
         Sample{"flux", "schnell", {5}, "", "", "", 80, 64}, Sample{"flux", "dev", {2}, "", "", "", 64, 64, 0, true},
         Sample{"quant", "width48", {3}, "", "fp8", "", 64, 64},
         Sample{"flux", "dev", {2}, "", "", "lora/adapters/all.safetensors", 48, 80},
-        Sample{"wan", "two", {3}, "", "", "wan/lora/adapters/peft.safetensors", 32, 32, 5}),
+        Sample{"wan", "two", {3}, "", "", "wan/lora/adapters/peft.safetensors", 32, 32, 5},
+        Sample{"flux", "dev", {2}, "", "", "", 48, 80, 0, false, 0.9},
+        Sample{"flux", "double", {3}, "rain", "", "", 112, 48, 0, false, 0.9},
+        Sample{"wan", "euler", {2}, "rain", "", "", 32, 48, 5, false, 0.9},
+        Sample{"wan", "one", {2}, "", "", "", 48, 32, 9, false, 0.9}),
     [](const auto& info) { return name_of(info.param); });
 
 // The demo models have 6 and 4 heads.

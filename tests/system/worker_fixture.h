@@ -79,6 +79,8 @@ class FakeGeneration final : public pipeline::Generation {
     return {{"text", 11}, {"denoise", 22}, {"vae", 33}};
   }
   Result<void> dump(const std::string&) const override { return internal_error("not here"); }
+  int skipped_steps() const override { return skipped; }
+  int skipped = 0;
 };
 
 // A picture whose every byte is the seed's.
@@ -127,8 +129,10 @@ class FakeModel final : public pipeline::Model {
       std::this_thread::sleep_for(std::chrono::milliseconds(script_->step_ms));
       if (auto error = script_->note("step " + std::to_string(request.seed) + "/" + std::to_string(step)))
         return *error;
-      const pipeline::StepProgress progress{step, steps,
-                                            [&]() -> Result<pipeline::Media> { return picture(100 + step, 2, 2); }};
+      const bool skipped = request.fields.has("cache") && step % 2 == 0;
+      static_cast<FakeGeneration&>(prepared).skipped += skipped;
+      const pipeline::StepProgress progress{
+          step, steps, [&]() -> Result<pipeline::Media> { return picture(100 + step, 2, 2); }, skipped};
       if (!on_step(progress)) {
         script_->note("stopped " + std::to_string(request.seed));
         return Error{Code::kCanceled, "stopped", {}};

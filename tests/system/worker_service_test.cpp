@@ -320,20 +320,34 @@ TEST_F(WorkerService, AnExceptionFailsItsUnitAlone) {
   }
 }
 
+int steps_timed(const std::string& phase) {
+  const std::string metrics = telemetry::render_metrics(),
+                    name = "ditfleet_step_seconds_count{model=\"demo\",phase=\"" + phase + "\"} ";
+  const auto at = metrics.find(name);
+  return at == std::string::npos ? 0 : std::stoi(metrics.substr(at + name.size()));
+}
+
 TEST_F(WorkerService, FirstAndSteadyStepsAreTimedApart) {
-  const auto count = [](const std::string& phase) {
-    const std::string metrics = telemetry::render_metrics(),
-                      name = "ditfleet_step_seconds_count{model=\"demo\",phase=\"" + phase + "\"} ";
-    const auto at = metrics.find(name);
-    return at == std::string::npos ? 0 : std::stoi(metrics.substr(at + name.size()));
-  };
-  const int first = count("first"), steady = count("steady");
+  const int first = steps_timed("first"), steady = steps_timed("steady");
   auto worker = start_ready_worker();
   const std::string id = ready(spec(7));
   assign(id, 0, worker->owner());
   ASSERT_TRUE(reaches(id, State::kSucceeded));
-  EXPECT_EQ(count("first"), first + 1);
-  EXPECT_EQ(count("steady"), steady + 3);
+  EXPECT_EQ(steps_timed("first"), first + 1);
+  EXPECT_EQ(steps_timed("steady"), steady + 3);
+}
+
+TEST_F(WorkerService, SkippedStepsAreCountedInTheResultAndTimedApart) {
+  const int skipped = steps_timed("skipped"), steady = steps_timed("steady");
+  auto worker = start_ready_worker();
+  auto cached = spec(7);
+  cached.fields.set("cache", 0.08);
+  const std::string id = ready(cached);
+  assign(id, 0, worker->owner());
+  ASSERT_TRUE(reaches(id, State::kSucceeded));
+  EXPECT_EQ(results::Manifest::parse(job(id).unit_records.at(0).manifest)->skipped_steps, 2);
+  EXPECT_EQ(steps_timed("skipped"), skipped + 2);
+  EXPECT_EQ(steps_timed("steady"), steady + 1);
 }
 
 TEST_F(WorkerService, HeartbeatsNameWhatItHolds) {

@@ -51,7 +51,8 @@ class TestDenoiser final : public Denoiser {
  public:
   TestDenoiser(const LinearSlot& high, const LinearSlot& low, const Settings& settings, const Conditions& conditions)
       : high_(high), low_(low), settings_(settings), text_(conditions.prompt.tensors.at("prompt_embeds")) {}
-  at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team&) override {
+  at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team&,
+                      BlockCache*) override {
     fault(settings_.prompt, "step");
     at::Tensor made = apply_linear(is_first(step) ? high_ : low_, latents.permute({0, 2, 3, 1}));
     if (!negative) made = made + text_;

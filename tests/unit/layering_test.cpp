@@ -268,11 +268,11 @@ TEST(Layering, NothingElseNamesAFamily) {
 }
 
 // A field that families read is its row in the table, and its use in the families. The service itself reads only what
-// decides the cost, the shape class and the length of a video; "image" is also another word.
+// decides the cost, the shape class and the length of a video; "image" and "cache" are also other words.
 TEST(Layering, OnlyTheTableAndFamiliesNameAField) {
   using ditfleet::job::Field;
   const std::set<Field> of_the_service = {
-      "width", "height", "frames", "fps", "num_inference_steps", "max_sequence_length", "image"};
+      "width", "height", "frames", "fps", "num_inference_steps", "max_sequence_length", "image", "cache"};
   // The console labels the common fields by hand; worker.warmup_classes has a class with true CFG; a scheduler's
   // configuration and a tensor of the dump have the name of a field.
   const std::set<std::string> allowed = {"shared/job/fields.h", "coordinator/gateway/pages/console.html",

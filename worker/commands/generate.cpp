@@ -163,7 +163,9 @@ Result<void> run(const GenerateFlags& flags) {
     if (!flags.dump.empty()) {
       if (auto dumped = (*prepared)->dump(job::numbered_path(flags.dump, i, count)); !dumped) return dumped;
     }
-    std::cout << path << "  seed " << request.seed << std::endl;
+    std::cout << path << "  seed " << request.seed;
+    if (const int skipped = (*prepared)->skipped_steps(); skipped > 0) std::cout << "  skipped steps " << skipped;
+    std::cout << std::endl;
     if (!std::cout) return internal_error("cannot write to standard output");
   }
   return {};

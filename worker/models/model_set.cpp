@@ -56,7 +56,7 @@ Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, std
   StepTimer timer(spec.model);
   auto denoised = model.denoise(**prepared, [&](const pipeline::StepProgress& progress) {
     parts.emplace_back(progress.step == 1 ? "transformer_first_step" : "transformer_steady_step",
-                       timer.ended(progress.step));
+                       timer.ended(progress));
     timer.begin();
     return true;
   });

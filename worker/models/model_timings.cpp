@@ -72,10 +72,10 @@ std::string text_of(const PartTimes& parts) {
   return text;
 }
 
-std::chrono::microseconds StepTimer::ended(int step) {
+std::chrono::microseconds StepTimer::ended(const pipeline::StepProgress& progress) {
   static const telemetry::Histograms series("ditfleet_step_seconds");
   const auto took = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begun_);
-  series({model_, step == 1 ? "first" : "steady"}).Observe(seconds(took));
+  series({model_, progress.step == 1 ? "first" : progress.skipped ? "skipped" : "steady"}).Observe(seconds(took));
   return took;
 }
 

@@ -30,7 +30,7 @@ class StepTimer {
  public:
   explicit StepTimer(std::string model) : model_(std::move(model)) {}
   // Records the step that has just ended and returns its time.
-  std::chrono::microseconds ended(int step);
+  std::chrono::microseconds ended(const pipeline::StepProgress& progress);
   // Marks the beginning of the next step.
   void begin() { begun_ = std::chrono::steady_clock::now(); }
 

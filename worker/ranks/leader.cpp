@@ -86,6 +86,7 @@ class SharedGeneration final : public Generation {
   std::vector<std::string> warnings() const override { return own_->warnings(); }
   std::vector<std::pair<std::string, std::int64_t>> phases_us() const override { return own_->phases_us(); }
   const std::map<std::string, std::int64_t>& device_phases_us() const override { return own_->device_phases_us(); }
+  int skipped_steps() const override { return own_->skipped_steps(); }
   Result<void> dump(const std::string& path) const override { return own_->dump(path); }
 
   std::int64_t id() const { return id_; }
@@ -146,7 +147,7 @@ class SharedModel final : public Model {
     auto began = std::chrono::steady_clock::now();
     const Result<void> own = own_->denoise(shared.own(), [&](const pipeline::StepProgress& progress) {
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-      if (progress.step > 1) degrees_.observe(shared.size, took.count());
+      if (progress.step > 1 && !progress.skipped) degrees_.observe(shared.size, took.count());
       const bool go_on = !on_step || on_step(progress);
       began = std::chrono::steady_clock::now();
       return go_on;

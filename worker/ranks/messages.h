@@ -65,7 +65,8 @@ void describe(Archive& archive, job::FieldValues& v) {
     if (field.row().use != job::FieldUse::kGeneration) continue;
     switch (field.row().type) {
       case job::FieldType::kInteger: describe_field<std::int64_t>(archive, v, field); break;
-      case job::FieldType::kReal: describe_field<double>(archive, v, field); break;
+      case job::FieldType::kReal:
+      case job::FieldType::kCache: describe_field<double>(archive, v, field); break;
       default: describe_field<std::string>(archive, v, field);
     }
   }

@@ -299,7 +299,7 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   span.emplace("first_step");
   StepTimer timer(unit->spec.model);
   const auto on_step = [&](const pipeline::StepProgress& progress) {
-    timer.ended(progress.step);
+    timer.ended(progress);
     if (progress.step == 1) {
       span.reset();
       if (progress.total > 1) {
@@ -435,6 +435,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   manifest->width = image->width;
   manifest->height = image->height;
   manifest->seed = unit->request.seed;
+  manifest->skipped_steps = unit->prepared->skipped_steps();
   // A preview event must not follow the end of the unit.
   for (int i = 0; i < 100 && unit->previews_pending > 0; ++i) co_await pause(10ms);
   co_await complete(unit, std::move(*manifest));

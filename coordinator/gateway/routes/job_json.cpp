@@ -7,6 +7,7 @@
 
 #include "coordinator/gateway/http/http.h"
 #include "coordinator/gateway/routes/openapi.h"
+#include "shared/job/spec_json.h"
 #include "shared/results/store.h"
 
 namespace ditfleet::gateway {
@@ -43,7 +44,8 @@ json::value result_value(const queue::JobRecord& record, const queue::UnitRecord
                       {"sha256", manifest->sha256},
                       {"width", manifest->width},
                       {"height", manifest->height},
-                      {"seed", manifest->seed}};
+                      {"seed", manifest->seed},
+                      {"skipped_steps", manifest->skipped_steps}};
 }
 
 // A unit's steps are known while it runs; of one that succeeded it made all that the job asked for.
@@ -231,6 +233,8 @@ json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
     if (limits.multiple_of > 1) schema[limits.remainder == 0 ? "multipleOf" : "x-step"] = limits.multiple_of;
     if (const auto* value = model.defaults.find(field)) {
       std::visit([&](const auto& v) { schema["default"] = v; }, *value);
+      if (field.row().type == job::FieldType::kCache)
+        schema["default"] = parse_json(job::cache_json(std::get<double>(*value))).value();
       defaults[field.name()] = schema["default"];
     }
     fields[field.name()] = std::move(schema);

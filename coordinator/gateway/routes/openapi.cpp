@@ -27,6 +27,16 @@ json::object schema_of(const job::FieldRow& row) {
       out["enum"] = std::move(names);
       break;
     }
+    case job::FieldType::kCache: {
+      const json::object threshold{{"type", "number"}, {"minimum", job::kLeastCacheThreshold}, {"maximum", row.high}};
+      out["type"] = "object";
+      out["properties"] =
+          json::object{{"mode", json::object{{"type", "string"}, {"enum", json::array{"first_block", "off"}}}},
+                       {"threshold", threshold}};
+      out["required"] = json::array{"mode"};
+      out["additionalProperties"] = false;
+      break;
+    }
     case job::FieldType::kAdapters:
       out["type"] = "array";
       out["items"] = json::object{{"$ref", "#/components/schemas/LoraUse"}};

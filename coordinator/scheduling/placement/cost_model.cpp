@@ -149,17 +149,19 @@ void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us,
     model.cold.add(static_cast<double>(observed_us - run_us(c, m, w, prior_us)), kColdWeight);
     return;
   }
-  if (!model.observed) model.overall = {};  // observed runs replace a seed
+  if (!model.observed || (!cls.skips && !model.ran_all_steps))
+    model.overall = {};  // observed runs replace a seed, and runs of all steps those with skipped steps
+  model.ran_all_steps |= !cls.skips;
   if (cold) {
-    if (!model.observed) model.overall.add(observed_ratio, kWeight);
+    if (!model.overall.known()) model.overall.add(observed_ratio, kWeight);
     model.observed = true;
     return;
   }
   if (!cls.observed) cls.overall = {};
   cls.observed = model.observed = model.confirmed = true;
   cls.overall.add(observed_ratio, kWeight);
-  model.overall.add(observed_ratio, kWeight);
-  if (cls.attention) {
+  if (!cls.skips || !model.ran_all_steps) model.overall.add(observed_ratio, kWeight);
+  if (cls.attention && !cls.skips) {
     auto point = std::find_if(model.points.begin(), model.points.end(),
                               [&](const Point& p) { return p.attention == *cls.attention; });
     if (point == model.points.end()) {
@@ -182,7 +184,11 @@ void CostModel::observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us,
   grown(own->by_worker, w).add(observed_ratio, kWeight);
 }
 
-void CostModel::define_class(ClassId c, std::int64_t tokens) { grown(classes_, c).attention = attention_share(tokens); }
+void CostModel::define_class(ClassId c, std::int64_t tokens, bool skips) {
+  auto& cls = grown(classes_, c);
+  cls.attention = attention_share(tokens);
+  cls.skips = skips;
+}
 
 void CostModel::seed(ClassId c, ModelId m, std::int64_t prior_us, std::int64_t predicted_us) {
   if (prior_us <= 0 || predicted_us <= 0) return;

@@ -71,8 +71,9 @@ class CostModel {
 
   // A unit ran for `observed_us`. cold: it was the worker's first run of the class.
   void observe(ClassId c, ModelId m, WorkerId w, std::int64_t prior_us, std::int64_t observed_us, bool cold);
-  // Sets the tokens of a forward pass. A class without them is predicted by the mean of its model's runs.
-  void define_class(ClassId c, std::int64_t tokens);
+  // Sets the tokens of a forward pass. A class without them is predicted by the mean of its model's runs. `skips`: its
+  // runs skip steps, so they say nothing about other classes.
+  void define_class(ClassId c, std::int64_t tokens, bool skips = false);
   // Sets the prediction of an earlier leader. Ignored if a run of the class was observed.
   void seed(ClassId c, ModelId m, std::int64_t prior_us, std::int64_t predicted_us);
 
@@ -90,6 +91,7 @@ class CostModel {
   struct ClassCosts {
     Ewma overall;           // observed ÷ prior
     bool observed = false;  // false: overall is at best a seed
+    bool skips = false;
     std::vector<Variant> variants;
     std::optional<double> attention;  // share of the quadratic part in the prior of a step
   };
@@ -110,6 +112,7 @@ class CostModel {
     Ewma cold;                 // microseconds beyond the prediction
     std::vector<Ewma> speeds;  // by worker: observed ÷ typical
     bool observed = false, confirmed = false;
+    bool ran_all_steps = false;  // a run without skipped steps was observed
   };
   const Variant* variant(ClassId c, std::int64_t prior_us) const;
   double ratio(ClassId c, ModelId m, std::int64_t prior_us) const;

@@ -184,8 +184,8 @@ class Fleet {
   std::vector<std::vector<std::uint8_t>> warm_;                      // [class][worker]
 };
 
-// A class key without its last field, the precision. A worker runs one precision, so warmth does not depend on the
-// precision. The configuration may say "auto" while the worker reports "bf16".
+// A class key without its last field, the precision and the cache. A worker runs one precision, and a cache runs the
+// same programs, so warmth does not depend on them. The configuration may say "auto" while the worker reports "bf16".
 std::string_view shape_key(std::string_view class_key);
 
 }  // namespace ditfleet::scheduling

@@ -52,15 +52,15 @@ class FluxDenoiser final : public Denoiser {
     if (conditions.negative) passes_.push_back(pass_of(*conditions.negative));
   }
 
-  at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative,
-                      const parallel::Team& team) override {
+  at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team& team,
+                      BlockCache* cache) override {
     if (!rope_.defined()) rope_ = rope_table(flux_.config(), text_tokens_, rows_, columns_, flux_.placement());
     Pass& pass = passes_[negative ? 1 : 0];
     if (const std::int64_t first = step / kModulationSteps * kModulationSteps; first != pass.first_step) {
       pass.modulation = window(first, pass.pooled);
       pass.first_step = first;
     }
-    return flux_.velocity(latents, pass.text, pass.modulation.step(step - pass.first_step), rope_, team);
+    return flux_.velocity(latents, pass.text, pass.modulation.step(step - pass.first_step), rope_, team, cache);
   }
 
  private:
@@ -101,6 +101,7 @@ class FluxNetwork final : public Network {
   }
 
   void complete(Settings& settings) const override {
+    settings.cache_threshold = settings.real("cache");
     if (!(settings.real("true_cfg_scale") > 1)) return;
     if (const std::string* negative = settings.fields.text("negative_prompt"))
       settings.negative = *negative;

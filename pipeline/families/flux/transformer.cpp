@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "pipeline/families/flux/blocks.h"
 #include "pipeline/families/flux/rope.h"
@@ -80,7 +81,7 @@ at::Tensor FluxTransformer::embed_text(const at::Tensor& prompt_embeds) const {
 
 at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text,
                                      const StepModulation& modulation, const at::Tensor& rope,
-                                     const parallel::Team& team) const {
+                                     const parallel::Team& team, BlockCache* cache) const {
   const region::Mode mode = mode_for(latents.size(1), 1);  // images have one frame
   // A recording keeps addresses. Adapters of the first and the last linear are read from their slots, which change.
   const auto& linears = weights().linears;
@@ -92,24 +93,24 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
     static std::once_flag told;
     std::call_once(told, [] { spdlog::warn("blocks are copied in each step, so CUDA graphs are not used"); });
   }
-  if (!graphs_ || !region::uses_graphs(mode) || reads_slots || !blocks_stay || team)
-    return velocity(latents, text, modulation, rope, mode, team);
+  if (!graphs_ || !region::uses_graphs(mode) || reads_slots || !blocks_stay || team || cache)
+    return velocity(latents, text, modulation, rope, mode, team, cache);
   std::vector<std::int64_t> bucket{static_cast<std::int64_t>(mode), blocks ? blocks->moves() : 0};
   for (const at::Tensor* t : {&latents, &text}) bucket.insert(bucket.end(), t->sizes().begin(), t->sizes().end());
   join_adapters();
   if (adapters())
     for (const auto& operands : adapters()->operands) bucket.push_back(operands.adapter.size(1));
   return graphs_->run(bucket, {latents, text, modulation.all, rope}, [&](const std::vector<at::Tensor>& in) {
-    return velocity(in[0], in[1], ModulationTable::views(in[2], config_), in[3], mode, {});
+    return velocity(in[0], in[1], ModulationTable::views(in[2], config_), in[3], mode, {}, nullptr);
   });
 }
 
 at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor& text_tokens,
                                      const StepModulation& modulation, const at::Tensor& rope, region::Mode mode,
-                                     const parallel::Team& team) const {
+                                     const parallel::Team& team, BlockCache* cache) const {
   // With fewer tokens than ranks each rank computes all.
   if (team && std::min(latents.size(1), text_tokens.size(1)) < team.count)
-    return velocity(latents, text_tokens, modulation, rope, mode, {});
+    return velocity(latents, text_tokens, modulation, rope, mode, {}, cache);
   std::optional<parallel::Sequence> of_image, sequence;
   at::Tensor own_rope = rope, text = text_tokens;
   if (team) {
@@ -128,8 +129,10 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
   at::Tensor image = apply_linear(linears[FluxLinear::kImageIn], of_image ? of_image->own(latents) : latents), tokens;
   PartSequence::Pass pass(parts().blocks.get());
   const std::size_t doubles = modulation.double_blocks.size();
+  at::Tensor before = cache ? image : at::Tensor();
   for (std::size_t i = 0; i < weights().blocks.size(); ++i) {
     const TransformerBlock& block = weights().blocks[i];
+    const bool keeps_inputs = cache && i < 2;  // see BlockCache
     if (i == doubles) tokens = at::cat({text, image}, 1);
     pass.begin(i);
     if (i < doubles) {
@@ -139,7 +142,7 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
       } else {
         // No other code reads the memory of an output that is given. The first block's text is the caller's, who needs
         // it for the next step.
-        std::vector<at::Tensor> outputs{image, i > 0 ? text : at::Tensor()};
+        std::vector<at::Tensor> outputs{keeps_inputs ? at::Tensor() : image, i > 0 ? text : at::Tensor()};
         run_block(
             i,
             {&image, &text, &rows, &m.image_attention.shift, &m.image_attention.scale, &m.image_attention.gate,
@@ -154,14 +157,19 @@ at::Tensor FluxTransformer::velocity(const at::Tensor& latents, const at::Tensor
       if (eager) {
         single_block(tokens, block, m, own_rope, geometry, shared);
       } else {
-        std::vector<at::Tensor> outputs{tokens};
+        std::vector<at::Tensor> outputs{keeps_inputs ? at::Tensor() : tokens};
         run_block(i, {&tokens, &rows, &m.shift, &m.scale, &m.gate}, outputs, shared);
         tokens = std::move(outputs[0]);
       }
     }
     pass.end(i);
+    if (tokens.defined()) image = tokens.slice(1, text.size(1));
+    if (cache && i == 0 && cache->skips(std::exchange(before, {}), image, of_image ? &*of_image : nullptr)) {
+      cache = nullptr;
+      break;
+    }
   }
-  if (tokens.defined()) image = tokens.slice(1, text.size(1));
+  if (cache) cache->finish(image);
   image = apply_linear(linears[FluxLinear::kImageOut], modulated_norm(image, modulation.final));
   return of_image ? of_image->gather(image) : image;
 }

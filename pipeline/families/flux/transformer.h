@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pipeline/families/flux/modulation.h"
+#include "pipeline/nn/transformer/block_cache.h"
 #include "pipeline/nn/transformer/transformer.h"
 
 namespace ditfleet::region {
@@ -33,9 +34,10 @@ class FluxTransformer : public Transformer {
   // Converts text tokens [1, S_text, joint_attention_dim] to the blocks' input [1, S_text, D]. The same for all steps.
   at::Tensor embed_text(const at::Tensor& prompt_embeds) const;
   // `latents`: [batch, S_image, in_channels]. `text`: from embed_text(). `rope`: from rope_table(). Returns [batch,
-  // S_image, in_channels]. `team`: the ranks that share the forward; each gets the whole result. Thread-safe.
+  // S_image, in_channels]. `team`: the ranks that share the forward; each gets the whole result. `cache`: may skip all
+  // blocks but the first; null: none is skipped. Thread-safe.
   at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation,
-                      const at::Tensor& rope, const parallel::Team& team = {}) const;
+                      const at::Tensor& rope, const parallel::Team& team = {}, BlockCache* cache = nullptr) const;
 
  private:
   FluxTransformer(FluxConfig config, Placement placement)
@@ -43,7 +45,7 @@ class FluxTransformer : public Transformer {
   void compiled_blocks() override;
   void open_libraries(const region::RegionHost& host) const override;
   at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const StepModulation& modulation,
-                      const at::Tensor& rope, region::Mode mode, const parallel::Team& team) const;
+                      const at::Tensor& rope, region::Mode mode, const parallel::Team& team, BlockCache* cache) const;
 
   FluxConfig config_{};
   std::shared_ptr<region::Graphs> graphs_;  // null: not available on this device or in this build

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <optional>
+#include <utility>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/families/wan/blocks.h"
@@ -36,31 +37,35 @@ void WanTransformer::prewarm(std::int64_t frames, std::int64_t rows, std::int64_
 }
 
 at::Tensor WanTransformer::run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time,
-                                      const at::Tensor& rope, region::Mode mode,
-                                      const parallel::Sequence* sequence) const {
+                                      const at::Tensor& rope, region::Mode mode, const parallel::Sequence* sequence,
+                                      BlockCache* cache) const {
   PartSequence::Pass pass(parts().blocks.get());
   const auto& blocks = weights().blocks;
-  if (mode == region::Mode::kNone) {
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      pass.begin(i);
-      x = wan_block(std::move(x), text, time, rope, blocks[i], config_, sequence);
-      pass.end(i);
-    }
-    return x;
+  const bool eager = mode == region::Mode::kNone;
+  at::Tensor rows, table;
+  if (!eager) {
+    rows = tables_ + time.to(c10::ScalarType::Float);
+    rows.select(1, 1).add_(1);  // the blocks multiply by 1 + scale
+    rows.select(1, 4).add_(1);
+    table = rope_rows(rope);
   }
-  const at::Tensor rows = tables_ + time.to(c10::ScalarType::Float), table = rope_rows(rope);
-  rows.select(1, 1).add_(1);  // the blocks multiply by 1 + scale
-  rows.select(1, 4).add_(1);
+  at::Tensor before = cache ? x : at::Tensor();
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     pass.begin(i);
-    std::array<at::Tensor, 6> m;
-    for (std::size_t row = 0; row < m.size(); ++row)
-      m[row] = rows.narrow(0, static_cast<std::int64_t>(i), 1).narrow(1, static_cast<std::int64_t>(row), 1);
-    std::vector<at::Tensor> outputs{x};  // no other code reads x
-    run_block(i, {&x, &text, &table, &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]}, outputs, sequence);
-    x = std::move(outputs[0]);
+    if (eager) {
+      x = wan_block(std::move(x), text, time, rope, blocks[i], config_, sequence);
+    } else {
+      std::array<at::Tensor, 6> m;
+      for (std::size_t row = 0; row < m.size(); ++row)
+        m[row] = rows.narrow(0, static_cast<std::int64_t>(i), 1).narrow(1, static_cast<std::int64_t>(row), 1);
+      std::vector<at::Tensor> outputs{cache && i < 2 ? at::Tensor() : x};  // no other code reads x; see BlockCache
+      run_block(i, {&x, &text, &table, &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]}, outputs, sequence);
+      x = std::move(outputs[0]);
+    }
     pass.end(i);
+    if (cache && i == 0 && cache->skips(std::exchange(before, {}), x, sequence)) return x;
   }
+  if (cache) cache->finish(x);
   return x;
 }
 
@@ -76,7 +81,7 @@ at::Tensor WanTransformer::rope(std::int64_t frames, std::int64_t rows, std::int
 }
 
 at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, const at::Tensor& text,
-                                    const at::Tensor& rope, const parallel::Team& team) const {
+                                    const at::Tensor& rope, const parallel::Team& team, BlockCache* cache) const {
   if (latents.dim() != 5 || latents.size(0) != 1 || latents.size(1) != config_.in_channels ||
       latents.size(3) % 2 != 0 || latents.size(4) % 2 != 0) {
     std::string shape;
@@ -104,7 +109,7 @@ at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, 
   const at::Tensor time =
       apply_linear(linears[WanLinear::kTimeProjection], at::silu(conditioning)).unflatten(1, {6, config_.width()});
   x = run_blocks(std::move(x), text, time, sequence ? sequence->own(rope) : rope,
-                 mode_for(frames * rows * columns, wan_frames(frames)), sequence ? &*sequence : nullptr);
+                 mode_for(frames * rows * columns, wan_frames(frames)), sequence ? &*sequence : nullptr, cache);
   const std::vector<at::Tensor> head = (tensors[WanTensor::kTable] + conditioning.unsqueeze(1)).chunk(2, 1);
   x = apply_linear(linears[WanLinear::kPatchOut], wan_modulated_norm(x, head[0], head[1], config_.eps));
   return (sequence ? sequence->gather(x) : x)

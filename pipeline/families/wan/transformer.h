@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pipeline/families/wan/parameters.h"
+#include "pipeline/nn/transformer/block_cache.h"
 #include "pipeline/nn/transformer/transformer.h"
 
 namespace ditfleet::pipeline {
@@ -27,17 +28,18 @@ class WanTransformer : public Transformer {
   at::Tensor rope(std::int64_t frames, std::int64_t rows, std::int64_t columns) const;
   // `latents`: [1, in_channels, F, h, w] with even h and w; rounded to the model's type. `timestep`: 0 to 1000, not
   // rounded. `text`: from embed_text(). `rope`: from rope(). Returns [1, out_channels, F, h, w] in the model's type.
-  // `team`: the ranks that share the forward; each gets the whole result.
+  // `team`: the ranks that share the forward; each gets the whole result. `cache`: may skip all blocks but the first;
+  // null: none is skipped.
   // Not thread-safe if compiled blocks have quantized weights.
   // Throws Failure: kInvalidArgument for another shape; the group's errors.
   at::Tensor velocity(const at::Tensor& latents, double timestep, const at::Tensor& text, const at::Tensor& rope,
-                      const parallel::Team& team = {}) const;
+                      const parallel::Team& team = {}, BlockCache* cache = nullptr) const;
 
  private:
   void compiled_blocks() override;
   WanTransformer(WanConfig config, Placement placement) : Transformer(wan_spec(config), placement), config_(config) {}
   at::Tensor run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time, const at::Tensor& rope,
-                        region::Mode mode, const parallel::Sequence* sequence) const;
+                        region::Mode mode, const parallel::Sequence* sequence, BlockCache* cache) const;
 
   WanConfig config_;
   at::Tensor tables_;  // [num_layers, 6, D]: of all blocks, if they are compiled

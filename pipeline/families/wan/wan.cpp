@@ -93,13 +93,13 @@ class WanDenoiser final : public Denoiser {
   std::size_t expert(std::int64_t step) const override {
     return transformers_.size() > 1 && timestep(step) < boundary_ * 1000 ? 1 : 0;
   }
-  at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative,
-                      const parallel::Team& team) override {
+  at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team& team,
+                      BlockCache* cache) override {
     const WanTransformer& transformer = *transformers_[expert(step)];
     at::Tensor input = latents.to(transformer.placement().dtype);
     if (condition_.defined()) input = at::cat({input, condition_}, 1);
     if (!rope_.defined()) rope_ = transformer.rope(latents.size(2), latents.size(3), latents.size(4));
-    return transformer.velocity(input, timestep(step), texts_[expert(step)][negative ? 1 : 0], rope_, team);
+    return transformer.velocity(input, timestep(step), texts_[expert(step)][negative ? 1 : 0], rope_, team, cache);
   }
 
  private:
@@ -132,6 +132,7 @@ class WanNetwork final : public Network {
   }
 
   void complete(Settings& settings) const override {
+    settings.cache_threshold = settings.real("cache");
     if (!(settings.real("guidance_scale") > 1)) return;
     const std::string* negative = settings.fields.text("negative_prompt");
     settings.negative = negative ? *negative : "";

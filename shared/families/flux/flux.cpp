@@ -52,6 +52,7 @@ Result<void> read(job::ModelEntry& entry) {
   entry.apply("num_inference_steps").high = kMostSteps;
   entry.apply("guidance_scale");  // accepted by a model without guidance embeddings, too, without effect
   entry.apply("true_cfg_scale");
+  entry.apply("cache");
   entry.apply("max_sequence_length").high = kMostTextTokens;
   entry.defaults.set("num_inference_steps", few_steps ? 4 : 28);
   entry.defaults.set("guidance_scale", guidance_distilled ? 3.5 : 0.0);

@@ -45,6 +45,7 @@ Result<void> read(job::ModelEntry& entry) {
   entry.apply("guidance_scale");
   if (experts) entry.apply("guidance_scale_2");
   for (const Field field : {Field("flow_shift"), Field("sampler"), Field("sigmas")}) entry.apply(field);
+  entry.apply("cache");
   entry.apply("max_sequence_length").high = kMostTextTokens;
   // The pipelines' defaults, and Wan's frame rate. An image gives the size, within the default area.
   if (from_image) {

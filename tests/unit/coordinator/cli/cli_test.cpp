@@ -58,6 +58,11 @@ TEST(Generate, BodySaysWhatWasTypedAndNothingElse) {
   GenerateFlags flags;
   flags.fields = {{job::Field("prompt"), "a red circle"}};
   EXPECT_EQ(*job_body(flags), R"({"prompt":"a red circle"})");
+  flags.fields = {{job::Field("cache"), "first_block:0.5"}};
+  EXPECT_EQ(*job_body(flags), R"({"cache":{"mode":"first_block","threshold":5E-1}})");
+  flags.fields = {{job::Field("cache"), "off"}};
+  EXPECT_EQ(*job_body(flags), R"({"cache":{"mode":"off"}})");
+  EXPECT_EQ(job::name_the_flag({Code::kInvalidArgument, "m", "cache.mode"}).message, "--cache: m");
   flags.out = "x.webp";
   flags.fields = {{job::Field("prompt"), "a red circle"},
                   {job::Field("size"), "256x128"},
@@ -80,6 +85,10 @@ TEST(Generate, RefusesWhatCannotBeWritten) {
   GenerateFlags flags;
   flags.out = "x.gif";
   EXPECT_THAT(job_body(flags).error().message, HasSubstr(".png, .jpg, .webp or .mp4"));
+  flags.out = {};
+  flags.fields = {{job::Field("cache"), "first_block:much"}};
+  EXPECT_EQ(job_body(flags).error().message, "--cache is 'first_block:much'; it must be first_block:THRESHOLD or off");
+  flags.fields.clear();
   flags.out = "x.png";
   for (const char* lora :
        {"pixel:much", "pixel:nan", "pixel:inf", "pixel:1e3", "pixel:", "pixel:1:medium", "pixel:x:low"}) {

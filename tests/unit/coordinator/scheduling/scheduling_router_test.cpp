@@ -330,6 +330,20 @@ TEST(CostModel, observed_runs_correct_the_prior) {
   EXPECT_NEAR(static_cast<double>(costs.run_us(0, 0, 0, 1'000)), 50.0, 2.0);
 }
 
+TEST(CostModel, runs_with_skipped_steps_predict_only_their_class) {
+  constexpr ClassId kFull = 0, kCached = 1, kOther = 2;
+  CostModel costs;
+  for (const ClassId c : {kFull, kCached, kOther}) costs.define_class(c, 4'096, /*skips=*/c == kCached);
+  costs.observe(kCached, 0, 0, 1'000, 400, false);
+  EXPECT_EQ(costs.typical_run_us(kCached, 0, 1'000), 400);
+  EXPECT_EQ(costs.typical_run_us(kOther, 0, 1'000), 400) << "nothing else is known";
+  costs.observe(kFull, 0, 0, 1'000, 1'000, false);
+  for (int i = 0; i < 20; ++i) costs.observe(kCached, 0, 0, 1'000, 400, false);
+  EXPECT_EQ(costs.typical_run_us(kCached, 0, 1'000), 400);
+  EXPECT_EQ(costs.typical_run_us(kFull, 0, 1'000), 1'000);
+  EXPECT_EQ(costs.typical_run_us(kOther, 0, 1'000), 1'000);
+}
+
 TEST(CostModel, cold_cost_is_what_a_first_run_takes_beyond_the_prediction) {
   CostModel costs;
   EXPECT_EQ(costs.cold_us(0, 1'000), 500);     // the prior

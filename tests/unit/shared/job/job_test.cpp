@@ -86,6 +86,9 @@ TEST(ParseSpec, ToJsonReadsBackTheSame) {
   EXPECT_EQ(to_json(*first), to_json(*second));
   EXPECT_EQ(to_json(*first), text);
   EXPECT_EQ(to_json(*parse_spec(R"({"prompt":""})")), R"({"prompt":"","priority":0,"partial_images":0})");
+  for (const std::string cache : {R"({"mode":"first_block","threshold":0.08})", R"({"mode":"off"})"})
+    EXPECT_EQ(to_json(*parse_spec(R"({"prompt":"","cache":)" + cache + "}")),
+              R"({"prompt":"","cache":)" + cache + R"(,"priority":0,"partial_images":0})");
 }
 
 TEST(ParseSpec, FieldsOfVideosComeAfterThoseOfImages) {
@@ -202,6 +205,16 @@ TEST(ParseSpec, RefusesWithTheFieldAndWhatWouldBeRight) {
       {R"({"prompt":"x","loras":[{"scale":1}]})", "loras[0].name", "missing"},
       {R"({"prompt":"x","loras":[{"name":"a","scal":1}]})", "loras[0].scal", "did you mean 'scale'?"},
       {R"({"prompt":"x","loras":[{"name":"a","expert":"medium"}]})", "loras[0].expert", "high, low or both"},
+      {R"({"prompt":"x","cache":0.1})", "cache", R"(is a number; it must be {"mode": "first_block")"},
+      {R"({"prompt":"x","cache":{}})", "cache.mode", "is missing; it must be first_block or off"},
+      {R"({"prompt":"x","cache":{"mode":"teacache"}})", "cache.mode", "'teacache'; it must be first_block or off"},
+      {R"({"prompt":"x","cache":{"mode":"first_block"}})", "cache.threshold", "missing; it must be a number"},
+      {R"({"prompt":"x","cache":{"mode":"first_block","threshold":"a"}})", "cache.threshold", "is a string"},
+      {R"({"prompt":"x","cache":{"mode":"first_block","threshold":0}})", "cache.threshold", "from 0.001 to 1"},
+      {R"({"prompt":"x","cache":{"mode":"first_block","threshold":-1}})", "cache.threshold", "from 0.001 to 1"},
+      {R"({"prompt":"x","cache":{"mode":"first_block","threshold":1.1}})", "cache.threshold", "is 1.1; it must be"},
+      {R"({"prompt":"x","cache":{"mode":"off","threshold":0.1}})", "cache.threshold", "leave it out"},
+      {R"({"prompt":"x","cache":{"mode":"off","treshold":0.1}})", "cache.treshold", "did you mean 'threshold'?"},
       {R"([1])", "", "a JSON object"},
       {R"({"prompt":"x")", "", "not valid JSON"},
       {R"({"prompt":"x"} y)", "", "not valid JSON"},
@@ -387,6 +400,15 @@ TEST(ShapeClass, TakesFramesAndGuidanceFromTheSpecAndItsModel) {
   EXPECT_EQ(key(R"({"prompt":""})"), "demo/256x256x1/embedded/512/bf16");
   EXPECT_EQ(key(R"({"prompt":"","true_cfg_scale":2})"), "demo/256x256x1/embedded/512/bf16");
   EXPECT_EQ(key(R"({"prompt":"","true_cfg_scale":2,"negative_prompt":""})"), "demo/256x256x1/true_cfg/512/bf16");
+  JobSpec cached{.model = "demo"};
+  for (const auto& [threshold, text] :
+       {std::pair(0.0, ""), {0.001, "+cache0.01"}, {0.08, "+cache0.08"}, {0.084, "+cache0.08"}, {1.0, "+cache1"}}) {
+    cached.fields.set("cache", threshold);
+    const ShapeClass shape = shape_class_of(cached, model, "bf16");
+    EXPECT_THAT(shape.key(), testing::EndsWith(std::string("/bf16") + text));
+    EXPECT_EQ(parse_class_key(shape.key()), shape) << shape.key();
+  }
+  EXPECT_FALSE(parse_class_key("demo/256x256x1/embedded/512/bf16+cachex"));
   JobSpec video;
   video.model = "clips/v1";
   video.fields.set("frames", 81);

@@ -45,12 +45,14 @@ Deadline soon() { return Deadline::after(10s); }
 ResultKey result_key(const std::string& job = "01JOB", int unit = 0) { return {job, unit, new_nonce()}; }
 
 TEST(Manifest, ReadsBackWhatItWrote) {
-  const Manifest written{"redis", "df:{0}:blob:j:0:n", "image/png", 12, std::string(64, 'a'), 640, 480, INT64_MAX, "n"};
+  const Manifest written{"redis", "df:{0}:blob:j:0:n", "image/png", 12, std::string(64, 'a'), 640,
+                         480,     INT64_MAX,           "n",         3};
   const auto read = Manifest::parse(written.to_json());
   ASSERT_TRUE(read.ok()) << read.error().message;
   EXPECT_EQ(read->to_json(), written.to_json());
   EXPECT_EQ(read->seed, INT64_MAX);
   EXPECT_EQ(read->height, 480);
+  EXPECT_EQ(read->skipped_steps, 3);
 }
 
 TEST(Manifest, RefusesWhatIsNotOne) {
