@@ -26,6 +26,7 @@ struct Sample {
   int width = 0, height = 0, frames = 0;
   bool bf16 = false;
   double cache = 0;  // threshold
+  bool attention8 = false;
 };
 
 bool is_video(const Sample& s) { return s.frames > 0; }
@@ -38,7 +39,8 @@ std::string model_of(const Sample& s) {
 
 std::string name_of(const Sample& s) {
   return s.set + "_" + s.folder + (s.negative.empty() ? "" : "_guided") + (s.quantize.empty() ? "" : "_" + s.quantize) +
-         (s.lora.empty() ? "" : "_lora") + (s.bf16 ? "_bf16" : "") + (s.cache > 0 ? "_cached" : "");
+         (s.lora.empty() ? "" : "_lora") + (s.bf16 ? "_bf16" : "") + (s.cache > 0 ? "_cached" : "") +
+         (s.attention8 ? "_attention8" : "");
 }
 
 GenerationRequest request_of(const Sample& s) {
@@ -75,6 +77,7 @@ Drawn draw(const Sample& s, const RankOptions& ranks, std::vector<Media>* previe
   const auto engine = unwrap(Engine::create(options, {&flux_family(), &wan_family()}));
   ModelSource source{"m", model_of(s)};
   if (!s.quantize.empty()) source.quantize["transformer"] = s.quantize;
+  if (s.attention8) source.attention = "fp8";
   const auto model = unwrap(engine->load_model(source));
   {
     auto canceled = unwrap(model->encode(request_of(s)));
@@ -128,10 +131,10 @@ TEST_P(Ranks, DrawWhatOneDraws) {
       const double apart = golden::distance(shared.latents, alone.latents);
       std::fprintf(stderr, "%s, %d ranks: %.2g apart\n", name_of(s).c_str(), size, apart);
       // fp8 rounds activations, so that a difference of one bit becomes one of 6 %.
-      const double limit = same_forward          ? 0
-                           : s.bf16              ? (s.quantize.empty() ? 4e-2 : 8e-2)
-                           : s.quantize == "fp8" ? 2e-2
-                                                 : 3 * 2e-5;
+      const double limit = same_forward                          ? 0
+                           : s.bf16                              ? (s.quantize.empty() ? 4e-2 : 8e-2)
+                           : s.quantize == "fp8" || s.attention8 ? 2e-2
+                                                                 : 3 * 2e-5;
       if (!(apart <= limit)) return "latents are apart";
       if (shared.skipped != alone.skipped || (s.cache > 0) != (alone.skipped > 0))
         return std::to_string(shared.skipped) + " steps were skipped, alone " + std::to_string(alone.skipped);
@@ -139,7 +142,7 @@ TEST_P(Ranks, DrawWhatOneDraws) {
       int largest = 0;
       for (std::size_t i = 0; i < alone.media.rgb.size(); ++i)
         largest = std::max(largest, std::abs(int{shared.media.rgb[i]} - int{alone.media.rgb[i]}));
-      if (largest > (same_forward ? 0 : s.bf16 || s.quantize == "fp8" ? 16 : 1))
+      if (largest > (same_forward ? 0 : s.bf16 || s.quantize == "fp8" || s.attention8 ? 16 : 1))
         return "pixels are " + std::to_string(largest) + " apart";
       if (previews.size() != 3 || previews[2].rgb.size() != alone_previews[2].rgb.size()) return "no previews";
       return {};
@@ -161,7 +164,9 @@ INSTANTIATE_TEST_SUITE_P(
         Sample{"flux", "dev", {2}, "", "", "", 48, 80, 0, false, 0.9},
         Sample{"flux", "double", {3}, "rain", "", "", 112, 48, 0, false, 0.9},
         Sample{"wan", "euler", {2}, "rain", "", "", 32, 48, 5, false, 0.9},
-        Sample{"wan", "one", {2}, "", "", "", 48, 32, 9, false, 0.9}),
+        Sample{"wan", "one", {2}, "", "", "", 48, 32, 9, false, 0.9},
+        Sample{"flux", "dev", {2}, "", "", "", 48, 80, 0, false, 0, true},
+        Sample{"wan", "one", {2}, "", "", "", 48, 32, 9, false, 0, true}),
     [](const auto& info) { return name_of(info.param); });
 
 // The demo models have 6 and 4 heads.

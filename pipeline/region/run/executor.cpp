@@ -50,7 +50,8 @@ class Call {
     const ResolvedAttention* across = nullptr;
     for (auto step = steps.rbegin(); libraries_.sequence && step != steps.rend(); ++step)
       if (const auto* attention = std::get_if<ResolvedAttention>(&*step); attention && attention->across_ranks)
-        across = attention;  // the first one
+        across = attention;                                                                   // the first one
+    if (across && plan_.buffer(across->q.buffer).type == ElementType::kF8) across = nullptr;  // see run()
     for (std::size_t i = 0; i < steps.size(); ++i) {
       if (across && i == across->ready)
         libraries_.sequence->start(tensor(across->q), tensor(across->k), tensor(across->v));
