@@ -11,6 +11,7 @@
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/region/ir/builder.h"
+#include "pipeline/region/libraries/direct_attention.h"
 #include "pipeline/region/run/graphs.h"
 #include "pipeline/region/run/interpreter.h"
 #include "shared/kernel_cache/cache.h"
@@ -68,12 +69,14 @@ TEST_F(RegionParity, ThreeShapesWithoutARecompile) {
 // diffusers' check for each of its attention backends: the same program, no recompile, no more error.
 TEST_F(RegionParity, EveryAttentionBackendRunsTheSameProgram) {
   for (const AttentionBackend backend : attention_backends()) {
-    const bool gpu_only = backend == AttentionBackend::kCudnn || backend == AttentionBackend::kEfficient;
+    const bool gpu_only = backend == AttentionBackend::kCudnn || backend == AttentionBackend::kFlash3 ||
+                          backend == AttentionBackend::kEfficient;
     if (device().is_cpu() && gpu_only) {
       EXPECT_THAT(failure_of([&] { host({.attention = std::string(name_of(backend))}); }),
                   HasSubstr("which needs a GPU, but the device is cpu"));
       continue;
     }
+    if (backend == AttentionBackend::kFlash3 && !open_flash3()) continue;
     const auto shared = host({.attention = std::string(name_of(backend)),
                               .fullgraph = true,
                               .error_on_recompile = true,
