@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -36,11 +37,7 @@ def draw_with_worker(a, prompts, settings, folder):
         command = [a.worker, "generate", "--model", a.model, "--prompt", line["prompt"], "--seed", str(a.seed + i),
                    "--steps", str(settings["num_inference_steps"]), "--true-cfg", str(settings["true_cfg_scale"]),
                    "--negative", settings["negative_prompt"], "--size", f"{settings['width']}x{settings['height']}",
-                   "--device", a.device, "--dtype", a.dtype, "--set", f"worker.threads={a.threads}", "--out", image_path(folder, i)]
-        if a.quantize:
-            command += ["--quantize", a.quantize]
-        if a.cache:
-            command += ["--cache", a.cache]
+                   "--device", a.device, "--dtype", a.dtype, "--set", f"worker.threads={a.threads}", "--out", image_path(folder, i), *shlex.split(a.options)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -110,8 +107,7 @@ def main():
     parser.add_argument("--threads", type=int, default=0, help="of the worker; 0: all cores")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=["auto", "fp32", "bf16"])
-    parser.add_argument("--quantize", metavar="PART=FORMAT", help="such as transformer=fp8, with --worker")
-    parser.add_argument("--cache", metavar="MODE:THRESHOLD", help="such as first_block:0.05, with --worker")
+    parser.add_argument("--options", default="", help="more options of the worker's `generate`, such as '--quantize transformer=fp8'")
     parser.add_argument("--lora", action="append", default=[], metavar="FILE", help="adapter, with --diffusers")
     parser.add_argument("--keep", metavar="FOLDER", help="keep the images here")
     parser.add_argument("--at-least", type=float, default=0.0, help="exit with 1 if fewer percent are all right")

@@ -6,6 +6,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/dequantize_source.h"
+#include "pipeline/region/programs/f8_heads_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
 #include "shared/core/excerpt.h"
 
@@ -167,7 +168,8 @@ std::string not_finite_weight(const Family& family, const ModelSource& source) {
 region::AheadPrograms ahead_programs(const Family& family, const ModelSource& source, region::ElementType type,
                                      region::ArchFeatures arch, const region::CompileOptions& options) {
   region::AheadPrograms made;
-  const bool quantized = has_quantized_linears(family, source);
+  const bool quantized = has_quantized_linears(family, source),
+             f8_attention = source.attention == "fp8" && arch.f8_attention;
   const Placement host{c10::kCPU,
                        type == region::ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16};
   for (const Component& one : family.components) {
@@ -179,12 +181,13 @@ region::AheadPrograms ahead_programs(const Family& family, const ModelSource& so
                                                           {.dir = dir,
                                                           .file = file_of(source, one.name),
                                                           .quantize = format_of(source, std::string(one.name)),
-                                                          .f8_attention = source.attention == "fp8"},
+                                                          .f8_attention = f8_attention},
                                                           host, arch.fp8_products))
       made.blocks.push_back(std::move(program));
   }
   if (!arch.gpu) return made;
   if (!made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());  // brings adapters to the blocks
+  if (f8_attention) made.fixed.push_back(region::f8_heads_program());
   if (options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
   if (quantized) made.fixed.push_back(region::dequantize_program());
   return made;

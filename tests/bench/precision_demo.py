@@ -24,12 +24,16 @@ TOP = HERE.parent.parent
 DEMO = TOP / "deploy/demo-model"
 CSV = HERE / "results/precision_cpu.csv"
 FIELDS = ["date", "revision", "machine", "versions", "system", "scenario", "metric", "value", "unit"]
-# Of the worker: its options. Of diffusers: who quantizes.
-SYSTEMS = {"ditfleet bf16": [], "ditfleet fp8": ["--quantize", "transformer=fp8"], "ditfleet nf4": ["--quantize", "transformer=nf4"],
+FP8, ATTENTION = "--quantize transformer=fp8", "--attention fp8 --set compile.backend=cpu_jit"  # fp8 only in compiled blocks
+# Of the worker: options of evaluate.py. Of diffusers: who quantizes.
+SYSTEMS = {"ditfleet bf16": [], "ditfleet fp8": [f"--options={FP8}"], "ditfleet nf4": ["--options=--quantize transformer=nf4"],
+           "ditfleet fp8 attention": [f"--options={ATTENTION}"],
+           "ditfleet fp8 linears and attention": [f"--options={FP8} {ATTENTION}"],
            # Of the model's 4 steps a cache skips none.
-           "ditfleet 28 steps": ["--steps", "28"], "ditfleet 28 steps cache 0.08": ["--steps", "28", "--cache", "first_block:0.08"],
+           "ditfleet 28 steps": ["--steps=28"], "ditfleet 28 steps cache 0.08": ["--steps=28", "--options=--cache first_block:0.08"],
            "diffusers bf16": None, "diffusers torchao fp8": "torchao", "diffusers bitsandbytes nf4": "bitsandbytes"}
 PEERS = {"ditfleet fp8": "diffusers torchao fp8", "ditfleet nf4": "diffusers bitsandbytes nf4",
+         "ditfleet fp8 attention": "ditfleet bf16", "ditfleet fp8 linears and attention": "ditfleet bf16",
          "ditfleet 28 steps cache 0.08": "ditfleet 28 steps"}
 
 

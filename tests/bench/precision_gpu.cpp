@@ -1,11 +1,10 @@
 // Measures quantized weights on a GPU at FLUX.1-dev's size with random weights, 1024×1024, 512 text tokens. gpu.sh runs
 // it.
 //
-//   precision_gpu_bench SCENARIO [--cache DIR] [--layers DOUBLE,SINGLE] [--model DIR] [--quantize FORMAT] [--attention
-//   fp8]
-//                       [--prompts FILE] [--revision TEXT] [--machine TEXT]
+//   precision_gpu_bench SCENARIO [--cache DIR] [--layers DOUBLE,SINGLE] [--model DIR] [--quantize FORMAT]
+//                       [--attention fp8] [--prompts FILE] [--revision TEXT] [--machine TEXT]
 //
-// SCENARIO: fp8 | bf16  first forward, step and 28 steps
+// SCENARIO: fp8 | bf16  first forward, step and 28 steps; with --attention fp8, rows of fp8_attention8
 //           nf4         one step relative to bf16's, in turns
 //           lora_fp8    one step with a rank 64 adapter on q, k, v and o relative to none, in turns
 //           mixed       fp8: 200 jobs of four steps at eight sizes in random order
@@ -110,12 +109,13 @@ void steps_of(Format format) {
   finish();
   const auto start = Clock::now();
   auto host = open_host();
-  const FluxTransformer flux(c, std::move(weights), {gpu, ScalarType::BFloat16}, host);
+  const FluxTransformer flux(c, std::move(weights), {gpu, ScalarType::BFloat16}, host, !flags["--attention"].empty());
   const at::Tensor text = flux.embed_text(prompt),
                    rope = pipeline::rope_table(c, kText, 64, 64, {gpu, ScalarType::BFloat16});
   const auto table = flux.modulation(timesteps, 3.5, pooled);
   flux.velocity(latents, text, table.step(0), rope);
   finish();
+  if (!flags["--attention"].empty()) scenario += "_attention8";
   row("first_forward_s", since(start), "s");
   const auto step = [&] { flux.velocity(latents, text, table.step(0), rope); };
   for (int i = 0; i < 4; ++i) step();

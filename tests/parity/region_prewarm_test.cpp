@@ -14,7 +14,8 @@ namespace {
 class Recorder : public DirectAttention {
  public:
   std::string name() const override { return "recorder"; }
-  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const override {
+  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+           const at::Tensor&) const override {
     asked.insert(attention_shape(q, k, v, out));
     return false;
   }

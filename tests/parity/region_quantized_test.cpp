@@ -1,11 +1,15 @@
 // Blocks whose weights are quantized: fp8 products with row scales, weights in other types, adapters beside them.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
+#include <cmath>
 #include <random>
 
 #include "pipeline/region/libraries/fp8.h"
+#include "pipeline/region/programs/f8_heads.h"
 #include "pipeline/region/run/interpreter.h"
 #include "tests/parity/region_fixture.h"
 
@@ -145,6 +149,30 @@ TEST_F(RegionParityQuantized, HeadsOfValuesAreQuantizedApart) {
   EXPECT_EQ(codes[1][4][2][7].to(ScalarType::Float).item<float>(), -448);
   EXPECT_EQ(codes[0][0][1][3].to(ScalarType::Float).item<float>(), 448);
   EXPECT_EQ(scales[0][0].item<float>(), kLeastRowScale) << "a head of zeros does not divide by zero";
+}
+
+// Many blocks a head, few, and less than one; columns of a product's rows; zeros, NaN, infinity, the smallest numbers.
+TEST_F(RegionParityQuantized, HeadsAreQuantizedAsTheOperatorsDo) {
+  if (device().is_cpu()) GTEST_SKIP() << "the program is for GPUs";
+  const auto own = host({.fullgraph = true});
+  const F8Heads f8_heads = make_f8_heads(*own);
+  const auto magnitude = [](const at::Tensor& t) { return t.view(ScalarType::Byte).bitwise_and(0x7f); };
+  for (const auto& [tokens, heads, size] :
+       {std::tuple<std::int64_t, std::int64_t, std::int64_t>{4608, 24, 128}, {300, 3, 64}, {1, 2, 8}, {77, 5, 40}}) {
+    const at::Tensor all =
+        at::randn({2, tokens, 3 * heads * size}, at::TensorOptions(ScalarType::BFloat16).device(device()));
+    const at::Tensor v = all.narrow(2, 2 * heads * size, heads * size).view({2, tokens, heads, size});
+    for (const double odd : {0., 7e-39, 3e38, HUGE_VAL, std::nan("")}) {
+      v[0][tokens / 2][1][size - 1] = odd;
+      v[1].select(1, 0).fill_(odd);
+      const auto [codes, scales] = f8_heads(v);
+      const auto [their_codes, their_scales] = fp8_heads(v);
+      EXPECT_TRUE(codes.is_contiguous());
+      EXPECT_TRUE(at::allclose(scales, their_scales, 0, 0, /*equal_nan=*/true)) << tokens << " " << odd;
+      EXPECT_TRUE(at::equal(magnitude(codes), magnitude(their_codes))) << tokens << " " << odd;
+    }
+  }
+  EXPECT_EQ(own->counters->counts().fallbacks, 0u);
 }
 
 // Rows of zeros, rows with one large value, halves between two codes, NaN: the kernels' codes are the operators'.

@@ -32,8 +32,9 @@ FluxTransformer FluxTransformer::load(const TransformerSource& source, Placement
 }
 
 FluxTransformer::FluxTransformer(FluxConfig config, TransformerWeights weights, Placement placement,
-                                 const std::shared_ptr<region::RegionHost>& regions)
+                                 const std::shared_ptr<region::RegionHost>& regions, bool f8_attention)
     : FluxTransformer(config, std::move(placement)) {
+  if (f8_attention) use_f8_attention();
   use(std::move(weights));
   Transformer::compile({this}, regions);
 }

@@ -22,7 +22,7 @@ class FluxTransformer : public Transformer {
   static FluxTransformer load(const TransformerSource& source, Placement placement);
   // Uses weights that are already loaded, which have flux_spec(), and compiles the blocks. For benches.
   FluxTransformer(FluxConfig config, TransformerWeights weights, Placement placement,
-                  const std::shared_ptr<region::RegionHost>& regions);
+                  const std::shared_ptr<region::RegionHost>& regions, bool f8_attention = false);
 
   const FluxConfig& config() const { return config_; }
 

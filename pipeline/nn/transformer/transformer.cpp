@@ -61,12 +61,14 @@ Parameters Transformer::open(const std::string& dir, const std::string& file, Pl
 Transformer::Transformer(TransformerSpec spec, Placement placement)
     : spec_(std::make_shared<const TransformerSpec>(std::move(spec))), placement_(std::move(placement)) {}
 
+void Transformer::use_f8_attention() { spec_ = with_f8_attention(*spec_); }
+
 void Transformer::load(const TransformerSource& source, std::int64_t heads) {
   team_ = parallel::Team::all(source.regions ? source.regions->ranks : nullptr);
   team_.check_heads(heads);
   if (source.f8_attention) {
     if (const std::string why = no_f8_attention(source, placement_); why.empty())
-      spec_ = with_f8_attention(*spec_);
+      use_f8_attention();
     else
       spdlog::warn("{}: attention is in {} instead of fp8, because {}", source.dir,
                    placement_.dtype == c10::ScalarType::BFloat16 ? "bf16" : "fp32", why);

@@ -78,6 +78,8 @@ class Transformer {
 
   // Loads the weights. `heads`: of attention; each rank must get as many. Throws what Parameters and Team throw.
   void load(const TransformerSource& source, std::int64_t heads);
+  // Programs with 8-bit attention from now on. Call it before load() or compile().
+  void use_f8_attention();
   // Uses weights that are already loaded.
   void use(TransformerWeights weights) { weights_ = std::move(weights); }
   // compile() calls it when the blocks are compiled.

@@ -32,10 +32,11 @@ AttentionTable::AttentionTable(GpuIdentity gpu, std::string arch, std::shared_pt
   libraries_ = threads_.run(std::move(open)).share();
 }
 
-bool AttentionTable::run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const {
+bool AttentionTable::run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+                         const at::Tensor& v_scales) const {
   if (q.dim() != 4 || q.numel() == 0 || k.numel() == 0) return false;
   const Libraries& all = libraries_.get();
-  const auto start = [&](std::size_t i) { return all[i]->run(q, k, v, out); };
+  const auto start = [&](std::size_t i) { return all[i]->run(q, k, v, out, v_scales); };
   const std::size_t chosen = choose(attention_shape(q, k, v, out), 2 * (q.nbytes() + k.nbytes()), start);
   if (start(chosen)) return true;
   for (std::size_t i = 0; i < all.size(); ++i)
@@ -51,12 +52,15 @@ bool AttentionTable::has_f8() const {
 void AttentionTable::prewarm(const AttentionShape& shape) const {
   threads_.run([this, shape] {
     const Bucket bucket = bucket_of(shape);
-    std::unique_lock lock(mutex_);
-    auto known = chosen_.find(bucket);
-    if (known == chosen_.end())
-      if (const auto found = cached(bucket)) known = chosen_.emplace(bucket, *found).first;
-    const auto chosen = known == chosen_.end() ? std::nullopt : std::optional(known->second);
-    lock.unlock();
+    std::optional<std::size_t> chosen;
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto known = chosen_.find(bucket); known != chosen_.end()) chosen = known->second;
+    }
+    if (!chosen && (chosen = cached(bucket))) {  // without the lock, because the cache may ask Redis
+      const std::lock_guard lock(mutex_);
+      chosen_.emplace(bucket, *chosen);
+    }
     const Libraries& all = libraries_.get();
     for (std::size_t i = 0; i < all.size(); ++i)
       if (i == chosen.value_or(i)) all[i]->prewarm(shape);

@@ -46,7 +46,8 @@ class AttentionTable : public DirectAttention {
   // The first call for batch, heads, head size and the powers of two of both lengths times every library with its own
   // operands, unless the kernel cache has the choice; other calls wait. Below 256 tokens, without memory for a trial,
   // and if only one library can do it, the first library that can do it runs.
-  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const override;
+  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+           const at::Tensor& v_scales) const override;
   bool has_f8() const override;
   // Prewarms the chosen library; all of them if nothing is chosen yet.
   void prewarm(const AttentionShape& shape) const override;

@@ -29,7 +29,8 @@ class CudnnAttention : public DirectAttention {
     return "cudnn " + std::to_string(at::detail::getCUDAHooks().versionRuntimeCuDNN());
   }
 
-  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const override {
+  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+           const at::Tensor&) const override {
     for (const at::Tensor* t : {&q, &k, &v, &out})
       if (!has_aligned_rows(*t)) return false;
     const auto plan = plan_for(attention_shape(q, k, v, out));

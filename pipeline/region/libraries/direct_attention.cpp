@@ -19,7 +19,8 @@ AttentionShape::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t
 class FlashAttention : public DirectAttention {
  public:
   std::string name() const override { return "flash"; }
-  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const override {
+  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+           const at::Tensor&) const override {
     if (q.dim() != 4 || q.scalar_type() != c10::ScalarType::BFloat16 || q.size(3) > 256) return false;
     out.copy_(attend(q, k, v, AttentionBackend::kFlash));
     return true;

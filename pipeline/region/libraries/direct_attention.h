@@ -27,12 +27,14 @@ class DirectAttention {
   // "cudnn", "fa3" or "flash", and the library's version if it is not LibTorch's own. Part of the keys of choices.
   virtual std::string name() const = 0;
   // softmax(q kᵀ / √head size) v for each head, into `out`. q, out: [batch, tokens, heads, head size]; k, v: [batch,
-  // tokens of the keys, heads, head size]; bf16, or f8 q and k (see OpCode::kAttention); any strides. Works on the
-  // calling thread's current device and stream.
+  // tokens of the keys, heads, head size]; any strides; bf16. Or q, k and v are f8, and v's values are codes · scale,
+  // with a scale for each head: `v_scales`, fp32 [batch, heads]. Works on the calling thread's current device and
+  // stream.
   // Returns false, and does nothing, if the library does not support the arguments, such as another type, or rows that
   // are not contiguous or not aligned to 16 bytes. Throws pipeline::Failure, and what LibTorch throws. Thread-safe.
-  virtual bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const = 0;
-  // Whether run() takes f8 q and k. May wait until the library is open.
+  virtual bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+                   const at::Tensor& v_scales = {}) const = 0;
+  // Whether run() takes f8. May wait until the library is open.
   virtual bool has_f8() const { return false; }
   // Prepares for this shape in the background. Does not wait. Thread-safe.
   virtual void prewarm(const AttentionShape&) const {}

@@ -8,7 +8,6 @@
 
 #include "pipeline/device/device.h"
 #include "pipeline/region/libraries/direct_attention.h"
-#include "pipeline/region/libraries/fp8.h"
 #include "shared/core/sha256.h"
 
 namespace ditfleet::region {
@@ -35,23 +34,19 @@ class Flash3Attention : public DirectAttention {
   std::string name() const override { return std::string("fa3 ") + kVersion; }
   bool has_f8() const override { return true; }
 
-  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) const override {
+  bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+           const at::Tensor& v_scales) const override {
     const bool f8 = q.scalar_type() == c10::ScalarType::Float8_e4m3fn;
-    for (const at::Tensor* t : {&q, &k})
+    for (const at::Tensor* t : {&q, &k, &v})
       if (!has_aligned_rows(*t, q.scalar_type())) return false;
-    if (!has_aligned_rows(v) || !has_aligned_rows(out)) return false;
+    if (!has_aligned_rows(out)) return false;
     if (q.scalar_type() != c10::ScalarType::BFloat16 && !f8) return false;
     if (q.size(3) % 8 != 0 || q.size(3) > 256) return false;
     auto stack = defaults_;
     stack[q_] = q;
     stack[k_] = k;
-    if (f8) {
-      const auto [codes, scales] = fp8_heads(v);
-      stack[v_] = codes;
-      stack[v_scale_] = scales;
-    } else {
-      stack[v_] = v;
-    }
+    stack[v_] = v;
+    if (f8) stack[v_scale_] = v_scales;
     stack[out_] = out;
     stack[scale_] = 1 / std::sqrt(static_cast<double>(q.size(3)));
     op_.callBoxed(stack);

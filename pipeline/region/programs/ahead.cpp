@@ -88,7 +88,10 @@ Result<void> check_architectures(const std::vector<std::string>& architectures) 
   return {};
 }
 
-ArchFeatures features_of(const std::string& arch) { return {arch != kHostArch, arch != "sm_80" && arch != "sm_86"}; }
+ArchFeatures features_of(const std::string& arch) {
+  const bool host = arch == kHostArch;
+  return {!host, arch != "sm_80" && arch != "sm_86", host || arch == "sm_90a"};
+}
 
 Result<AheadReport> compile_ahead(const AheadPrograms& programs, ElementType type, const std::string& arch,
                                   kernel_cache::KernelCache& cache, const CompileOptions& options) {

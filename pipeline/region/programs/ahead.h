@@ -21,7 +21,7 @@ namespace ditfleet::region {
 
 // What decides which programs a supported architecture ("sm_90a", "cpu") has.
 struct ArchFeatures {
-  bool gpu, fp8_products;  // the CPU computes fp8 products in fp32
+  bool gpu, fp8_products, f8_attention;  // the CPU computes fp8 products and attention in wider types
 };
 ArchFeatures features_of(const std::string& arch);
 

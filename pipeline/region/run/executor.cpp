@@ -190,14 +190,15 @@ class Call {
   // Computes the result in `out`, or copies it there. If `out` is undefined, returns a contiguous tensor of q's shape.
   at::Tensor attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) {
     if (q.numel() == 0) return out.defined() ? out : at::empty(q.sizes(), v.options());
+    const bool f8 = q.scalar_type() == c10::ScalarType::Float8_e4m3fn;
     if (libraries_.direct_attention) {
       const at::Tensor direct = out.defined() ? out : at::empty(q.sizes(), v.options());
-      if (libraries_.direct_attention->run(q, k, v, direct)) return direct;
+      const auto [values, scales] = f8 ? libraries_.f8_heads(v) : std::pair(v, at::Tensor());
+      if (libraries_.direct_attention->run(q, k, values, direct, scales)) return direct;
     }
     const auto by_torch = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
       return attend(a, b, c, libraries_.attention);
     };
-    const bool f8 = q.scalar_type() == c10::ScalarType::Float8_e4m3fn;
     at::Tensor made = f8 ? fp8_attention(q, k, v, by_torch) : by_torch(q, k, v);
     return out.defined() ? out.copy_(made) : made;
   }
@@ -250,6 +251,8 @@ void allocate_results(const Plan& plan, const Resolved& resolved, const Librarie
       const at::Tensor q = at::empty(step->q.sizes, options);
       libraries.sequence->attention(q, q, q, [](const at::Tensor& all, const auto&...) { return at::empty_like(all); });
     }
+    if (plan.buffer(step->q.buffer).type == ElementType::kF8)
+      at::empty(step->v.sizes, options.dtype(c10::ScalarType::Float8_e4m3fn));  // v's codes
     if (plan.buffer(step->out.buffer).kind == BufferKind::kLibrary) kept.push_back(at::empty(step->out.sizes, options));
   }
 }
@@ -274,6 +277,13 @@ void WorkspacePool::give_back(at::Tensor workspace) {
   if (!workspace.is_cpu() || workspace.numel() > kMostKeptBytes) return;
   std::lock_guard lock(mutex_);
   idle_.push_back(std::move(workspace));
+}
+
+bool has_f8_attention(const Plan& plan) {
+  return std::any_of(plan.steps.begin(), plan.steps.end(), [&](const Step& step) {
+    const auto* attention = std::get_if<AttentionStep>(&step);
+    return attention && plan.buffer(attention->q.buffer).type == ElementType::kF8;
+  });
 }
 
 void prewarm_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved) {

@@ -84,7 +84,7 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
   Program program = pipeline::unwrap(recipe_(type));
   if (!bound.empty()) program = program.bind(bound);
   const auto eager = [&](bool failed = false) {
-    return std::make_shared<Compiled>(Compiled{type, device, bound, Plan{.program = program}, nullptr, failed});
+    return std::make_shared<Compiled>(Compiled{type, device, bound, Plan{.program = program}, nullptr, {}, failed});
   };
   if (!host_->compiler) return eager();
   if (programs_ > 0) {
@@ -121,8 +121,9 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
   host_->counters->has_program();
   if (programs_ > 0) host_->counters->recompiled(block_, guard);
   ++programs_;
+  F8Heads f8_heads = has_f8_attention(*plan) && host_->direct_attention ? make_f8_heads(*host_) : F8Heads();
   return std::make_shared<Compiled>(
-      Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value()});
+      Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value(), std::move(f8_heads)});
 }
 
 void Region::forget_failed() {
@@ -242,7 +243,8 @@ void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>&
   }
   const Compiled& compiled = *variant->compiled;
   if (compiled.launcher) {
-    const Libraries libraries{host_->gemm.get(), host_->attention, host_->direct_attention.get(), sequence};
+    const Libraries libraries{host_->gemm.get(), host_->attention, host_->direct_attention.get(), compiled.f8_heads,
+                              sequence};
     execute(compiled.plan, variant->resolved, *compiled.launcher, libraries, host_->pool, inputs, outputs);
     return;
   }

@@ -59,6 +59,7 @@ class Region {
     Sizes bound;                            // with dynamic off
     Plan plan;                              // without steps if it runs eagerly
     std::unique_ptr<RowLauncher> launcher;  // null: this program runs eagerly
+    F8Heads f8_heads = {};                  // see Libraries
     bool failed = false;                    // its compiler failed; a later attempt may succeed
   };
   // A compiled program with its sizes for one descriptor.

@@ -23,7 +23,8 @@ class Fake : public DirectAttention {
  public:
   Fake(std::string name, Calls* calls, bool able) : name_(std::move(name)), calls_(calls), able_(able) {}
   std::string name() const override { return name_; }
-  bool run(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) const override {
+  bool run(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+           const at::Tensor&) const override {
     if (able_) ++calls_->run;
     return able_;
   }

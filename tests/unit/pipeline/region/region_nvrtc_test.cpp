@@ -19,6 +19,7 @@
 #include "pipeline/region/key.h"
 #include "pipeline/region/programs/channels_last_source.h"
 #include "pipeline/region/programs/dequantize_source.h"
+#include "pipeline/region/programs/f8_heads_source.h"
 #include "pipeline/region/programs/matrix_copies_source.h"
 #include "shared/core/bytes.h"
 #include "shared/kernel_cache/cache.h"
@@ -103,6 +104,7 @@ const std::vector<std::pair<std::string, Source>>& programs() {
         {"fp8 wan adapted", source_of(wan_block(wan(kF8, true)))},
         {"NF4 wan adapted", source_of(wan_block(wan(kWide, true)))},
         {"dequantize", dequantize_program().source},
+        {"fp8 heads", f8_heads_program().source},
         {"odd widths", source_of(norms_of_odd_widths())},
         {"matrix_copies", matrix_copies_program().source},
         {"channels_last", channels_last_program().source}};
