@@ -57,9 +57,9 @@ class AttentionTableTest : public ::testing::Test {
   // The library that runs a call of these lengths after any measurement.
   int runs(const AttentionTable& table, std::int64_t tokens, std::int64_t keys) {
     const at::Tensor q = at::empty({1, tokens, 2, 8}), k = at::empty({1, keys, 2, 8});
-    if (!table.run(q, k, k, q)) return -1;
+    if (!table.run(q, k, k, q, {})) return -1;
     const std::array<int, 2> before{calls_[0].run, calls_[1].run};
-    table.run(q, k, k, q);
+    table.run(q, k, k, q, {});
     return calls_[1].run > before[1] ? 1 : calls_[0].run > before[0] ? 0 : -1;
   }
 
