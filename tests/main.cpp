@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -33,5 +34,12 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleMock(&argc, argv);
   if (const char* path = std::getenv("DITFLEET_SKIPS"))
     ::testing::UnitTest::GetInstance()->listeners().Append(new SkipWriter(path));  // GoogleTest deletes it
-  return RUN_ALL_TESTS();
+  // testing::TempDir() is this process's own: CTest runs some binaries twice at the same time.
+  std::string folder = ::testing::TempDir() + "ditfleet-test-XXXXXX";
+  if (std::getenv("TEST_TMPDIR") || !::mkdtemp(folder.data())) return RUN_ALL_TESTS();
+  ::setenv("TEST_TMPDIR", folder.c_str(), 1);
+  const int status = RUN_ALL_TESTS();
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+  return status;
 }

@@ -48,7 +48,7 @@ void add_adapter(const Adapter& adapter, double strength, std::span<const std::v
   }
   for (const Adapter::Bias& bias : adapter.biases)
     linears[bias.component][bias.slot].slot->bias_changes.push_back(
-        {bias.change.values, bias.change.first_row, strength});
+        {bias.change.values, bias.change.first_row, bias.change.scale * strength});
 }
 
 AdapterStore::AdapterStore(LoraBase base, Placement placement, Limits limits)
@@ -94,8 +94,19 @@ AdapterStore::Kept AdapterStore::in_host(const LoraRequest& request, const Name&
       }
   }
   const auto begun = std::chrono::steady_clock::now();
-  Kept kept{name, 0, read_packed_adapter(request.path, names_, limits_.max_rank, placement_)};
+  Kept kept{name, 0,
+            read_packed_adapter(request.path, names_, std::max(limits_.max_rank, kMostAdapterRank), placement_)};
   const std::int64_t took = microseconds_since(begun);
+  const auto mib = [](std::int64_t elements, const at::Tensor& of) {
+    return std::to_string(elements * of.element_size() >> 20) + " MiB";
+  };
+  if (const at::Tensor& values = kept.packed->values; values.numel() > slot_elements_)
+    fail(Code::kInvalidArgument,
+         "[lora] " + request.path + ": it has a rank of up to " + std::to_string(kept.packed->rank()) + " and takes " +
+             mib(values.numel(), values) + ", but a slot has " + mib(slot_elements_, values) +
+             "; raise worker.lora.max_rank, which is " + std::to_string(limits_.max_rank) +
+             ", the rank for which a slot has room at every layer",
+         "loras");
   std::lock_guard lock(mutex_);
   load_bytes_per_s_ = kept.packed->bytes() * 1'000'000 / took;
   kept.number = next_number_++;
@@ -156,7 +167,8 @@ std::shared_ptr<const Adapter> AdapterStore::copy(const Kept& kept, const at::Te
     adapter->terms.push_back({term.component, term.slot, {down, up, term.first_row, term.scale}});
   }
   for (const auto& bias : packed.biases)
-    adapter->biases.push_back({bias.component, bias.slot, {memory.narrow(0, bias.at, bias.rows), bias.first_row, 1}});
+    adapter->biases.push_back(
+        {bias.component, bias.slot, {memory.narrow(0, bias.at, bias.rows), bias.first_row, bias.scale}});
   synchronize_current(placement_.device);
   return adapter;
 }

@@ -49,7 +49,7 @@ void add_adapter(const Adapter& adapter, double strength, std::span<const std::v
 class AdapterStore {
  public:
   struct Limits {
-    std::int64_t max_rank;  // of one module
+    std::int64_t max_rank;  // that every linear may have in a slot
     int slots;
     std::int64_t host_bytes;
   };

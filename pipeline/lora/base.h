@@ -30,8 +30,8 @@ struct LoraTarget {
   std::vector<LoraPiece> pieces;
   std::vector<LoraPiece> linears = {};  // of a fused matrix: the rows of each linear, in the order of B; else empty
   std::size_t component = 0;            // index in LoraBase; set by LoraNames
-  bool takes_difference = false;        // a difference of the weight can be applied
-  bool takes_lone_bias = true;          // a difference of the bias can be applied without A and B
+  bool takes_difference = false;        // a difference of the weight is applied
+  bool takes_lone_bias = true;          // a bias is applied without A and B
 };
 
 // A network of the model. A module name in a file is one of the prefixes, followed by a linear's name or an alias.
@@ -47,9 +47,15 @@ struct LoraComponent {
 struct LoraBase {
   std::string family;                     // for messages
   std::vector<LoraComponent> components;  // a module without a known prefix belongs to the first
-  // Whether files may have differences of weights and biases, and alphas for only some modules. Differences of what is
-  // not a target are left out.
-  bool differences = false;
+  bool takes_diff_b = false;              // .diff_b is applied as a bias; else it is left out, as in diffusers
+  // The linear that reads latents: with other widths it is for a model that reads images beside them. May be empty.
+  std::string reads_latents = {};
 };
+
+// What stands before the names of a transformer's linears, in any family: of diffusers, ComfyUI, kohya, OneTrainer,
+// LyCORIS and DiffSynth.
+inline const std::vector<std::string> kTransformerPrefixes = {
+    "transformer.", "diffusion_model.", "model.diffusion_model.", "lora_unet_", "lora_transformer_",
+    "lycoris_",     "pipe.dit."};
 
 }  // namespace ditfleet::pipeline

@@ -9,15 +9,14 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);  // as in the file: the sign is in an element's last byte
 
-// Floating point zeros, including -0.
+}  // namespace
+
 bool all_zero(std::span<const std::byte> bytes, std::size_t element) {
   constexpr std::byte kSign{0x80};
   for (std::size_t i = 0; i < bytes.size(); ++i)
     if (bytes[i] != std::byte{0} && (bytes[i] != kSign || i % element != element - 1)) return false;
   return true;
 }
-
-}  // namespace
 
 bool is_block_diagonal(const TensorView& up, std::span<const LoraPiece> linears) {
   const auto count = static_cast<std::int64_t>(linears.size());

@@ -13,13 +13,15 @@
 
 #include "pipeline/lora/block_diagonal.h"
 #include "pipeline/lora/finite.h"
-#include "pipeline/lora/keys.h"
 #include "pipeline/lora/scaling.h"
 #include "shared/core/excerpt.h"
+#include "shared/safetensors/adapter_keys.h"
 #include "shared/safetensors/pickle.h"
 
 namespace ditfleet::pipeline {
 namespace {
+
+using Kind = safetensors::AdapterKind;
 
 constexpr std::size_t kListed = 6, kLongestName = 120;
 
@@ -48,6 +50,12 @@ double half_to_double(std::uint16_t bits) {
   return bits & 0x8000 ? -size : size;
 }
 
+double f8_e4m3_to_double(std::uint8_t bits) {
+  const int exponent = bits >> 3 & 15, fraction = bits & 7;
+  const double size = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return bits & 0x80 ? -size : size;
+}
+
 // The single, finite element of an alpha tensor.
 std::optional<double> number_of(const TensorView& view) {
   if (view.bytes.size() * 8 != static_cast<std::size_t>(dtype_bits(view.dtype))) return {};
@@ -58,6 +66,8 @@ std::optional<double> number_of(const TensorView& view) {
     case DType::kF32: return std::bit_cast<float>(word_at<std::uint32_t>(view, 0));
     case DType::kBF16: return std::bit_cast<float>(std::uint32_t{word_at<std::uint16_t>(view, 0)} << 16);
     case DType::kF16: return half_to_double(word_at<std::uint16_t>(view, 0));
+    case DType::kF8E5M2: return half_to_double(static_cast<std::uint16_t>(word_at<std::uint8_t>(view, 0) << 8));
+    case DType::kF8E4M3: return f8_e4m3_to_double(word_at<std::uint8_t>(view, 0));
     default: return std::bit_cast<double>(word_at<std::uint64_t>(view, 0));
   }
 }
@@ -71,10 +81,15 @@ struct Module {
   const TensorEntry* up = nullptr;
   const TensorEntry* alpha = nullptr;
   const TensorEntry* diff = nullptr;
-  const TensorEntry* bias = nullptr;
+  const TensorEntry* bias = nullptr;                         // of either kind
+  std::map<std::string_view, const TensorEntry*> factors{};  // of LoHa or LoKr, by AdapterKey::part
+  Kind form = Kind::kUnknown;                                // of `factors`
 
-  bool has_pair() const { return down || up || alpha; }  // or a part of one
-  const TensorEntry* any() const { return down ? down : up ? up : alpha ? alpha : diff ? diff : bias; }
+  bool has_pair() const { return down || up; }  // or a part of one
+  bool has_weight() const { return has_pair() || diff || !factors.empty(); }
+  const TensorEntry* any() const {
+    return down ? down : up ? up : !factors.empty() ? factors.begin()->second : alpha ? alpha : diff ? diff : bias;
+  }
 };
 
 Error unreadable(const Error& error) { return Error{error.code, "[lora] " + error.message, "loras"}; }
@@ -89,18 +104,22 @@ class Reader {
     if (auto sorted = sort_keys(); !sorted) return sorted.error();
     auto scaling = LoraScaling::parse(file_.metadata(), names_.base());
     if (!scaling) return wrong(scaling.error().message);
-    if (auto told = every_alpha_or_none(); !told) return told.error();
     if (auto once = no_rows_twice(); !once) return once.error();
     for (const auto& [target, module] : modules_) {
-      if (module.has_pair() || module.diff) {
-        auto term = module.diff ? difference_of(*target, module) : term_of(*target, module, *scaling);
+      double scale = 1;
+      if (module.has_weight()) {
+        auto term = !module.factors.empty() ? product_of(*target, module, *scaling)
+                    : module.diff           ? difference_of(*target, module)
+                                            : term_of(*target, module, *scaling);
         if (!term) return term.error();
-        out.terms.push_back(*term);
+        scale = term->scale;
+        out.terms.push_back(std::move(*term));
       }
       if (module.bias) {
         auto values = values_of(*module.bias, {target->out});
         if (!values) return values.error();
-        out.biases.push_back({target, *values});
+        const bool scaled = safetensors::parse_adapter_key(module.bias->name).kind == Kind::kBias;
+        out.biases.push_back({target, *values, scaled ? scale : 1});
       }
     }
     out.unused = std::move(unused_);
@@ -113,71 +132,87 @@ class Reader {
   }
 
   Result<void> sort_keys() {
-    std::vector<std::string> unknown, lacking, dora;
+    std::map<std::string_view, std::vector<std::string>> refused;  // by kind
+    std::vector<const TensorEntry*> left;
+    std::vector<std::string> foreign, lacking;  // weights that this base does not have
+    bool of_transformer = false;                // some of these
     for (const TensorEntry& entry : file_.entries()) {
-      const LoraKey key = parse_lora_key(entry.name);
-      if (key.kind == LoraKeyKind::kDora) {
-        dora.push_back(entry.name);
+      const auto key = safetensors::parse_adapter_key(entry.name);
+      if (key.kind == Kind::kRefused) {
+        refused[key.part].push_back(entry.name);
         continue;
       }
-      const bool difference = key.kind == LoraKeyKind::kDiff || key.kind == LoraKeyKind::kBias;
-      const bool known = difference ? names_.base().differences : key.kind != LoraKeyKind::kUnknown;
+      const bool known = key.kind != Kind::kUnknown && (key.kind != Kind::kDiffBias || names_.base().takes_diff_b);
       const LoraTarget* target = known ? names_.find(key.module) : nullptr;
-      if (known && difference && (!target || (key.kind == LoraKeyKind::kDiff && !target->takes_difference))) {
-        unused_.push_back(entry.name);
-        continue;
-      }
+      if (target && key.kind == Kind::kDiff && !target->takes_difference) target = nullptr;
       if (!target) {
-        const bool elsewhere = known && names_.knows_elsewhere(key.module);
-        (elsewhere ? lacking : unknown).push_back(entry.name);
+        left.push_back(&entry);
+        if (!is_weight(key.kind)) continue;
+        (names_.knows_elsewhere(key.module) ? lacking : foreign).push_back(entry.name);
+        of_transformer |= names_.split(key.module).component == 0;
         continue;
       }
       Module& module = modules_[target];
       module.name = key.module;
-      const TensorEntry*& place = key.kind == LoraKeyKind::kDown   ? module.down
-                                  : key.kind == LoraKeyKind::kUp   ? module.up
-                                  : key.kind == LoraKeyKind::kDiff ? module.diff
-                                  : key.kind == LoraKeyKind::kBias ? module.bias
-                                                                   : module.alpha;
+      const TensorEntry*& place = place_of(module, key);
       if (place)
         return wrong(shown(place->name) + " and " + shown(entry.name) + " are the same weight; remove one of them");
       place = &entry;
     }
-    if (!dora.empty()) return wrong("it is a DoRA adapter (" + list_text(dora) + "); only plain LoRA can be applied");
-    if (!unknown.empty())
-      return wrong("it has weights for modules that do not exist in a " + names_.base().family +
-                   " model: " + list_text(unknown) + "; supported are the names of PEFT, kohya, BFL and XLabs");
-    if (!lacking.empty())
-      return wrong("it has weights for blocks or layers that this model lacks: " + list_text(lacking) +
-                   "; is it for another base model?");
+    for (const auto& [kind, tensors] : refused)
+      return wrong("it is a " + std::string(kind) + " adapter (" + list_text(tensors) +
+                   "); only LoRA, LoHa and LoKr can be applied");
     for (auto at = modules_.begin(); at != modules_.end();) {
       const auto& [target, module] = *at;
-      const bool lone = module.bias && !module.has_pair() && !module.diff;
-      if (lone && !target->takes_lone_bias) unused_.push_back(module.bias->name);
-      at = lone && !target->takes_lone_bias ? modules_.erase(at) : std::next(at);
+      const bool lone = !module.has_weight() && !(module.bias && target->takes_lone_bias);  // a bias, an alpha
+      for (const TensorEntry* entry : {module.bias, module.alpha})
+        if (lone && entry) left.push_back(entry);
+      at = lone ? modules_.erase(at) : std::next(at);
+    }
+    const bool adapts = std::any_of(modules_.begin(), modules_.end(), [](const auto& one) {
+      return one.first->component == 0 && one.second.has_weight();
+    });
+    if (!adapts && (of_transformer || (modules_.empty() && !(foreign.empty() && lacking.empty()))))
+      return nothing_fits(foreign, lacking);
+    for (const TensorEntry* entry : left) {
+      const auto view = file_.view(*entry);
+      if (!view) return unreadable(view.error());
+      if (!all_zero(view->bytes, std::max(1, dtype_bits(view->dtype) / 8))) unused_.push_back(entry->name);
     }
     std::sort(unused_.begin(), unused_.end());
-    if (modules_.empty()) return wrong("it contains no LoRA weights");
+    if (modules_.empty())
+      return wrong(unused_.empty()
+                       ? "it contains no LoRA weights"
+                       : "it contains nothing for a " + names_.base().family + " model: " + list_text(unused_));
     return {};
   }
 
-  // If only some modules have an alpha tensor, programs disagree for PEFT's format: diffusers uses the first module's
-  // alpha for the others, other programs a scale of 1. For kohya's format all of them use a scale of 1.
-  Result<void> every_alpha_or_none() const {
-    if (names_.base().differences) return {};
-    std::vector<std::vector<std::string>> with(names_.base().components.size()), without = with;  // by component
-    for (const auto& [target, module] : modules_) {
-      if (!module.down || !module.up || module.down->name.ends_with(".lora_down.weight")) continue;
-      (module.alpha ? with : without)[target->component].push_back(module.name);
+  static bool is_weight(Kind kind) {
+    return kind == Kind::kDown || kind == Kind::kUp || kind == Kind::kHadamard || kind == Kind::kKronecker;
+  }
+
+  static const TensorEntry*& place_of(Module& module, const safetensors::AdapterKey& key) {
+    switch (key.kind) {
+      case Kind::kDown: return module.down;
+      case Kind::kUp: return module.up;
+      case Kind::kAlpha: return module.alpha;
+      case Kind::kDiff: return module.diff;
+      case Kind::kHadamard:
+      case Kind::kKronecker: module.form = key.kind; return module.factors[key.part];
+      default: return module.bias;
     }
-    for (std::size_t i = 0; i < with.size(); ++i) {
-      if (with[i].empty() || without[i].empty()) continue;
-      return wrong("it gives " + std::to_string(with[i].size()) + " modules an alpha (" + list_text(with[i]) +
-                   ") and " + std::to_string(without[i].size()) + " none (" + list_text(without[i]) +
-                   "), which programs interpret differently; give an alpha to every module or to none (alpha = rank "
-                   "means a scale of 1)");
-    }
-    return {};
+  }
+
+  Error nothing_fits(const std::vector<std::string>& foreign, const std::vector<std::string>& lacking) const {
+    const std::string_view other = safetensors::other_model_of(foreign);
+    if (!other.empty())
+      return wrong("it is an adapter for " + std::string(other) + " (" + list_text(foreign) + "), not for a " +
+                   names_.base().family + " model");
+    if (!foreign.empty())
+      return wrong("it has weights for modules that do not exist in a " + names_.base().family +
+                   " model: " + list_text(foreign) + "; supported are the names of PEFT, kohya, BFL and XLabs");
+    return wrong("it has weights for blocks or layers that this model lacks: " + list_text(lacking) +
+                 "; is it for another base model?");
   }
 
   // A file may name a linear twice in different spellings, or a fused matrix as well as one of its linears.
@@ -218,15 +253,15 @@ class Reader {
     const auto finite = all_finite(view.dtype, view.bytes);
     if (!finite)
       return wrong(shown(view.name) + " is of type " + std::string(dtype_name(view.dtype)) +
-                   "; adapters must be F32, BF16, F16 or F64");
+                   "; adapters must be F32, BF16, F16, F64, F8_E4M3 or F8_E5M2");
     if (!*finite) return wrong(shown(view.name) + " contains NaN or infinity; every weight must be finite");
     return {};
   }
 
   Result<void> check_rank(const std::string& module, std::int64_t rank) const {
     if (rank >= 1 && rank <= max_rank_) return {};
-    return wrong(module + " has rank " + std::to_string(rank) + "; it must be from 1 to " + std::to_string(max_rank_) +
-                 " (worker.lora.max_rank)");
+    return wrong(shown(module) + " has rank " + std::to_string(rank) + "; it must be from 1 to " +
+                 std::to_string(max_rank_) + " (worker.lora.max_rank)");
   }
 
   // The difference of a whole weight, as A with the identity as B.
@@ -237,7 +272,105 @@ class Reader {
     auto values = values_of(*module.diff, {target.out, target.in});
     if (!values) return values.error();
     if (auto fits = check_rank(module.name, target.out); !fits) return fits.error();
-    return LoraTerm{&target, std::move(*values), {}, target.out, 1, 1, /*identity=*/true};
+    return LoraTerm{&target, std::move(*values), {}, target.out, 1, 1, LoraTerm::Form::kDifference};
+  }
+
+  // LoHa or LoKr, as a product of two matrices whose rank is that of the factors multiplied.
+  Result<LoraTerm> product_of(const LoraTarget& target, const Module& module, const LoraScaling& scaling) const {
+    const bool hadamard = module.form == Kind::kHadamard;
+    const std::string kind = hadamard ? "LoHa" : "LoKr";
+    if (module.has_pair() || module.diff)
+      return wrong(shown(module.any()->name) + " and other weights of " + shown(module.name) +
+                   " change the same matrix; remove one of them");
+    LoraTerm term{&target, {}, {}, 1, 1};
+    term.form = hadamard ? LoraTerm::Form::kHadamard : LoraTerm::Form::kKronecker;
+    std::int64_t rows = 1, columns = 1;
+    std::optional<std::int64_t> dim;  // what LyCORIS divides alpha by
+    std::size_t used = 0;
+    for (const auto& [name, up, down] :
+         {std::tuple(std::string("w1"), &term.up, &term.down), {"w2", &term.up2, &term.down2}}) {
+      const auto take = [&](const std::string& part, TensorView& into) -> Result<bool> {
+        const auto at = module.factors.find(part);
+        if (at == module.factors.end()) return false;
+        auto view = file_.view(*at->second);
+        if (!view) return unreadable(view.error());
+        if (view->shape.size() != 2 || view->shape[0] < 1 || view->shape[1] < 1)
+          return wrong(shown(view->name) + " is " + shape_of(*view) + "; a matrix of a " + kind +
+                       " must have two sides");
+        if (auto finite = check_finite(*view); !finite) return finite.error();
+        into = std::move(*view);
+        ++used;
+        return true;
+      };
+      const auto whole = hadamard ? Result<bool>(false) : take(name, *up);
+      if (!whole) return whole.error();
+      if (*whole) {
+        rows *= up->shape[0], columns *= up->shape[1];
+        term.rank *= std::min(up->shape[0], up->shape[1]);
+        continue;
+      }
+      const auto first = take(name + "_a", *up), second = take(name + "_b", *down);
+      if (!first || !second) return first ? second.error() : first.error();
+      if (!*first || !*second)
+        return wrong("the " + kind + " of " + shown(module.name) + " lacks a part of " + name +
+                     "; it needs both _a and _b");
+      if (up->shape[1] != down->shape[0])
+        return wrong(shown(up->name) + " is " + shape_of(*up) + " and " + shown(down->name) + " is " + shape_of(*down) +
+                     "; the second side of _a must be the first side of _b");
+      term.rank *= down->shape[0];
+      if (!dim) dim = down->shape[0];
+      if (hadamard) {
+        if (up->shape[0] != target.out || down->shape[1] != target.in)
+          return other_widths(target, module, down->shape[1], up->shape[0]);
+      } else {
+        rows *= up->shape[0], columns *= down->shape[1];
+      }
+    }
+    if (used != module.factors.size())
+      return wrong("the " + kind + " of " + shown(module.name) + " gives a factor both whole and as _a and _b");
+    if (!hadamard && (rows != target.out || columns != target.in)) return other_widths(target, module, columns, rows);
+    if (term.rank > max_rank_)
+      return wrong("it is a " + kind + " adapter, and that of " + shown(module.name) + " has rank " +
+                   std::to_string(term.rank) + "; at most " + std::to_string(max_rank_) +
+                   " can be applied (worker.lora.max_rank)");
+    // Without a product there is nothing that alpha could be divided by, and LyCORIS ignores it.
+    auto scale = scale_of(target, module, scaling, dim.value_or(1), dim.has_value());
+    if (!scale) return scale.error();
+    term.scale = *scale;
+    return term;
+  }
+
+  Error other_widths(const LoraTarget& target, const Module& module, std::int64_t in, std::int64_t out) const {
+    const std::string widths = shown(module.name) + " is from " + std::to_string(in) + " to " + std::to_string(out) +
+                               " values, in this model from " + std::to_string(target.in) + " to " +
+                               std::to_string(target.out);
+    if (const auto* latents = names_.find(names_.base().reads_latents);
+        latents && latents->pieces.front().slot == target.pieces.front().slot && target.component == 0 &&
+        in > target.in)
+      return wrong("it is a control, fill or inpainting adapter, for a model that reads images beside latents: " +
+                   widths);
+    return wrong(widths + "; the adapter is for another base model");
+  }
+
+  // alpha / rank, by the module's alpha or the metadata.
+  Result<double> scale_of(const LoraTarget& target, const Module& module, const LoraScaling& scaling, std::int64_t rank,
+                          bool by_alpha = true) const {
+    std::optional<double> alpha;
+    if (module.alpha) {
+      const auto value = file_.view(*module.alpha);
+      if (!value) return unreadable(value.error());
+      alpha = number_of(*value);
+      if (!alpha) return wrong(shown(module.alpha->name) + " must be one finite number");
+      if (scaling.gives_alpha(target.component))
+        return wrong("both " + shown(module.alpha->name) +
+                     " and lora_adapter_metadata both give an alpha; remove one of them");
+    }
+    if (!by_alpha) return 1.0;
+    const auto scale = scaling.scale(target.component, names_.split(module.name).rest, rank, alpha);
+    if (!scale) return wrong(scale.error().message);
+    if (!std::isfinite(static_cast<float>(*scale)))
+      return wrong("the alpha of " + shown(module.name) + " is so large that the scale (alpha / rank) overflows fp32");
+    return *scale;
   }
 
   Result<LoraTerm> term_of(const LoraTarget& target, const Module& module, const LoraScaling& scaling) const {
@@ -255,9 +388,7 @@ class Reader {
       return wrong(shown(term.down.name) + " is " + shape_of(term.down) + " and " + shown(term.up.name) + " is " +
                    shape_of(term.up) + "; the rank must be the same: A is [rank, in] and B [out, rank]");
     if (term.down.shape[1] != target.in || term.up.shape[0] != target.out)
-      return wrong(module.name + " is from " + std::to_string(term.down.shape[1]) + " to " +
-                   std::to_string(term.up.shape[0]) + " values, in this model from " + std::to_string(target.in) +
-                   " to " + std::to_string(target.out) + "; the adapter is for another base model");
+      return other_widths(target, module, term.down.shape[1], term.up.shape[0]);
     const std::int64_t whole_rank = term.rank;
     if (is_block_diagonal(term.up, target.linears)) {
       term.blocks = static_cast<std::int64_t>(target.linears.size());
@@ -266,20 +397,8 @@ class Reader {
     if (auto fits = check_rank(module.name, term.rank); !fits) return fits.error();
     for (const TensorView* view : {&term.down, &term.up})
       if (auto finite = check_finite(*view); !finite) return finite.error();
-    std::optional<double> alpha;
-    if (module.alpha) {
-      const auto value = file_.view(*module.alpha);
-      if (!value) return unreadable(value.error());
-      alpha = number_of(*value);
-      if (!alpha) return wrong(shown(module.alpha->name) + " must be one finite number");
-      if (scaling.gives_alpha(target.component))
-        return wrong("both " + shown(module.alpha->name) +
-                     " and lora_adapter_metadata both give an alpha; remove one of them");
-    }
-    const auto scale = scaling.scale(target.component, names_.split(module.name).rest, whole_rank, alpha);
-    if (!scale) return wrong(scale.error().message);
-    if (!std::isfinite(static_cast<float>(*scale)))
-      return wrong("the alpha of " + shown(module.name) + " is so large that the scale (alpha / rank) overflows fp32");
+    const auto scale = scale_of(target, module, scaling, whole_rank);
+    if (!scale) return scale.error();
     term.scale = *scale;
     return term;
   }

@@ -9,8 +9,8 @@
 
 namespace ditfleet::pipeline {
 
-// False if there is a NaN or an infinity. Empty for an element type other than F32, BF16, F16 and F64, the types of
-// adapters.
+// False if there is a NaN or an infinity. Empty for an element type that adapters do not have: other than F32, BF16,
+// F16, F64, F8_E4M3 and F8_E5M2.
 std::optional<bool> all_finite(DType dtype, std::span<const std::byte> bytes);
 
 }  // namespace ditfleet::pipeline

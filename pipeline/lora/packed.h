@@ -13,6 +13,9 @@
 
 namespace ditfleet::pipeline {
 
+// Files may have modules up to this rank, or up to worker.lora.max_rank if that is higher.
+inline constexpr std::int64_t kMostAdapterRank = 256;
+
 struct PackedAdapter {
   // One A and the rows of B that change one matrix.
   struct Term {
@@ -26,12 +29,14 @@ struct PackedAdapter {
   struct Bias {
     std::size_t component, slot;
     std::int64_t at, rows, first_row;  // at: offset in `values`
+    double scale;
   };
   std::vector<Term> terms;
   std::vector<Bias> biases;
   std::string unused;         // lists tensors that are left out; empty: none
   bool changes_text = false;  // has terms for a text encoder
 
+  std::int64_t rank() const;  // the highest of the terms
   std::int64_t bytes() const { return static_cast<std::int64_t>(values.nbytes()); }
 };
 

@@ -234,8 +234,8 @@ const Option kOptions[] = {
                     "Each slot reserves device memory for worker.lora.max_rank.",
      .range = {1, 64}},
     {DITFLEET_OPTION(worker.lora.max_rank),
-     .description = "Maximum rank of a LoRA adapter at one linear layer. Raising it costs device memory in every slot, "
-                    "whatever the rank of the adapters in use.",
+     .description = "A slot has room for a LoRA adapter with this rank at every linear layer. Adapters with a higher "
+                    "rank, up to 256, fit if they change fewer layers. Raising it costs device memory in every slot.",
      .range = {1, 1024}},
     {DITFLEET_OPTION(worker.lora.together_rank),
      .description = "Maximum combined rank of the adapters active at one linear layer of a compiled transformer. "

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -17,6 +18,7 @@
 #include "shared/core/sha256.h"
 #include "shared/core/text.h"
 #include "shared/core/unique_fd.h"
+#include "shared/safetensors/adapter_keys.h"
 #include "shared/safetensors/header.h"
 #include "shared/safetensors/pickle.h"
 
@@ -25,16 +27,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether this is a LoRA's first matrix, whose row count is the rank.
-bool is_down(std::string_view name) {
-  return name.ends_with(".lora_down.weight") || name.ends_with(".down.weight") || name.ends_with(".lora_A.weight") ||
-         (name.ends_with(".weight") && name.find(".lora_A.") != std::string_view::npos);
+using safetensors::AdapterKind;
+using safetensors::DType;
+
+bool has_adapter_type(DType type) {
+  static constexpr std::array kTypes{DType::kF32, DType::kBF16,   DType::kF16,
+                                     DType::kF64, DType::kF8E4M3, DType::kF8E5M2};
+  return std::find(kTypes.begin(), kTypes.end(), type) != kTypes.end();
 }
 
-bool looks_like_lora(std::string_view name) {
-  static constexpr std::string_view kWord = "lora";
-  return std::search(name.begin(), name.end(), kWord.begin(), kWord.end(),
-                     [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; }) != name.end();
+// Of some tensors: "'a', 'b' and 7 more".
+std::string first_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < 3; ++i) text += (i ? ", '" : "'") + excerpt(names[i], 100) + "'";
+  return names.size() > 3 ? text + " and " + std::to_string(names.size() - 3) + " more" : text;
 }
 
 }  // namespace
@@ -80,26 +86,36 @@ Result<void> ContentCheck::inspect(std::uint64_t file_bytes) {
   const auto header = safetensors::parse_safetensors_header(head_, file_bytes, what_);
   if (!header) return invalid_argument(header.error().message);
   Content content;
-  std::map<safetensors::DType, std::int64_t> elements;
-  bool lora = false;
+  std::map<DType, std::int64_t> elements;
+  std::vector<std::string> names;
+  std::map<std::string_view, std::vector<std::string>> refused;  // by kind
+  bool adapts = false;
   for (const auto& tensor : header->tensors) {
     ++content.tensors;
     const auto count = static_cast<std::int64_t>((tensor.end - tensor.begin) * 8 /
                                                  static_cast<std::uint64_t>(safetensors::dtype_bits(tensor.dtype)));
     content.parameters += count;
     elements[tensor.dtype] += count;
-    lora = lora || looks_like_lora(tensor.name);
-    if (is_down(tensor.name) && tensor.shape.size() >= 2)
+    names.push_back(tensor.name);
+    const auto key = safetensors::parse_adapter_key(tensor.name);
+    if (key.kind == AdapterKind::kRefused) refused[key.part].push_back(tensor.name);
+    if (key.kind == AdapterKind::kRefused || key.kind == AdapterKind::kUnknown || key.kind == AdapterKind::kAlpha)
+      continue;
+    if (!has_adapter_type(tensor.dtype))
+      return invalid_argument(what_ + ": '" + excerpt(tensor.name, 100) + "' is of type " +
+                              std::string(safetensors::dtype_name(tensor.dtype)) +
+                              "; adapters must be F32, BF16, F16, F64, F8_E4M3 or F8_E5M2");
+    adapts = true;
+    if (key.kind == AdapterKind::kDown && tensor.shape.size() >= 2)
       content.rank = std::max(content.rank, static_cast<int>(std::min<std::int64_t>(tensor.shape[0], 1 << 20)));
   }
-  if (!lora) {
-    std::string names;
-    for (std::size_t i = 0; i < header->tensors.size() && i < 3; ++i)
-      names += (i ? ", '" : "'") + excerpt(header->tensors[i].name, 100) + "'";
-    return invalid_argument(what_ + " contains no LoRA adapter: none of its " + std::to_string(header->tensors.size()) +
+  for (const auto& [kind, tensors] : refused)
+    return invalid_argument(what_ + " is a " + std::string(kind) + " adapter (" + first_of(tensors) +
+                            "); only LoRA, LoHa and LoKr can be applied");
+  if (!adapts)
+    return invalid_argument(what_ + " contains no LoRA adapter: none of its " + std::to_string(names.size()) +
                             " tensors has a LoRA name such as …lora_A.weight or …lora_down.weight" +
-                            (names.empty() ? std::string() : " (the first are " + names + ")"));
-  }
+                            (names.empty() ? std::string() : " (they are " + first_of(names) + ")"));
   const auto most = std::max_element(elements.begin(), elements.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
   content.dtype = std::string(safetensors::dtype_name(most->first));

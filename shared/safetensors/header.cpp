@@ -16,6 +16,7 @@ namespace ditfleet::safetensors {
 namespace {
 
 constexpr std::size_t kLengthBytes = 8;
+constexpr std::string_view kLfsPointer = "version ";  // …https://git-lfs.github.com/spec/v1
 
 Error corrupt(std::string_view file_name, const std::string& what) {
   return data_corrupt("[safetensors] " + std::string(file_name) + ": " + what);
@@ -253,6 +254,8 @@ Result<std::uint64_t> safetensors_header_end(std::string_view begin, std::string
   if (begin.size() < kLengthBytes) {
     return corrupt(file_name, "it has " + std::to_string(begin.size()) + " bytes, too few for a header");
   }
+  if (begin.starts_with(kLfsPointer))
+    return corrupt(file_name, "it is a Git LFS pointer, not the file; `git lfs pull` fetches that");
   const auto length = from_little_endian<std::uint64_t>(begin);
   if (length > kMaxSafetensorsHeaderBytes) {
     return corrupt(file_name, "it says its header has " + std::to_string(length) + " bytes; at most " +

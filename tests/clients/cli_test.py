@@ -19,7 +19,7 @@ from image import describe
 shared = Shared(workers=1)
 setUpModule, tearDownModule = shared.start, shared.stop
 SMALL = ["--size", "32x16", "--steps", "2", "--max-sequence-length", "16"]
-LONG = ["--size", "128x128", "--steps", "200", "--max-sequence-length", "16"]
+LONG = ["--size", "256x256", "--steps", "200", "--max-sequence-length", "16"]
 
 
 def jpeg_tables(data):
@@ -234,13 +234,13 @@ class Jobs(WithFolder):
         self.assertTrue(any(re.search(r"unit 0 started on \S+$", line) for line in lines), lines)
         events = [json.loads(line) for line in self.cli("jobs", "watch", id, "--json").stdout.splitlines()]
         self.assertEqual((events[0]["event"], events[-1]["event"], events[-1]["data"]["unit"]), ("queued", "succeeded", None))
-        out, code = self.terminal("jobs", "watch", self.submit(num_inference_steps=200, width=64, height=64, n=2))
+        out, code = self.terminal("jobs", "watch", self.submit(num_inference_steps=200, width=192, height=192, n=2))
         self.assertEqual(code, 0)
         self.assertRegex(out, r"\[#+\.*\] \d+/400 steps, image 1 of 2")
         self.assertNotIn(" progress", out)
 
     def test_watch_a_job_that_fails(self):
-        id = self.submit(num_inference_steps=200, width=128, height=128)
+        id = self.submit(num_inference_steps=200, width=256, height=256)
         process = start([DITFLEET, "jobs", "watch", id, "--url", shared.fleet.url])
         self.http.wait_event(id, "step")
         self.http.cancel(id)
@@ -249,7 +249,7 @@ class Jobs(WithFolder):
         self.assertIn(f"job {id} canceled", out)
 
     def test_cancel(self):
-        id = self.submit(num_inference_steps=200, width=128, height=128)
+        id = self.submit(num_inference_steps=200, width=256, height=256)
         self.http.wait_event(id, "step")
         worker = shared.fleet.ready["pids"]["workers"][0]
         os.kill(worker, signal.SIGSTOP)  # it cannot stop the unit
@@ -260,7 +260,7 @@ class Jobs(WithFolder):
             os.kill(worker, signal.SIGCONT)
         self.assertEqual(self.http.wait(id)["state"], "canceled")
         self.assertIn("already ended", self.cli("jobs", "cancel", id, code=1).stderr)
-        other = self.submit(num_inference_steps=200, width=128, height=128)
+        other = self.submit(num_inference_steps=200, width=256, height=256)
         self.assertTrue(self.json("jobs", "cancel", other)["cancel_requested"])
 
     def test_workers(self):
@@ -292,7 +292,7 @@ class Jobs(WithFolder):
         out = self.cli("explain", cached).stdout
         self.assertIn(f"  skipped most of {skipped} of 10 steps (cache)\n", out)
         self.assertRegex(out, r"class tiny/\S+\+cache1;")
-        running = self.submit(num_inference_steps=200, width=128, height=128)
+        running = self.submit(num_inference_steps=200, width=256, height=256)
         self.http.wait_event(running, "step")
         self.assertIn("running", self.cli("explain", running).stdout)
         self.http.cancel(running)

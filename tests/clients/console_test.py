@@ -17,7 +17,7 @@ need(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
 shared = Shared(workers=1)
 setUpModule, tearDownModule = shared.start, shared.stop
 SMALL = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 16}
-LONG = {"width": 128, "height": 128, "num_inference_steps": 200, "max_sequence_length": 16, "partial_images": 3}
+LONG = {"width": 256, "height": 256, "num_inference_steps": 200, "max_sequence_length": 16, "partial_images": 3}
 
 
 def card(id, part=""):

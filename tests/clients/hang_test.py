@@ -104,7 +104,7 @@ class HangTest(unittest.TestCase):
         self.hang(worker["pid"], "text")
         ids = [self.client.submit(model="tiny", num_inference_steps=4) for _ in range(6)]
         every = {id: self.unit_events(id) for id in ids}
-        self.assertFalse(alive(worker["pid"]))
+        until(lambda: not alive(worker["pid"]), "the worker has ended")
         moved = 0
         for id, events in every.items():
             assigned = [e for e in events if e.type == "assigned" and e.data["worker"] == hung]

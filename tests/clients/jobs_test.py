@@ -20,7 +20,7 @@ CONFIG = "keys:\n" + "".join(
 shared = Shared(workers=2, config=CONFIG + "default_model: tiny\n", models={"tiny": tiny_model(), "small": tiny_model("dev")})
 setUpModule, tearDownModule = shared.start, shared.stop
 SMALL = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 16}
-LONG = {"width": 128, "height": 128, "num_inference_steps": 200, "max_sequence_length": 16}  # some seconds
+LONG = {"width": 256, "height": 256, "num_inference_steps": 200, "max_sequence_length": 16}  # some seconds
 
 
 class WithClients(unittest.TestCase):

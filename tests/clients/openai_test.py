@@ -162,7 +162,7 @@ class Errors(unittest.TestCase):
 
         def ask():
             try:
-                client(max_retries=2).images.generate(model="tiny", prompt="long", size="128x128",
+                client(max_retries=2).images.generate(model="tiny", prompt="long", size="256x256",
                                                       extra_body=LONG)
             except openai.APIError as e:
                 result["error"] = e
@@ -181,7 +181,7 @@ class Errors(unittest.TestCase):
         rest = Client(shared.fleet.url, KEY)
         job = None
         with self.assertRaises(openai.APIError) as refused:
-            with client(max_retries=0).images.generate(model="tiny", prompt="long", size="128x128", stream=True, partial_images=3,
+            with client(max_retries=0).images.generate(model="tiny", prompt="long", size="256x256", stream=True, partial_images=3,
                                                        extra_body=LONG) as stream:
                 job = stream.response.headers["X-Job-Id"]
                 for _ in stream:

@@ -18,7 +18,7 @@ from image import describe
 
 need(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
 SMALL = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 16}
-LONG = {"width": 128, "height": 128, "num_inference_steps": 200, "max_sequence_length": 16}
+LONG = {"width": 256, "height": 256, "num_inference_steps": 200, "max_sequence_length": 16}
 SCREENS = (("wide", 1280, False), ("dark", 1280, True), ("phone", 390, False))
 
 
@@ -79,7 +79,7 @@ class Pages(unittest.TestCase):
         for words in (f"attempt 1 on {lost}", f"attempt 2 on {last}", "returned to the queue: lease lapsed", "chosen: ", "2 attempts",
                       "admission", "queue", "earlier attempts", "queued again", "text", "denoise", "vae", "encode", "store", "predicted"):
             self.assertIn(words, text)
-        self.page.until("document.querySelector('#images img')?.naturalWidth === 128")
+        self.page.until("document.querySelector('#images img')?.naturalWidth === 256")
         self.screens(f"/jobs/{id}", "document.querySelectorAll('.fall .track').length > 8")
 
         # The slowest of its class; the time went into the lost attempt or into its 200 steps.

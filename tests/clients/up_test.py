@@ -18,7 +18,7 @@ from api import Client
 from fleet import BIN, DITFLEET, Fleet, alive, cli, clean_environment, run, start, tiny_model, until
 
 SMALL = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 16}
-LONG = {"width": 128, "height": 128, "num_inference_steps": 200, "max_sequence_length": 16}  # some seconds
+LONG = {"width": 256, "height": 256, "num_inference_steps": 200, "max_sequence_length": 16}  # some seconds
 
 
 def free_port():

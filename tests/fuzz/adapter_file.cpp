@@ -45,7 +45,7 @@ std::string file_of(std::string_view input) {
   return file.append(header).append(data);
 }
 
-// A base without differences of weights and biases, and one with them.
+// A base that leaves out differences of weights and biases, and one that applies them.
 const pipeline::LoraNames (&bases())[2] {
   static const pipeline::LoraNames bases[] = {
       pipeline::LoraNames(pipeline::flux_lora_base({{"transformer_blocks.0.attn.to_q", 0, 0, 4, 4},
@@ -72,12 +72,25 @@ void check(const std::string& path, const pipeline::LoraNames& names) {
     copy.assign(reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size());
   };
   for (const pipeline::LoraTerm& term : adapter->terms) {
-    if (term.rank < 1 || term.rank > 64 || term.down.shape[1] != term.target->in ||
-        (term.identity ? term.rank : term.up.shape[0]) != term.target->out ||
-        term.down.shape[0] != term.rank * term.blocks)
-      std::abort();
-    read(term.down);
-    if (!term.identity) read(term.up);
+    if (term.rank < 1 || term.rank > 64) std::abort();
+    using Form = pipeline::LoraTerm::Form;
+    const auto sides = [](const pipeline::TensorView& up, const pipeline::TensorView& down) {
+      if (up.shape.size() != 2 || (!down.bytes.empty() && up.shape[1] != down.shape[0])) std::abort();
+      return std::pair(up.shape[0], down.bytes.empty() ? up.shape[1] : down.shape[1]);
+    };
+    if (term.form == Form::kPair || term.form == Form::kDifference) {
+      if (term.down.shape[1] != term.target->in ||
+          (term.form == Form::kDifference ? term.rank : term.up.shape[0]) != term.target->out ||
+          term.down.shape[0] != term.rank * term.blocks)
+        std::abort();
+    } else {
+      const auto first = sides(term.up, term.down), second = sides(term.up2, term.down2);
+      const auto whole = std::pair(term.target->out, term.target->in);
+      if (term.form == Form::kHadamard ? first != whole || second != whole
+                                       : std::pair(first.first * second.first, first.second * second.second) != whole)
+        std::abort();
+    }
+    for (const pipeline::TensorView* view : {&term.down, &term.up, &term.down2, &term.up2}) read(*view);
   }
   for (const pipeline::LoraBias& bias : adapter->biases) {
     if (bias.values.shape.size() != 1 || bias.values.shape[0] != bias.target->out) std::abort();

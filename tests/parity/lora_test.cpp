@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/kron.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -19,7 +20,9 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
+#include "pipeline/families/flux/adapter_names.h"
 #include "pipeline/families/flux/flux.h"
+#include "pipeline/lora/packed.h"
 #include "pipeline/nn/linear.h"
 #include "pipeline/weights/safetensors.h"
 #include "pipeline/weights/safetensors_writer.h"
@@ -283,17 +286,53 @@ TEST_F(LoraTest, APictureThatIsNotFiniteIsAnErrorOfItsRequest) {
   fs::remove(path);
 }
 
-TEST_F(LoraTest, AskedForASmallerLargestRankRefuses) {
+// A slot has room for an adapter with max_lora_rank at every layer.
+TEST_F(LoraTest, AHigherRankAtFewerLayersFitsASlot) {
   EngineOptions options = golden::test_options("fp32", 0);
   options.max_lora_rank = 3;
+  options.lora_together_rank = 16;
   options.lora_slots = 1;
   auto engine = unwrap(Engine::create(options, {&flux_family()}));
   auto model = unwrap(engine->load_model({"golden", golden::Case{"dev", "plain"}.model_dir()}));
-  EXPECT_TRUE(model->encode(load("all").request));  // ranks 1 to 3
-  auto refused = model->encode(load("one").request);
-  ASSERT_FALSE(refused);
-  EXPECT_NE(refused.error().message.find("rank 4; it must be from 1 to 3"), std::string::npos)
-      << refused.error().message;
+  const auto one = model->encode(load("one").request);  // rank 4
+  EXPECT_TRUE(one) << one.error().message;
+}
+
+// The pair of a packed LoHa or LoKr has the difference that LyCORIS computes.
+TEST(PackedAdapter, LohaAndLokrBecomePairs) {
+  constexpr std::int64_t kIn = 12, kOut = 18;
+  const LoraNames names(flux_lora_base({{"transformer_blocks.0.attn.to_out.0", 0, 0, kIn, kOut}}, {}, {}));
+  const std::string module = "lycoris_transformer_blocks_0_attn_to_out_0.";
+  const std::string path = (fs::temp_directory_path() / ("ditfleet_lycoris_" + std::to_string(::getpid()))).string();
+  at::Generator generator = at::detail::createCPUGenerator(5);
+  const auto draw = [&](std::int64_t a, std::int64_t b) { return at::randn({a, b}, generator); };
+  const auto check = [&](const std::vector<std::pair<std::string, at::Tensor>>& parts, const at::Tensor& expected,
+                         std::int64_t rank) {
+    std::vector<TensorToWrite> tensors;
+    for (const auto& [part, values] : parts)
+      tensors.push_back(
+          {module + part, DType::kF32, values.sizes().vec(),
+           std::as_bytes(std::span(values.const_data_ptr<float>(), static_cast<std::size_t>(values.numel())))});
+    const float alpha = 2;
+    tensors.push_back({module + "alpha", DType::kF32, {}, std::as_bytes(std::span(&alpha, 1))});
+    unwrap(write_safetensors(path, tensors));
+    const auto packed =
+        read_packed_adapter(path, names, 256, {c10::Device(c10::DeviceType::CPU), c10::ScalarType::Float});
+    ASSERT_EQ(packed->terms.size(), 1u);
+    const auto& term = packed->terms[0];
+    EXPECT_EQ(term.rank, rank);
+    const at::Tensor down = packed->values.narrow(0, term.down_at, rank * kIn).view({rank, kIn}),
+                     up = packed->values.narrow(0, term.up_at, kOut * rank).view({kOut, rank});
+    EXPECT_LE(golden::distance(up.mm(down) * term.scale, expected), 1e-6) << parts.front().first;
+  };
+  const at::Tensor a1 = draw(kOut, 2), b1 = draw(2, kIn), a2 = draw(kOut, 3), b2 = draw(3, kIn);
+  check({{"hada_w1_a", a1}, {"hada_w1_b", b1}, {"hada_w2_a", a2}, {"hada_w2_b", b2}}, a1.mm(b1) * a2.mm(b2), 6);
+  const at::Tensor wide = draw(3, 4), tall = draw(6, 3), left = draw(6, 2), right = draw(2, 3), thin = draw(3, 1),
+                   flat = draw(1, 4);
+  check({{"lokr_w1", wide}, {"lokr_w2", tall}}, at::kron(wide, tall), 9);
+  check({{"lokr_w1", wide}, {"lokr_w2_a", left}, {"lokr_w2_b", right}}, at::kron(wide, left.mm(right)), 6);
+  check({{"lokr_w1_a", thin}, {"lokr_w1_b", flat}, {"lokr_w2", tall}}, at::kron(thin.mm(flat), tall) * 2, 3);
+  fs::remove(path);
 }
 
 // The strength 0.7 is 0.69921875 in bf16: PEFT multiplies by 0.7 and rounds the product.

@@ -80,7 +80,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "pipeline/region/programs", "pipeline/region/run/region_host.h", "pipeline/weights"}},
     {"pipeline/nn/transformer",
      {"pipeline/device", "pipeline/nn", "pipeline/parallel", "pipeline/region", "pipeline/region/ir",
-      "pipeline/region/run", "shared/telemetry"}},
+      "pipeline/region/programs", "pipeline/region/run", "shared/telemetry"}},
     {"pipeline/nn/text", {"pipeline/device", "pipeline/memory", "pipeline/nn"}},
     {"pipeline/nn/video_vae", {"pipeline/device", "pipeline/nn", "pipeline/region/programs", "pipeline/region/run"}},
     {"pipeline/nn/vae", {"pipeline/nn", "pipeline/nn/text", "pipeline/region/programs", "pipeline/region/run"}},

@@ -55,18 +55,20 @@ void Watchdog::adapters_progressed(Clock::time_point now) {
 std::optional<Watchdog::Stuck> Watchdog::check(Clock::time_point now) {
   const auto lost = checked_ ? now - *checked_ - 2 * interval() : Clock::duration::zero();
   checked_ = now;
-  for (auto& [nonce, watch] : watches_) {
+  const std::pair<const std::string, Watch>* stuck = nullptr;  // the longest: others may wait for it
+  for (auto& one : watches_) {
+    Watch& watch = one.second;
     if (lost > Clock::duration::zero()) watch.since = std::min(now, watch.since + lost);
-    const auto took = now - watch.since;
-    if (took <= limit(watch.kind)) continue;
-    const auto& [work, class_key] = watch.kind;
-    return Stuck{nonce, std::string("[worker] ") + name_of(work) + (class_key.empty() ? "" : " of class " + class_key) +
-                            " made no progress for " +
-                            std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(took).count()) +
-                            " ms, so this worker ends; if the device is that slow, raise worker.stuck_ms (now " +
-                            std::to_string(least_.count()) + ")"};
+    if (now - watch.since > limit(watch.kind) && (!stuck || watch.since < stuck->second.since)) stuck = &one;
   }
-  return std::nullopt;
+  if (!stuck) return std::nullopt;
+  const auto& [work, class_key] = stuck->second.kind;
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(now - stuck->second.since);
+  return Stuck{stuck->first, std::string("[worker] ") + name_of(work) +
+                                 (class_key.empty() ? "" : " of class " + class_key) + " made no progress for " +
+                                 std::to_string(took.count()) +
+                                 " ms, so this worker ends; if the device is that slow, raise worker.stuck_ms (now " +
+                                 std::to_string(least_.count()) + ")"};
 }
 
 }  // namespace ditfleet::worker

@@ -121,11 +121,7 @@ LoraBase flux_lora_base(std::vector<BaseLinear> transformer, std::vector<BaseLin
   for (const BaseLinear& l : clip)
     clip_aliases.push_back({"text_model." + l.name, l.in, l.out, {{l.slot, l.first_row, l.out}}});
   return {"FLUX",
-          {{"transformer",
-            {"transformer.", "diffusion_model.", "model.diffusion_model.", "lora_unet_", "lora_transformer_"},
-            std::move(transformer),
-            std::move(aliases),
-            linears_elsewhere()},
+          {{"transformer", kTransformerPrefixes, std::move(transformer), std::move(aliases), linears_elsewhere()},
            {"text_encoder",
             {"text_encoder.", "text_encoders.clip_l.transformer.", "lora_te_", "lora_te1_"},
             std::move(clip),
@@ -137,7 +133,9 @@ LoraBase flux_lora_base(std::vector<BaseLinear> transformer, std::vector<BaseLin
             std::move(t5),
             {},
             {},
-            true}}};
+            true}},
+          /*takes_diff_b=*/false,
+          "x_embedder"};
 }
 
 }  // namespace ditfleet::pipeline

@@ -67,12 +67,8 @@ LoraBase wan_lora_base(std::vector<BaseLinear> transformer) {
     aliases.push_back(std::move(target));
   }
   return {"Wan",
-          {{"transformer",
-            {"transformer.", "diffusion_model.", "lora_unet_"},
-            std::move(transformer),
-            std::move(aliases),
-            linears_elsewhere()}},
-          /*differences=*/true};
+          {{"transformer", kTransformerPrefixes, std::move(transformer), std::move(aliases), linears_elsewhere()}},
+          /*takes_diff_b=*/true};
 }
 
 }  // namespace ditfleet::pipeline

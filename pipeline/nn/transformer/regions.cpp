@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "pipeline/device/failure.h"
+#include "pipeline/region/programs/f8_heads.h"
 #include "shared/core/background_threads.h"
 #include "shared/telemetry/spans.h"
 
@@ -116,6 +117,7 @@ BlockRegions::BlockRegions(const std::vector<Expert>& experts, Placement placeme
     columns_.push_back(room ? std::make_unique<AdapterColumns>(std::move(linears), copies, parts) : nullptr);
   }
   const auto memory = std::make_shared<WeightMemory>();
+  region::F8Heads f8_heads;
   for (const Shared& one : shared) {
     Table& table = *tables_.emplace_back(std::make_unique<Table>());
     table.spec = one.kind;
@@ -123,7 +125,10 @@ BlockRegions::BlockRegions(const std::vector<Expert>& experts, Placement placeme
     const auto recipe = [make = one.spec->program, adapted = one.adapted, forms = one.forms](region::ElementType of) {
       return make(of, adapted, forms);
     };
-    table.region = std::make_unique<region::Region>(unwrap(recipe(type)).block, recipe, host_);
+    const region::Program program = unwrap(recipe(type));
+    if (!f8_heads && region::has_f8_attention(program)) f8_heads = region::make_f8_heads(*host_);
+    table.region = std::make_unique<region::Region>(program.block, recipe, host_,
+                                                    f8_heads ? f8_heads : region::F8Heads(region::fp8_heads));
     const auto names = table.region->input_names();
     for (const std::string& name : one.spec->given) table.given.push_back(position_of(names, name));
     for (std::size_t i = 0, form = 0; i < one.spec->linears.size(); ++i) {

@@ -77,6 +77,12 @@ Program Program::bind(const Sizes& sizes) const {
   return bound;
 }
 
+bool has_f8_attention(const Program& p) {
+  return std::any_of(p.ops.begin(), p.ops.end(), [&](const Op& op) {
+    return op.code == OpCode::kAttention && p.value(op.inputs[0]).type == ElementType::kF8;
+  });
+}
+
 Program with_f8_attention(Program p) {
   std::vector<std::pair<std::size_t, Op>> casts;  // each with the op that it follows
   const auto reads = [&](int value) {

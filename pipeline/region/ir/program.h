@@ -114,6 +114,7 @@ std::string print(const Program& program);
 // The program with q and k of its attentions across ranks (self-attention) in f8, rounded where they are computed:
 // after a norm their elements are neither so small nor so large that f8 would need a scale.
 Program with_f8_attention(Program program);
+bool has_f8_attention(const Program& program);
 
 // kInvalidArgument: the message contains the block, the operator's result and what would be right.
 Result<void> verify(const Program& program);

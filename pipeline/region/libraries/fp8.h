@@ -30,6 +30,7 @@ at::Tensor fp8_linear(const Fp8Product& product, c10::ScalarType type);
 // v [.., tokens, heads, size] as codes and the scale of each sample and head, as FlashAttention-3 reads them. Returns
 // the codes, contiguous, and [.., heads] fp32: max |v| / 448, at least kLeastRowScale.
 std::pair<at::Tensor, at::Tensor> fp8_heads(const at::Tensor& v);
+using F8Heads = std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor& v)>;  // computes the same
 // Attention with f8 q and k as OpCode::kAttention computes it, in v's type by `attend`, which is the same for tensors
 // of one type. Only q, k and v are rounded to f8; the library also rounds the softmax.
 at::Tensor fp8_attention(

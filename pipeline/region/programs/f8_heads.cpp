@@ -8,7 +8,6 @@
 #include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/region/libraries/direct_attention.h"
-#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/programs/f8_heads_source.h"
 #include "pipeline/region/programs/fixed_module.h"
 

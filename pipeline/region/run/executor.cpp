@@ -10,7 +10,6 @@
 #include <algorithm>
 
 #include "pipeline/parallel/sequence.h"
-#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/sizes.h"
 
 namespace ditfleet::region {
@@ -277,13 +276,6 @@ void WorkspacePool::give_back(at::Tensor workspace) {
   if (!workspace.is_cpu() || workspace.numel() > kMostKeptBytes) return;
   std::lock_guard lock(mutex_);
   idle_.push_back(std::move(workspace));
-}
-
-bool has_f8_attention(const Plan& plan) {
-  return std::any_of(plan.steps.begin(), plan.steps.end(), [&](const Step& step) {
-    const auto* attention = std::get_if<AttentionStep>(&step);
-    return attention && plan.buffer(attention->q.buffer).type == ElementType::kF8;
-  });
 }
 
 void prewarm_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved) {

@@ -8,8 +8,8 @@
 
 #include "pipeline/region/libraries/attention.h"
 #include "pipeline/region/libraries/direct_attention.h"
+#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/libraries/gemm.h"
-#include "pipeline/region/programs/f8_heads.h"
 #include "pipeline/region/run/resolved.h"
 #include "pipeline/region/run/row_launcher.h"
 
@@ -35,11 +35,9 @@ struct Libraries {
   const Gemm* gemm = nullptr;  // null: LibTorch's
   AttentionBackend attention = AttentionBackend::kAuto;
   const DirectAttention* direct_attention = nullptr;       // null: LibTorch's, whose result may have to be copied
-  F8Heads f8_heads = {};                                   // for direct_attention; set if the plan has f8 attention
+  F8Heads f8_heads = fp8_heads;                            // for direct_attention
   const pipeline::parallel::Sequence* sequence = nullptr;  // how ranks share the tokens; null: one rank
 };
-
-bool has_f8_attention(const Plan& plan);
 
 // Prewarms `direct` for the attentions of a call.
 void prewarm_attention(const DirectAttention& direct, const Plan& plan, const Resolved& resolved);

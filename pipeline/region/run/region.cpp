@@ -44,8 +44,8 @@ std::chrono::steady_clock::duration pause_after(int failures, std::chrono::stead
   return std::min(kLongest, std::max(doubled, 10 * attempt));
 }
 
-Region::Region(std::string block, Recipe recipe, std::shared_ptr<const RegionHost> host)
-    : block_(std::move(block)), recipe_(std::move(recipe)), host_(std::move(host)) {}
+Region::Region(std::string block, Recipe recipe, std::shared_ptr<const RegionHost> host, F8Heads f8_heads)
+    : block_(std::move(block)), recipe_(std::move(recipe)), host_(std::move(host)), f8_heads_(std::move(f8_heads)) {}
 
 std::vector<std::string> Region::input_names() const {
   const Program program = pipeline::unwrap(recipe_(ElementType::kF32));
@@ -84,7 +84,7 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
   Program program = pipeline::unwrap(recipe_(type));
   if (!bound.empty()) program = program.bind(bound);
   const auto eager = [&](bool failed = false) {
-    return std::make_shared<Compiled>(Compiled{type, device, bound, Plan{.program = program}, nullptr, {}, failed});
+    return std::make_shared<Compiled>(Compiled{type, device, bound, Plan{.program = program}, nullptr, failed});
   };
   if (!host_->compiler) return eager();
   if (programs_ > 0) {
@@ -121,9 +121,8 @@ std::shared_ptr<const Region::Compiled> Region::compile(ElementType type, c10::D
   host_->counters->has_program();
   if (programs_ > 0) host_->counters->recompiled(block_, guard);
   ++programs_;
-  F8Heads f8_heads = has_f8_attention(*plan) && host_->direct_attention ? make_f8_heads(*host_) : F8Heads();
   return std::make_shared<Compiled>(
-      Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value(), std::move(f8_heads)});
+      Compiled{type, device, bound, std::move(plan).value(), std::move(launcher).value()});
 }
 
 void Region::forget_failed() {
@@ -243,8 +242,7 @@ void Region::run(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>&
   }
   const Compiled& compiled = *variant->compiled;
   if (compiled.launcher) {
-    const Libraries libraries{host_->gemm.get(), host_->attention, host_->direct_attention.get(), compiled.f8_heads,
-                              sequence};
+    const Libraries libraries{host_->gemm.get(), host_->attention, host_->direct_attention.get(), f8_heads_, sequence};
     execute(compiled.plan, variant->resolved, *compiled.launcher, libraries, host_->pool, inputs, outputs);
     return;
   }

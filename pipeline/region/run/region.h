@@ -28,8 +28,8 @@ class Region {
  public:
   using Recipe = std::function<Result<Program>(ElementType)>;
 
-  // `block` is for messages. Does not compile yet.
-  Region(std::string block, Recipe recipe, std::shared_ptr<const RegionHost> host);
+  // `block` is for messages. `f8_heads`: for the values of 8-bit attention. Does not compile yet.
+  Region(std::string block, Recipe recipe, std::shared_ptr<const RegionHost> host, F8Heads f8_heads = fp8_heads);
 
   // Compiles the program for `type` before the first call. Does nothing with dynamic off, because the sizes are not
   // known yet. Throws as run() does.
@@ -59,7 +59,6 @@ class Region {
     Sizes bound;                            // with dynamic off
     Plan plan;                              // without steps if it runs eagerly
     std::unique_ptr<RowLauncher> launcher;  // null: this program runs eagerly
-    F8Heads f8_heads = {};                  // see Libraries
     bool failed = false;                    // its compiler failed; a later attempt may succeed
   };
   // A compiled program with its sizes for one descriptor.
@@ -83,6 +82,7 @@ class Region {
   const std::string block_;
   const Recipe recipe_;
   const std::shared_ptr<const RegionHost> host_;
+  const F8Heads f8_heads_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<const Compiled>> compiled_;
   std::vector<std::shared_ptr<const Variant>> variants_;  // most recently added first

@@ -46,6 +46,13 @@ TEST_F(WatchdogTest, TheFirstOfAClassHasFiveTimesAsLong) {
   EXPECT_NE(message_.find("worker.stuck_ms (now 60000)"), std::string::npos) << message_;
 }
 
+TEST_F(WatchdogTest, OfSeveralTheLongestIsStuck) {
+  begin("n2", Work::kImage);
+  now_ += 1ms;
+  begin("n1", Work::kImage);  // waits for it
+  EXPECT_EQ(pass(301s), "n2");
+}
+
 TEST_F(WatchdogTest, LaterOnesHaveTwentyTimesTheSlowestOfTheirKindAndClass) {
   run(Work::kStep, 1s);
   begin("n1", Work::kStep);

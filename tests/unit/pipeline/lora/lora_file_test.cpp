@@ -6,35 +6,39 @@
 #include <limits>
 #include <random>
 
-#include "pipeline/lora/keys.h"
+#include "shared/safetensors/adapter_keys.h"
 #include "tests/unit/pipeline/lora/lora_file_fixture.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-TEST(LoraKey, KnowsEveryEnding) {
+using Kind = safetensors::AdapterKind;
+
+TEST(AdapterKey, KnowsEveryEnding) {
   for (const auto& [name, kind] :
-       std::map<std::string, LoraKeyKind>{{"a.b.lora_A.weight", LoraKeyKind::kDown},
-                                          {"a.b.lora_B.weight", LoraKeyKind::kUp},
-                                          {"a.b.lora_A.default.weight", LoraKeyKind::kDown},
-                                          {"a.b.lora_B.my_style.weight", LoraKeyKind::kUp},
-                                          {"a.b.lora_down.weight", LoraKeyKind::kDown},
-                                          {"a.b.lora_linear_layer.up.weight", LoraKeyKind::kUp},
-                                          {"a.b.down.weight", LoraKeyKind::kDown},
-                                          {"a.b.alpha", LoraKeyKind::kAlpha},
-                                          {"a.b.dora_scale", LoraKeyKind::kDora},
-                                          {"a.b.lora_magnitude_vector", LoraKeyKind::kDora},
-                                          {"a.b.lora_magnitude_vector.default.weight", LoraKeyKind::kDora},
-                                          {"a.b.diff", LoraKeyKind::kDiff},
-                                          {"a.b.diff_b", LoraKeyKind::kBias},
-                                          {"a.b.lora_B.bias", LoraKeyKind::kBias},
-                                          {"a.b.lora_B.my_style.bias", LoraKeyKind::kBias}}) {
-    EXPECT_EQ(parse_lora_key(name).kind, kind) << name;
-    EXPECT_EQ(parse_lora_key(name).module, "a.b") << name;
+       std::map<std::string, Kind>{{"a.b.lora_A.weight", Kind::kDown},
+                                   {"a.b.lora_B.weight", Kind::kUp},
+                                   {"a.b.lora_A.default.weight", Kind::kDown},
+                                   {"a.b.lora_B.my_style.weight", Kind::kUp},
+                                   {"a.b.lora_down.weight", Kind::kDown},
+                                   {"a.b.lora_linear_layer.up.weight", Kind::kUp},
+                                   {"a.b.down.weight", Kind::kDown},
+                                   {"a.b.alpha", Kind::kAlpha},
+                                   {"a.b.dora_scale", Kind::kRefused},
+                                   {"a.b.lora_magnitude_vector", Kind::kRefused},
+                                   {"a.b.lora_magnitude_vector.default.weight", Kind::kRefused},
+                                   {"a.b.lora_mid.weight", Kind::kRefused},
+                                   {"a.b.hada_w1_a", Kind::kHadamard},
+                                   {"a.b.lokr_w2", Kind::kKronecker},
+                                   {"a.b.diff", Kind::kDiff},
+                                   {"a.b.diff_b", Kind::kDiffBias},
+                                   {"a.b.lora_B.bias", Kind::kBias},
+                                   {"a.b.lora_B.my_style.bias", Kind::kBias}}) {
+    EXPECT_EQ(safetensors::parse_adapter_key(name).kind, kind) << name;
+    EXPECT_EQ(safetensors::parse_adapter_key(name).module, "a.b") << name;
   }
-  for (const char* name :
-       {"a.b.bias", "a.b.lora_mid.weight", "a.b.hada_w1_a", ".lora_A.weight", "", "a.b.lora_A.x.y.weight"})
-    EXPECT_EQ(parse_lora_key(name).kind, LoraKeyKind::kUnknown) << name;
+  for (const char* name : {"a.b.bias", "a.b.diff_m", "a.b.hada_w3_a", ".lora_A.weight", "", "a.b.lora_A.x.y.weight"})
+    EXPECT_EQ(safetensors::parse_adapter_key(name).kind, Kind::kUnknown) << name;
 }
 
 TEST_F(LoraFileTest, ReadsPeftsNames) {
@@ -109,11 +113,29 @@ TEST_F(LoraFileTest, ReadsEveryElementType) {
     ASSERT_TRUE(file) << file.error().message;
     EXPECT_DOUBLE_EQ(file->terms[0].scale, 0.5);
   }
+  for (const auto& [dtype, one] :
+       {std::pair(DType::kF8E4M3, std::uint8_t{0x38}), std::pair(DType::kF8E5M2, std::uint8_t{0x3c})}) {
+    std::vector<std::uint8_t> values(2 * kWidth, one);
+    const std::vector<std::uint8_t> alpha = {one};
+    const auto write_it = [&] {
+      const auto these = std::as_bytes(std::span(values));
+      ASSERT_TRUE(write_safetensors(path_, {{kQ + ".lora_A.weight", dtype, {2, kWidth}, these},
+                                            {kQ + ".lora_B.weight", dtype, {kWidth, 2}, these},
+                                            {kQ + ".alpha", dtype, {1}, std::as_bytes(std::span(alpha))}}));
+    };
+    write_it();
+    const auto file = read();
+    ASSERT_TRUE(file) << file.error().message;
+    EXPECT_DOUBLE_EQ(file->terms[0].scale, 0.5);
+    values[3] = 0xff;  // NaN
+    write_it();
+    EXPECT_SAYS(refusal(read()), "NaN");
+  }
   const std::vector<std::int8_t> bytes(2 * kWidth);
   ASSERT_TRUE(
       write_safetensors(path_, {{kQ + ".lora_A.weight", DType::kI8, {2, kWidth}, std::as_bytes(std::span(bytes))},
                                 {kQ + ".lora_B.weight", DType::kI8, {kWidth, 2}, std::as_bytes(std::span(bytes))}}));
-  EXPECT_SAYS(refusal(read()), "F32, BF16, F16 or F64");
+  EXPECT_SAYS(refusal(read()), "F32, BF16, F16, F64, F8_E4M3 or F8_E5M2");
 }
 
 TEST_F(LoraFileTest, RefusesWhatIsNoSafetensors) {
@@ -240,23 +262,108 @@ TEST_F(LoraFileTest, ABlockDiagonalMatrixIsOneForEachLinear) {
   EXPECT_EQ(terms(pair_of(module, kWidth, 3 * kWidth, 4, ".lora_down.weight", ".lora_up.weight"))[0].blocks, 1);
 }
 
-TEST_F(LoraFileTest, ListsUnknownKeysShortened) {
-  auto tensors = pair_of(kQ, kWidth, kWidth);
-  for (int i = 0; i < 9; ++i) tensors["lora_unet_nothing_" + std::to_string(i) + ".diff"] = filled({1});
+TEST_F(LoraFileTest, ListsForeignKeysShortened) {
+  std::map<std::string, FileTensor> tensors;
+  for (int i = 0; i < 5; ++i) tensors.merge(pair_of("lora_unet_nothing_" + std::to_string(i), kWidth, kWidth));
   const std::string message = refusal(read_these(tensors));
-  EXPECT_SAYS(message, "lora_unet_nothing_0.diff, lora_unet_nothing_1.diff");
-  EXPECT_SAYS(message, "and 3 more");
+  EXPECT_SAYS(message, "lora_unet_nothing_0.lora_A.weight, lora_unet_nothing_0.lora_B.weight");
+  EXPECT_SAYS(message, "and 4 more");
   EXPECT_SAYS(refusal(read_these(pair_of(std::string(5000, 'x'), kWidth, kWidth))), "xxx");
   EXPECT_LT(refusal(read()).size(), 1000u);
 }
 
-// A family without LoraBase::differences.
-TEST_F(LoraFileTest, RefusesDifferencesOfLinearsThatExist) {
-  for (const char* suffix : {".diff", ".diff_b", ".lora_B.bias"}) {
-    auto tensors = pair_of(kQ, kWidth, kWidth);
-    tensors[kQ + suffix] = filled({kWidth});
-    EXPECT_SAYS(refusal(read_these(tensors)), "modules that do not exist in a FLUX model: " + kQ + suffix);
-  }
+// As PEFT and ComfyUI do: what the base does not have is left out and named, except zeros.
+TEST_F(LoraFileTest, LeavesOutWhatTheBaseDoesNotHave) {
+  auto tensors = pair_of(kQ, kWidth, kWidth);
+  tensors.merge(pair_of("transformer.transformer_blocks.7.attn.to_q", kWidth, kWidth));
+  tensors.merge(pair_of("lora_te1_text_model_embeddings_position_embedding", 6, 6));
+  tensors[kQ + ".diff"] = filled({kWidth, kWidth});
+  tensors[kQ + ".diff_b"] = filled({kWidth});
+  tensors["diffusion_model.double_blocks.0.diff_m"] = filled({6, kWidth});
+  tensors["diffusion_model.double_blocks.0.img_attn.norm.key_norm.scale.diff"] = filled({kWidth}, -0.0F);
+  tensors["transformer.proj_out.diff_b"] = filled({4}, 0);
+  const auto file = read_these(tensors);
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_EQ(file->terms.size(), 1u);
+  EXPECT_TRUE(file->biases.empty());
+  EXPECT_EQ(file->unused,
+            (std::vector<std::string>{"diffusion_model.double_blocks.0.diff_m",
+                                      "lora_te1_text_model_embeddings_position_embedding.lora_A.weight",
+                                      "lora_te1_text_model_embeddings_position_embedding.lora_B.weight", kQ + ".diff",
+                                      kQ + ".diff_b", "transformer.transformer_blocks.7.attn.to_q.lora_A.weight",
+                                      "transformer.transformer_blocks.7.attn.to_q.lora_B.weight"}));
+}
+
+// Another model's adapter may share the text encoder with this one.
+TEST_F(LoraFileTest, RefusesAnAdapterOfWhichNothingFitsTheTransformer) {
+  auto tensors =
+      pair_of("lora_te1_text_model_encoder_layers_0_mlp_fc1", 6, 12, 2, ".lora_down.weight", ".lora_up.weight");
+  EXPECT_EQ(terms(tensors).size(), 1u);
+  tensors.merge(
+      pair_of("lora_unet_down_blocks_0_attentions_0_proj_in", 320, 320, 2, ".lora_down.weight", ".lora_up.weight"));
+  EXPECT_SAYS(refusal(read_these(tensors)),
+              "it is an adapter for Stable Diffusion 1.5, 2 or XL (lora_unet_down_blocks");
+  EXPECT_SAYS(refusal(read_these({{kQ + ".diff", filled({kWidth, kWidth})}})), "nothing for a FLUX model: " + kQ);
+  EXPECT_SAYS(refusal(read_these({{kQ + ".diff", filled({kWidth, kWidth}, 0)}})), "no LoRA weights");
+}
+
+TEST_F(LoraFileTest, NamesControlAdapters) {
+  for (const char* module : {"transformer.x_embedder", "img_in"})
+    EXPECT_SAYS(refusal(read_these(pair_of(module, 8, kWidth))), "it is a control, fill or inpainting adapter");
+}
+
+// PEFT scales the bias of B with B; .diff_b is none (see WanLora).
+TEST_F(LoraFileTest, TheBiasOfBHasItsScale) {
+  auto tensors = pair_of(kQ, kWidth, kWidth);
+  tensors[kQ + ".lora_B.bias"] = filled({kWidth});
+  tensors[kQ + ".alpha"] = {{}, {1.0f}};
+  const auto file = read_these(tensors);
+  ASSERT_TRUE(file) << file.error().message;
+  ASSERT_EQ(file->biases.size(), 1u);
+  EXPECT_EQ(file->biases[0].scale, 0.5);
+}
+
+TEST_F(LoraFileTest, ReadsLohaAndLokr) {
+  const std::string module = "lora_unet_double_blocks_0_img_attn_qkv";
+  std::map<std::string, FileTensor> loha = {{module + ".hada_w1_a", filled({3 * kWidth, 2})},
+                                            {module + ".hada_w1_b", filled({2, kWidth})},
+                                            {module + ".hada_w2_a", filled({3 * kWidth, 3})},
+                                            {module + ".hada_w2_b", filled({3, kWidth})},
+                                            {module + ".alpha", {{}, {1.0f}}}};
+  auto t = terms(loha);
+  ASSERT_EQ(t.size(), 1u);
+  EXPECT_EQ(t[0].form, LoraTerm::Form::kHadamard);
+  EXPECT_EQ(t[0].rank, 6);
+  EXPECT_EQ(t[0].scale, 0.5);
+  EXPECT_SAYS(refusal(read(5)), "it is a LoHa adapter, and that of " + module + " has rank 6; at most 5");
+  auto bad = loha;
+  bad.erase(module + ".hada_w2_b");
+  EXPECT_SAYS(refusal(read_these(bad)), "lacks a part of w2");
+  bad = loha;
+  bad[module + ".hada_w2_b"] = filled({2, kWidth});
+  EXPECT_SAYS(refusal(read_these(bad)), "the second side of _a");
+  bad[module + ".hada_w2_b"] = filled({3, kWidth + 1});
+  EXPECT_SAYS(refusal(read_these(bad)), "another base model");
+  loha.merge(pair_of(module, kWidth, 3 * kWidth));
+  EXPECT_SAYS(refusal(read_these(loha)), "change the same matrix");
+
+  const std::string lycoris = "lycoris_transformer_blocks_0_attn_to_q";
+  const std::map<std::string, FileTensor> whole = {{lycoris + ".lokr_w1", filled({2, 4})},
+                                                   {lycoris + ".lokr_w2", filled({4, 2})},
+                                                   {lycoris + ".alpha", {{}, {1.0f}}}};
+  t = terms(whole);
+  EXPECT_EQ(t[0].form, LoraTerm::Form::kKronecker);
+  EXPECT_EQ(t[0].rank, 4);
+  EXPECT_EQ(t[0].scale, 1) << "nothing that alpha could be divided by";
+  std::map<std::string, FileTensor> halves = {{lycoris + ".lokr_w1", filled({2, 4})},
+                                              {lycoris + ".lokr_w2_a", filled({4, 1})},
+                                              {lycoris + ".lokr_w2_b", filled({1, 2})},
+                                              {lycoris + ".alpha", {{}, {3.0f}}}};
+  t = terms(halves);
+  EXPECT_EQ(t[0].rank, 2);
+  EXPECT_EQ(t[0].scale, 3);
+  halves[lycoris + ".lokr_w2"] = filled({4, 2});
+  EXPECT_SAYS(refusal(read_these(halves)), "both whole and as _a and _b");
 }
 
 TEST_F(LoraFileTest, NamesDriveNoTerminal) {
@@ -279,6 +386,15 @@ TEST_F(LoraFileTest, RefusesBlocksAndLayersThatAreNotThere) {
         "text_encoder.text_model.encoder.layers.9.mlp.fc1", "transformer.time_text_embed.guidance_embedder.linear_1",
         "lora_unet_guidance_in_out_layer", "single_blocks.99.linear2"})
     EXPECT_SAYS(refusal(read_these(pair_of(module, kWidth, kWidth))), "blocks or layers that this model lacks");
+}
+
+TEST_F(LoraFileTest, NamesKindsThatCannotBeApplied) {
+  for (const auto& [ending, kind] :
+       {std::pair(".oft_blocks", "OFT"), {".lora_mid.weight", "LoCon"}, {".a1.weight", "GLoRA"}}) {
+    auto tensors = pair_of(kQ, kWidth, kWidth);
+    tensors[kQ + ending] = filled({kWidth});
+    EXPECT_SAYS(refusal(read_these(tensors)), std::string("it is a ") + kind);
+  }
 }
 
 TEST_F(LoraFileTest, RefusesDora) {
@@ -331,7 +447,7 @@ TEST_F(LoraFileTest, RefusesAMissingPartner) {
     tensors.erase(kQ + which);
     EXPECT_SAYS(refusal(read_these(tensors)), "has no counterpart");
   }
-  EXPECT_SAYS(refusal(read_these({{kQ + ".alpha", {{}, {1.0f}}}})), "has no counterpart");
+  EXPECT_SAYS(refusal(read_these({{kQ + ".alpha", {{}, {1.0f}}}})), "nothing for a FLUX model");
 }
 
 TEST_F(LoraFileTest, RefusesTheSameWeightTwice) {

@@ -47,8 +47,8 @@ TEST_F(LoraFileTest, MetadataWithoutAnAlphaMeansPeftsOwn) {
               "remove one of them");
 }
 
-// diffusers gives those without one the first alpha of the file, others a scale of 1.
-TEST_F(LoraFileTest, RefusesAnAlphaForSomeModulesAndNoneForOthers) {
+// kohya's files and PEFT's alike.
+TEST_F(LoraFileTest, AModuleWithoutAlphaHasScaleOne) {
   const std::string k = "transformer.transformer_blocks.0.attn.to_k";
   for (const auto& [down, up] :
        std::map<std::string, std::string>{{".lora_A.weight", ".lora_B.weight"},
@@ -56,19 +56,10 @@ TEST_F(LoraFileTest, RefusesAnAlphaForSomeModulesAndNoneForOthers) {
                                           {".lora_A.default.weight", ".lora_B.default.weight"}}) {
     auto tensors = pair_of(kQ, kWidth, kWidth, 2, down, up);
     tensors.merge(pair_of(k, kWidth, kWidth, 2, down, up));
-    EXPECT_EQ(terms(tensors).size(), 2u) << down;
     tensors[kQ + ".alpha"] = {{}, {4.0f}};
-    const std::string message = refusal(read_these(tensors));
-    EXPECT_SAYS(message, "1 modules an alpha");
-    EXPECT_SAYS(message, kQ);
-    EXPECT_SAYS(message, k);
-    tensors[k + ".alpha"] = {{}, {1.0f}};
     const auto both = terms(tensors);
     ASSERT_EQ(both.size(), 2u) << down;
-    EXPECT_DOUBLE_EQ(both[0].scale + both[1].scale, 2.5) << down;
-    // Another network of the file may do without.
-    tensors.merge(pair_of("text_encoder.text_model.encoder.layers.0.self_attn.q_proj", 6, 6));
-    EXPECT_EQ(terms(tensors).size(), 3u) << down;
+    EXPECT_DOUBLE_EQ(both[0].scale + both[1].scale, 3) << down;
   }
 }
 

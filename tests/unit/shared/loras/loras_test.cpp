@@ -57,6 +57,30 @@ TEST(LoraContent, IsTheSameHoweverTheBytesCome) {
   }
 }
 
+// What no model could apply is refused when it is registered, by its name.
+TEST(LoraContent, RefusesKindsAndTypesThatCannotBeApplied) {
+  for (const auto& [down, up, said] :
+       {std::tuple("a.lora_A.weight", "a.lora_magnitude_vector", "is a DoRA adapter ('a.lora_magnitude_vector')"),
+        {"a.lora_down.weight", "a.dora_scale", "is a DoRA adapter"},
+        {"a.hada_w1_a", "a.hada_t1", "is a LoHa of convolutions adapter"},
+        {"a.oft_blocks", "b.oft_blocks", "is a OFT adapter"},
+        {"a.weight", "b.weight", "contains no LoRA adapter: none of its 2 tensors"}}) {
+    const auto content = check(adapter_file(down, up), 64, true);
+    ASSERT_FALSE(content.ok()) << down;
+    EXPECT_THAT(content.error().message, HasSubstr(said));
+  }
+  for (const char* name : {"a.hada_w1_a", "a.lokr_w1", "a.diff_b"})
+    EXPECT_TRUE(check(adapter_file(name), 64, true).ok()) << name;
+  const auto numbers =
+      check(file_of(R"({"a.lora_A.weight":{"dtype":"I32","shape":[2,2],"data_offsets":[0,16]}})", std::string(16, 'x')),
+            64, true);
+  ASSERT_FALSE(numbers.ok());
+  EXPECT_THAT(numbers.error().message, HasSubstr("is of type I32; adapters must be F32, BF16, F16, F64, F8_E4M3"));
+  const auto pointer = check("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", 64, true);
+  ASSERT_FALSE(pointer.ok());
+  EXPECT_THAT(pointer.error().message, HasSubstr("Git LFS pointer"));
+}
+
 TEST(LoraContent, KnowsTheUsualNames) {
   for (const char* down : {"lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "x.lora_A.default.weight",
                            "double_blocks.0.processor.qkv_lora1.down.weight", "x.lora.down.weight",
