@@ -31,14 +31,18 @@ void check_loras(const std::vector<LoraRequest>& loras, const job::ModelEntry& m
   }
 }
 
-// As in diffusers' examples of image to video.
+// As in diffusers' examples of image to video, within the model's limits.
 void take_size_from_image(Settings& settings, const job::ModelEntry& model) {
   const double aspect = static_cast<double>(settings.image->height) / settings.image->width,
                area = model.free_width * model.free_height;
   const auto set = [&](job::Field field, double length) {
-    const auto multiple = static_cast<int>(model.fields.at(field).multiple_of);
+    const job::FieldLimits& limits = model.fields.at(field);
+    const auto multiples = [&](double n) {
+      return static_cast<std::int64_t>(n) / limits.multiple_of * limits.multiple_of;
+    };
+    const std::int64_t least = multiples(static_cast<double>(limits.low + limits.multiple_of - 1));
     settings.fields.set(
-        field, std::int64_t{std::max(multiple, static_cast<int>(std::nearbyint(length)) / multiple * multiple)});
+        field, std::clamp(multiples(std::nearbyint(length)), least, multiples(static_cast<double>(limits.high))));
   };
   set("height", std::sqrt(area * aspect));
   set("width", std::sqrt(area / aspect));

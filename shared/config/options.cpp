@@ -35,7 +35,7 @@ const Option kOptions[] = {
      .form = Form::kListen},
     {DITFLEET_OPTION(gateway.max_body_bytes),
      .description = "Largest request body; larger ones get 413. A body is held in memory while its request is read. "
-                    "Uploads of adapters have their own limit, loras.max_upload_bytes.",
+                    "Images have their own limit, results.input_max_bytes, and adapters loras.max_upload_bytes.",
      .range = {1024, 1 << 30}},
     {DITFLEET_OPTION(gateway.max_connections),
      .description =
@@ -71,6 +71,10 @@ const Option kOptions[] = {
      .description = "Base of the URLs in responses, for gateways behind a proxy. If empty, it is made from the "
                     "request's Host header. Without keys, requests for other hosts are refused, except localhost.",
      .form = Form::kHttpUrl},
+    {DITFLEET_OPTION(gateway.allowed_origins),
+     .description = "Other sites whose pages may use the API from a browser (CORS), separated by commas, such as "
+                    "https://app.example; * allows every site. Has no effect without keys.",
+     .form = Form::kOrigins},
     {DITFLEET_OPTION(gateway.request_timeout_ms),
      .description = "How long a synchronous image request waits for its job before it gets 504. The job continues.",
      .range = {1000, kDayMs}},
@@ -292,8 +296,7 @@ const Option kOptions[] = {
          "last of them ends. Raising it costs memory in Redis, or on the disk of the file backend.",
      .range = {1000, kManyMs}},
     {DITFLEET_OPTION(results.input_max_bytes),
-     .description = "Largest image that clients may send, in bytes of its file. In JSON, an image is also limited by "
-                    "gateway.max_body_bytes.",
+     .description = "Largest image that clients may send, in bytes of its file: in JSON, in a form or as an upload.",
      .range = {1 << 10, 256 << 20}},
 
     {DITFLEET_OPTION(loras.folders),
@@ -405,6 +408,16 @@ const Option kOptions[] = {
 
 #undef DITFLEET_OPTION
 
+bool are_origins(std::string_view text) {
+  const auto origins = split(text, ',');
+  return std::all_of(origins.begin(), origins.end(), [](std::string_view one) {
+    if (one == "*") return true;
+    const bool http = one.starts_with("http://") || one.starts_with("https://");
+    const std::string_view authority = one.substr(std::min(one.size(), one.find("://") + 3));
+    return http && !authority.empty() && authority.find_first_of("/?#@ \t") == std::string_view::npos;
+  });
+}
+
 bool has_form(Form form, std::string_view text) {
   if (text.empty()) return form != Form::kListen && form != Form::kDevice;
   switch (form) {
@@ -414,6 +427,7 @@ bool has_form(Form form, std::string_view text) {
     case Form::kListen:
     case Form::kListenIfAny: return ListenAddress::parse(text).ok();
     case Form::kHttpUrl: return !http_url_problem(text);
+    case Form::kOrigins: return are_origins(text);
     case Form::kRedisUrl: return redis::Endpoint::parse(text).ok();
     case Form::kMemory: {
       const auto digits = text.find_first_not_of("0123456789");
@@ -439,6 +453,7 @@ std::string_view form_text(Form form) {
     case Form::kListen:
     case Form::kListenIfAny: return "HOST:PORT";
     case Form::kHttpUrl: return "http:// or https:// URL";
+    case Form::kOrigins: return "* or origins, as https://app.example,http://localhost:3000, without paths and spaces";
     case Form::kRedisUrl: return "redis://, rediss:// or unix:// URL";
     case Form::kMemory: return "a size such as 512mb or 4gb";
     case Form::kDevice: return "auto, cpu, cuda or cuda:N";

@@ -14,7 +14,20 @@
 namespace ditfleet::config {
 
 // The required form of a string.
-enum class Form { kAny, kPath, kPaths, kListen, kListenIfAny, kHttpUrl, kRedisUrl, kMemory, kDevice, kName, kSecret };
+enum class Form {
+  kAny,
+  kPath,
+  kPaths,
+  kListen,
+  kListenIfAny,
+  kHttpUrl,
+  kOrigins,
+  kRedisUrl,
+  kMemory,
+  kDevice,
+  kName,
+  kSecret
+};
 
 struct Option {
   std::string_view key;  // "gateway.listen"; no dot at the top level

@@ -72,6 +72,7 @@ struct Settings {
     int max_connections = 1024;
     int max_connections_per_peer = 0;  // 0: a quarter of max_connections
     std::string public_url;
+    std::string allowed_origins;  // comma-separated
     bool open = false, require_keys = false;
     std::string tls_cert_file, tls_key_file;
     std::string metrics_listen;

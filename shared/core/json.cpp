@@ -7,6 +7,8 @@
 namespace ditfleet {
 
 Result<json::value> parse_json(std::string_view text, json::storage_ptr storage) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // ignored, as RFC 8259 §8.1 permits
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   json::parse_options options;
   options.max_depth = 64;
   unsigned char buffer[2048];  // saves the parser an allocation for a small text

@@ -59,7 +59,8 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
     {"negative_prompt", FieldType::kText, FieldUse::kGeneration, 0, kMaxTextBytes, "--negative",
      "What the image should not show; takes effect with classifier-free guidance. \"\" counts as given."},
     {"image", FieldType::kImage, FieldUse::kGeneration, 64, 64, "--image",
-     "Picture that the video begins with: PNG, JPEG or WebP, by the id of POST /v1/uploads, or in base64, perhaps as a "
+     "Picture that the video begins with: PNG, JPEG, WebP, BMP or GIF, by the id of POST /v1/uploads, or in base64, "
+     "perhaps as a "
      "data URL."},
     {"n", FieldType::kInteger, FieldUse::kJob, 1, 64, "-n", "Number of images; 1 if left out."},
     {"width", FieldType::kInteger, FieldUse::kGeneration, 1, kMaxSide, "", "Pixels."},

@@ -30,7 +30,7 @@ void add_field_flags(Command& command, FieldFlags& texts, bool positional_prompt
         .template add_option_function<std::string>(
             (prompt && positional_prompt ? "prompt," : "") + std::string(row.flag),
             [&texts, field](const std::string& text) { texts[field] = text; },
-            row.type == FieldType::kImage ? "Picture that the video begins with: a PNG, JPEG or WebP file"
+            row.type == FieldType::kImage ? "Picture that the video begins with: a PNG, JPEG, WebP, BMP or GIF file"
                                           : std::string(row.description))
         ->type_name(row.type == FieldType::kSize    ? "WxH"
                     : row.type == FieldType::kText  ? "TEXT"

@@ -11,7 +11,8 @@ namespace {
 
 // A progressive file may have any number of scans of a few bytes, each as costly as the whole image. Encoders write 10
 // to 20 of them.
-constexpr std::int64_t kMostScans = 100, kMostScannedPixels = 16 * kMaxPixels;
+constexpr std::int64_t kMostScans = 100, kMostScannedPixels = 16 * kMaxWholePixels;
+constexpr std::int64_t kMostProgressive = 2 * kMaxWholePixels;  // pixels; libjpeg keeps their coefficients
 constexpr unsigned kExifMarker = JPEG_APP0 + 1;
 
 // Warnings of missing data are errors, as in PIL. Level -1: a warning.
@@ -30,9 +31,20 @@ void on_progress(j_common_ptr info) {
   std::longjmp(failure->leave, 1);
 }
 
+// Adobe's programs store inks inverted, and Pillow takes every file as theirs. Rounds as Pillow.
+void to_rgb(const std::vector<JSAMPLE>& inks, JSAMPLE* rgb) {
+  for (std::size_t i = 0; i < inks.size(); i += 4, rgb += 3) {
+    const int key = inks[i + 3];
+    for (std::size_t c = 0; c < 3; ++c) {
+      const int product = (255 - inks[i + c]) * key + 128;
+      rgb[c] = static_cast<JSAMPLE>(std::clamp(key - (((product >> 8) + product) >> 8), 0, 255));
+    }
+  }
+}
+
 // libjpeg leaves by longjmp, so nothing in here may have a destructor.
 bool read(jpeg_decompress_struct& jpeg, jpeg_progress_mgr& progress, std::string_view file, const Header& header,
-          JpegFailure& failure, Media& image) {
+          JpegFailure& failure, std::vector<JSAMPLE>& inks, Media& image) {
   if (setjmp(failure.leave) != 0) return false;
   jpeg_create_decompress(&jpeg);
   jpeg.progress = &progress;
@@ -42,14 +54,19 @@ bool read(jpeg_decompress_struct& jpeg, jpeg_progress_mgr& progress, std::string
     std::snprintf(failure.message, sizeof failure.message, "it has two sizes");
     return false;
   }
-  jpeg.out_color_space = JCS_RGB;
+  const bool cmyk = jpeg.num_components == 4;
+  jpeg.out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
+  if (is_halved(header)) jpeg.scale_num = 1, jpeg.scale_denom = 2;
   jpeg_start_decompress(&jpeg);
   image.width = static_cast<int>(jpeg.output_width);
   image.height = static_cast<int>(jpeg.output_height);
   image.rgb.resize(std::size_t{3} * jpeg.output_width * jpeg.output_height);
+  inks.resize(cmyk ? std::size_t{4} * jpeg.output_width : 0);
   while (jpeg.output_scanline < jpeg.output_height) {
-    JSAMPLE* row = image.rgb.data() + std::size_t{3} * jpeg.output_scanline * jpeg.output_width;
+    JSAMPLE* rgb = image.rgb.data() + std::size_t{3} * jpeg.output_scanline * jpeg.output_width;
+    JSAMPLE* row = cmyk ? inks.data() : rgb;
     jpeg_read_scanlines(&jpeg, &row, 1);
+    if (cmyk) to_rgb(inks, rgb);
   }
   jpeg_finish_decompress(&jpeg);
   return true;
@@ -92,9 +109,9 @@ Result<Header> jpeg_header(std::string_view file) {
       header.height = big_endian(data, 1, 2);
       header.width = big_endian(data, 3, 2);
       const unsigned bits = big_endian(data, 0, 1), colors = big_endian(data, 5, 1);
-      if (colors == 4) return damaged("JPEG", "it is in CMYK; convert it to RGB");
-      if (!is_supported_frame(marker) || bits != 8 || (colors != 1 && colors != 3))
-        return damaged("JPEG", "it is not baseline or progressive with 8 bits in gray or color");
+      if (!is_supported_frame(marker) || bits != 8 || (colors != 1 && colors != 3 && colors != 4))
+        return damaged("JPEG", "it is not baseline or progressive with 8 bits in gray, color or CMYK");
+      header.most_pixels = marker == 0xc2 || marker == 0xca ? kMostProgressive : kMaxPixels;
       if (std::max(header.width, header.height) > JPEG_MAX_DIMENSION)
         return damaged("JPEG", "a side is longer than " + std::to_string(JPEG_MAX_DIMENSION) + " pixels");
     }
@@ -111,7 +128,8 @@ Result<Media> decode_jpeg(std::string_view file, const Header& header) {
   failure.manager.emit_message = on_message;
   progress.progress_monitor = on_progress;
   Media image;
-  const bool done = read(jpeg, progress, file, header, failure, image);
+  std::vector<JSAMPLE> inks;
+  const bool done = read(jpeg, progress, file, header, failure, inks, image);
   jpeg_destroy_decompress(&jpeg);
   if (!done) return damaged("JPEG", failure.message);
   return image;

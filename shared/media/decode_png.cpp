@@ -15,6 +15,7 @@ struct Reading {
   std::string_view rest;
   Media image;
   std::vector<png_bytep> rows;
+  std::vector<png_byte> line;  // two rows of a picture that is halved
   std::string error;
 };
 
@@ -31,6 +32,29 @@ void read_bytes(png_structp png, png_bytep to, std::size_t count) {
 }
 
 void ignore(png_structp, png_const_charp) {}
+
+// Averages squares of four pixels, at odd ends of two or one. libpng leaves by longjmp: see read().
+void read_halved(png_structp png, const Header& header, Reading& reading) {
+  const auto width = static_cast<std::size_t>(header.width), out = static_cast<std::size_t>(halved(header.width));
+  reading.image.width = static_cast<int>(out);
+  reading.image.height = static_cast<int>(halved(header.height));
+  reading.image.rgb.resize(3 * out * static_cast<std::size_t>(reading.image.height));
+  reading.line.resize(2 * 3 * width);
+  std::uint8_t* to = reading.image.rgb.data();
+  for (std::int64_t y = 0; y < header.height; y += 2) {
+    png_bytep first = reading.line.data(), second = first + 3 * width;
+    png_read_row(png, first, nullptr);
+    if (y + 1 < header.height)
+      png_read_row(png, second, nullptr);
+    else
+      second = first;
+    for (std::size_t x = 0; x < width; x += 2)
+      for (std::size_t c = 0; c < 3; ++c) {
+        const std::size_t left = 3 * x + c, right = x + 1 < width ? left + 3 : left;
+        *to++ = static_cast<std::uint8_t>((first[left] + first[right] + second[left] + second[right] + 2) / 4);
+      }
+  }
+}
 
 // libpng leaves by longjmp, so nothing in here may have a destructor.
 bool read(png_structp png, png_infop info, const Header& header, Reading& reading) {
@@ -53,6 +77,11 @@ bool read(png_structp png, png_infop info, const Header& header, Reading& readin
   png_read_update_info(png, info);
   const std::size_t stride = std::size_t{3} * width;
   if (png_get_rowbytes(png, info) != stride) png_error(png, "unexpected channels");
+  if (is_halved(header)) {
+    read_halved(png, header, reading);
+    png_read_end(png, info);
+    return true;
+  }
   reading.image.width = static_cast<int>(width);
   reading.image.height = static_cast<int>(height);
   reading.image.rgb.resize(stride * height);
@@ -102,6 +131,7 @@ Result<Header> png_header(std::string_view file) {
       palette = color_type == PNG_COLOR_TYPE_PALETTE;
       if (depth > 16 || (depths_of(color_type) >> depth & 1) == 0 || big_endian(data, 10, 3) > 1)
         return damaged("PNG", "its bits per sample, color type, compression, filter or interlacing is unknown");
+      header.most_pixels = big_endian(data, 12, 1) == 0 ? kMaxPixels : kMaxWholePixels;
     } else if (type == "PLTE") {
       palette = false;
     } else if (type == "IDAT") {
@@ -118,7 +148,7 @@ Result<Header> png_header(std::string_view file) {
 }
 
 Result<Media> decode_png(std::string_view file, const Header& header) {
-  Reading reading{file, {}, {}, {}};
+  Reading reading{file, {}, {}, {}, {}};
   png_structp png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &reading, fail, ignore);
   if (png == nullptr) return damaged("PNG", "out of memory");
   png_infop info = png_create_info_struct(png);

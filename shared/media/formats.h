@@ -8,9 +8,14 @@
 namespace ditfleet::media {
 
 struct Header {
-  std::int64_t width = 0, height = 0;  // as stored, not upright
-  std::string_view exif = {};          // a TIFF structure, perhaps after "Exif\0\0", in the file; empty: none
+  std::int64_t width = 0, height = 0;          // as stored, not upright
+  std::string_view exif = {};                  // a TIFF structure, perhaps after "Exif\0\0", in the file; empty: none
+  std::int64_t most_pixels = kMaxWholePixels;  // that a file of this kind may have
 };
+
+// Whether a picture is read at half its size. Rounds up.
+inline bool is_halved(const Header& header) { return header.width * header.height > kMaxWholePixels; }
+inline std::int64_t halved(std::int64_t side) { return (side + 1) / 2; }
 
 // Segments or chunks of one file. A JPEG of 20 MiB needs 320 for metadata, a PNG of 20 MiB usually 2,560 for pixels.
 inline constexpr int kMostChunks = 1 << 16;
@@ -20,12 +25,16 @@ inline constexpr int kMostChunks = 1 << 16;
 Result<Header> png_header(std::string_view file);
 Result<Header> jpeg_header(std::string_view file);
 Result<Header> webp_header(std::string_view file);
+Result<Header> bmp_header(std::string_view file);
+Result<Header> gif_header(std::string_view file);
 
-// The pixels as stored, not upright. Allocates memory for the header's size. kInvalidArgument, with the library's
-// reason.
+// The pixels as stored, not upright, at half the size if is_halved(). Allocates memory for that size. kInvalidArgument,
+// with the library's reason.
 Result<Media> decode_png(std::string_view file, const Header& header);
 Result<Media> decode_jpeg(std::string_view file, const Header& header);
 Result<Media> decode_webp(std::string_view file, const Header& header);
+Result<Media> decode_bmp(std::string_view file, const Header& header);
+Result<Media> decode_gif(std::string_view file, const Header& header);  // its first picture
 
 Error damaged(std::string_view format, std::string_view why);
 

@@ -16,16 +16,24 @@ struct Format {
 
 const Format* format_of(std::string_view file) {
   static constexpr Format kPng{"image/png", png_header, decode_png}, kJpeg{"image/jpeg", jpeg_header, decode_jpeg},
-      kWebp{"image/webp", webp_header, decode_webp};
+      kWebp{"image/webp", webp_header, decode_webp}, kBmp{"image/bmp", bmp_header, decode_bmp},
+      kGif{"image/gif", gif_header, decode_gif};
   if (file.starts_with("\x89PNG\r\n\x1a\n")) return &kPng;
   if (file.starts_with("\xff\xd8\xff")) return &kJpeg;
   if (file.size() >= 12 && file.starts_with("RIFF") && file.substr(8, 4) == "WEBP") return &kWebp;
+  if (file.starts_with("GIF87a") || file.starts_with("GIF89a")) return &kGif;
+  if (file.starts_with("BM")) return &kBmp;
   return nullptr;
 }
 
 Error not_an_image(std::string_view file) {
-  return invalid_argument(file.empty() ? "the image is empty; send a PNG, JPEG or WebP file"
-                                       : "the image is not a PNG, JPEG or WebP file");
+  if (file.empty()) return invalid_argument("the image is empty; send a PNG, JPEG, WebP, BMP or GIF file");
+  const bool heif = file.size() >= 12 && file.substr(4, 4) == "ftyp";
+  return invalid_argument(std::string("the image is not a PNG, JPEG, WebP, BMP or GIF file") +
+                          (heif ? "; it seems to be HEIC or AVIF: convert it first"
+                           : file.starts_with("version https://git-lfs")
+                               ? "; it is a Git LFS pointer: `git lfs pull` fetches the file"
+                               : ""));
 }
 
 // The EXIF tag Orientation, 1 to 8; 1 if it is missing or the structure is damaged.
@@ -78,11 +86,11 @@ Result<Header> read_header(const Format* format, std::string_view file) {
   if (!format) return not_an_image(file);
   auto header = format->header(file);
   if (!header) return header;
-  const auto [width, height, exif] = *header;
-  if (width > 0 && height > 0 && width <= kMaxPixels && height <= kMaxPixels && width * height <= kMaxPixels)
-    return header;
+  const auto [width, height, exif, most] = *header;
+  if (width > 0 && height > 0 && width <= most && height <= most && width * height <= most) return header;
   return invalid_argument("the image is " + std::to_string(width) + "x" + std::to_string(height) +
-                          "; it must have 1 to " + std::to_string(kMaxPixels) + " pixels");
+                          "; a file of its kind must have 1 to " + std::to_string(most) +
+                          " pixels; send a smaller picture");
 }
 
 }  // namespace

@@ -9,18 +9,22 @@
 
 namespace ditfleet::media {
 
-inline constexpr std::int64_t kMaxPixels = 1 << 25;  // width × height, 33.5 megapixels
+// Width × height: 134 megapixels, which telephones do not exceed. Above 33.5 megapixels only JPEG and PNG files are
+// read, at half their width and height; progressive JPEGs up to 67 megapixels, interlaced PNGs not at all.
+inline constexpr std::int64_t kMaxPixels = 1 << 27, kMaxWholePixels = 1 << 25;
 
 struct Info {
-  std::string_view media_type;  // image/png, image/jpeg or image/webp; a literal
+  std::string_view media_type;  // image/png, image/jpeg, image/webp, image/bmp or image/gif; a literal
   int width = 0, height = 0;    // upright, as the EXIF orientation says
 };
 
-// Reads the header: at most 10 ms, whatever the file has. kInvalidArgument: not a PNG, JPEG or WebP file, more than
-// kMaxPixels, animated, CMYK, or of a structure that decode() would refuse.
+// Reads the header: at most 10 ms, whatever the file has. kInvalidArgument: not a PNG, JPEG, WebP, BMP or GIF file, too
+// many pixels, an animated WebP, or of a structure that decode() would refuse.
 Result<Info> inspect(std::string_view file);
 
-// Reads the pixels and turns them upright. Transparency is dropped. Takes up to two seconds for kMaxPixels.
+// Reads the pixels and turns them upright: those of a GIF's first picture. Transparency is dropped. Takes up to five
+// seconds for kMaxPixels, and memory for kMaxWholePixels of three bytes, or for a progressive JPEG of 67 megapixels up
+// to 400 MB.
 // kInvalidArgument: as inspect(), and for a truncated or damaged file.
 Result<Media> decode(std::string_view file);
 

@@ -117,6 +117,32 @@ class WithKeys(WithFolder):
             self.assertEqual(apart.status, 200)
             self.assertIn(b"ditfleet_http_connections", apart.body)
 
+    def test_pages_of_allowed_origins(self):
+        """FlexLLama#30: a page of another site asks first (a preflight), and its browser lets it read what names its origin."""
+        page = "http://localhost:3000"
+        ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
+        with Fleet(workers=0, config=KEYS, sets=[f"gateway.allowed_origins={page},https://app.example"]) as fleet:
+            client = Client(fleet.url)
+            answer = client.request("OPTIONS", "/v1/images/generations", None, {"Origin": page, **ask})
+            self.assertEqual(answer.status, 204)
+            self.assertEqual(answer.headers["Access-Control-Allow-Origin"], page)
+            self.assertIn("POST", answer.headers["Access-Control-Allow-Methods"])
+            self.assertEqual(answer.headers["Access-Control-Allow-Headers"], ask["Access-Control-Request-Headers"])
+            jobs = Client(fleet.url, "first").get("/v1/jobs", Origin=page)
+            self.assertEqual((jobs.status, jobs.headers["Access-Control-Allow-Origin"], jobs.headers["Vary"]), (200, page, "Origin"))
+            self.assertIn("X-Request-Id", jobs.headers["Access-Control-Expose-Headers"])
+            refused = client.get("/v1/jobs", Origin=page)
+            self.assertEqual((refused.status, refused.headers["Access-Control-Allow-Origin"]), (401, page))
+            for other in ("http://localhost:3001", "https://localhost:3000", "https://evil.example"):
+                answer = client.request("OPTIONS", "/v1/jobs", None, {"Origin": other, **ask})
+                self.assertNotIn("Access-Control-Allow-Origin", answer.headers)
+        with Fleet(workers=0, sets=["gateway.allowed_origins=*"]) as fleet:  # without keys nothing would protect it
+            self.assertEqual(Client(fleet.url).get("/v1/jobs", Origin=page).status, 403)
+        for wrong in ("app.example", "https://app.example/", "https://a b"):
+            done = cli("config", "check", "--set", f"gateway.allowed_origins={wrong}")
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("* or origins, as https://app.example", done.stdout + done.stderr)
+
     def test_gateways_share_the_secret_of_links(self):
         with Fleet(workers=0, config=KEYS, data=self.folder / "data") as fleet:
             redis = lambda *command: run("redis-cli", "-s", fleet.redis_socket, *command).stdout.strip()
@@ -163,7 +189,7 @@ class Tls(WithFolder):
                 self.assertEqual(answer.status, 202)
                 ids.append(json.loads(answer.read()))
             self.assertTrue(ids[0]["urls"]["self"].startswith(fleet.url) if "urls" in ids[0] else fleet.url in json.dumps(ids[0]), ids[0])
-            connection.request("POST", "/v1/jobs", "x" * (1 << 20) + "x", {"Content-Type": "application/json"})
+            connection.request("PATCH", "/v1/loras/x", "x" * (1 << 20) + "x", {"Content-Type": "application/json"})
             self.assertEqual(connection.getresponse().status, 413)
             old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             old.load_verify_locations(cert)

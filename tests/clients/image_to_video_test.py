@@ -2,6 +2,8 @@
 commands for them."""
 import base64
 import hashlib
+import json
+import random
 import struct
 import unittest
 import zlib
@@ -20,9 +22,14 @@ SMALL = dict(frames=5, size="48x32", num_inference_steps=2, max_sequence_length=
 
 def png(width, height, rgb=(200, 40, 90)):
     """A PNG of one colour. The rows compress to almost nothing."""
+    packer = zlib.compressobj(9)
+    rows = b"".join(packer.compress(b"\0" + bytes(rgb) * width) for _ in range(height)) + packer.flush()
+    return png_of(width, height, rows)
+
+
+def png_of(width, height, rows):
     def chunk(kind, body):
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-    rows = zlib.compress((b"\0" + bytes(rgb) * width) * height, 9)
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
             + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
 
@@ -81,14 +88,77 @@ class TestImages(unittest.TestCase):
         # sqrt(832 · 480 · 11 / 7) = 792, sqrt(832 · 480 · 7 / 11) = 504
         self.assertEqual(describe(self.results(job)[0]), ("png", 496, 784))
 
+    def test_the_size_of_an_image_keeps_to_the_limits_of_the_model(self):
+        """Wan2.2#231: a strip, and one that is longer than any video. One step, so that the size is all that counts."""
+        fields = {"frames": 1, "num_inference_steps": 1, "max_sequence_length": 16, "output_format": "png"}
+        for width, height, size in ((300, 4, (2048, 64)), (4, 300, (64, 2048)), (20000, 20, (2048, 16))):
+            job = self.client.wait(self.client.submit(image=base64.b64encode(png(width, height)).decode(), **fields))
+            self.assertEqual(describe(self.results(job)[0]), ("png", *size))
+
+    def test_photos_of_telephones(self):
+        """48 megapixels are read at half their size. CMYK, BMP and GIF are read, too."""
+        self.results(self.end(image=self.upload(png(8064, 6048)).json()["id"]))
+        for name in ("cmyk.jpg", "rgb.bmp", "animated.gif"):
+            response = self.upload((IMAGES / name).read_bytes())
+            self.assertEqual(response.status, 201, response)
+            self.results(self.end(image=response.json()["id"]))
+
+    def test_a_large_image_in_json(self):
+        """lobehub#14891: more than gateway.max_body_bytes, up to the limit of images."""
+        rows = b"".join(b"\0" + random.Random(1).randbytes(3 * 900) for _ in range(900))
+        file = png_of(900, 900, zlib.compress(rows, 0))  # 2.4 MB
+        text = base64.b64encode(file).decode()
+        job = self.end(image=text)
+        self.assertEqual(job["spec"]["image"], hashlib.sha256(file).hexdigest())
+        video = self.client.request("POST", "/v1/videos", {"prompt": "a", "input_reference": {"image_url": "data:image/png;base64," + text},
+                                                           **{k: v for k, v in SMALL.items() if k != "frames"}, "seconds": "0.3"})
+        self.assertEqual(video.status, 200, video)
+        whole = base64.b64encode(file + bytes(19 << 20)).decode()  # 22 MB of file
+        (self.folder / "whole.json").write_text(json.dumps({"prompt": "a", "image": whole}))
+        for method, route, message in (
+                ("POST", "/v1/jobs", "bytes, the limit for an image of results.input_max_bytes (20971520)"),
+                ("PATCH", "/v1/loras/x", "larger than 1048576 bytes (gateway.max_body_bytes); send images to POST /v1/uploads")):
+            done = run("curl", "-s", "-X", method, "-H", "Content-Type: application/json", "--data-binary",
+                       f"@{self.folder / 'whole.json'}", shared.fleet.url + route)
+            self.assertIn(message, done.stdout)
+
+    def test_a_form_uploads_a_file(self):
+        """bytebin#26: curl -F, as well as --data-binary."""
+        file = (IMAGES / "rgb.png").read_bytes()
+        for flags in (["-F", f"file=@{IMAGES / 'rgb.png'}"], ["-F", "purpose=vision", "-F", f"image=@{IMAGES / 'rgb.png'}"],
+                      ["--data-binary", f"@{IMAGES / 'rgb.png'}", "-H", "Content-Type: image/png"]):
+            done = run("curl", "-s", *flags, shared.fleet.url + "/v1/uploads")
+            self.assertEqual(json.loads(done.stdout)["id"], hashlib.sha256(file).hexdigest(), done.stdout)
+        done = run("curl", "-s", "-F", "file=none", shared.fleet.url + "/v1/uploads")
+        self.assertIn("the form has no file; send one, as curl -F file=@FILE does", done.stdout)
+
+    def test_a_video_model_draws_a_picture_on_the_route_of_pictures(self):
+        """Wan2GP#507: one frame as PNG, unless the request asks for more."""
+        asked = {"prompt": "a", "model": "i2v", "image": base64.b64encode(png(9, 9)).decode(), "num_inference_steps": 1,
+                 "max_sequence_length": 16, "size": "48x32", "response_format": "b64_json"}
+        for extra, kind in (({}, "png"), ({"output_format": "jpeg"}, "jpeg"), ({"frames": 1}, "png")):
+            response = self.client.request("POST", "/v1/images/generations", {**asked, **extra})
+            self.assertEqual(response.status, 200, response)
+            self.assertEqual(describe(base64.b64decode(response.json()["data"][0]["b64_json"])), (kind, 48, 32))
+        response = self.client.request("POST", "/v1/images/generations", {**asked, "frames": 5})
+        self.assertEqual(base64.b64decode(response.json()["data"][0]["b64_json"])[4:8], b"ftyp")
+
+    def test_spellings_of_a_request(self):
+        """Wan's own sizes, and a byte order mark, as PowerShell writes it."""
+        job = self.end(size="48*32", image=base64.b64encode(png(9, 9)).decode())
+        self.assertEqual((job["spec"]["width"], job["spec"]["height"]), (48, 32))
+        body = b"\xef\xbb\xbf" + json.dumps({"prompt": "a", "model": "tiny"}).encode()
+        response = self.client.request("POST", "/v1/jobs", body, {"Content-Type": "application/json"})
+        self.assertEqual(response.status, 202, response)
+
     def test_another_aspect_ratio_is_stretched(self):
         self.results(self.end(image=base64.b64encode(png(10, 300)).decode()))
 
     def test_wrong_images_are_refused_at_once(self):
         for body, status, message in (
-                (b"GIF89a", 400, "the image is not a PNG, JPEG or WebP file"),
+                (b"GIF89a", 400, "the image is a damaged or unsupported GIF file: the file is truncated"),
                 (b"", 400, "the image is empty"),
-                (png(8000, 5000), 400, "the image is 8000x5000; it must have 1 to 33554432 pixels")):
+                (png(20000, 8000), 400, "the image is 20000x8000; a file of its kind must have 1 to 134217728 pixels")):
             response = self.upload(body)
             self.assertEqual(response.status, status, response)
             self.assertIn(message, response.error["message"])
@@ -101,7 +171,7 @@ class TestImages(unittest.TestCase):
                 ("https://example.com/a.png", "image is a URL, but no URL is fetched"),
                 ("not base64!", "image must be an image in base64"),
                 ("data:image/png,abc", "image is a data URL without base64"),
-                (base64.b64encode(b"hello").decode(), "the image is not a PNG, JPEG or WebP file"),
+                (base64.b64encode(b"hello").decode(), "the image is not a PNG, JPEG, WebP, BMP or GIF file"),
                 ("0" * 64, "is not stored, or has expired; upload it again")):
             error = self.refusal(400, image=image)
             self.assertIn(message, error["message"])
@@ -141,7 +211,7 @@ class TestImages(unittest.TestCase):
             self.assertGreater(len(colours(files[4].read_bytes())), 10)
         done = cli("generate", "a", "--url", shared.fleet.url, "--image", ROOT / "README.md", *flags[:-2])
         self.assertEqual(done.returncode, 2, done)
-        self.assertIn("--image: the image is not a PNG, JPEG or WebP file", done.stderr)
+        self.assertIn("--image: the image is not a PNG, JPEG, WebP, BMP or GIF file", done.stderr)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ TEST_F(WorkerCommands, AdaptersAreAppliedAndBadOnesRefused) {
   stray.push_back(clip);
   expect_refused(stray, {clip, "not expected"});
   expect_refused(generate({"--lora", kModel + "/vae/diffusion_pytorch_model.safetensors"}),
-                 {"--lora", "do not exist in a FLUX model", "more"});
+                 {"--lora", "contains nothing for a FLUX model", "more"});
   std::filesystem::copy_file(attention, dir_ + "/a:0.5");
   EXPECT_EQ(picture({dir_ + "/a:0.5"}), picture({attention}));
   EXPECT_EQ(picture({dir_ + "/a:0.5:-0.5"}), picture({attention + ":-0.5"}));

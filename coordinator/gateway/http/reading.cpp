@@ -54,8 +54,6 @@ bool is_protocol_error(const boost::system::error_code& ec) {
 }
 
 ReadProblem describe(const boost::system::error_code& ec) {
-  if (ec == http::error::body_limit)
-    return {413, "the body is larger than gateway.max_body_bytes", "payload_too_large"};
   if (ec == http::error::header_limit) return {431, "the headers are larger than 16 KiB", "headers_too_large"};
   if (ec == http::error::buffer_overflow)
     return {431, "the chunk extensions or trailers are larger than 64 KiB; send none", "headers_too_large"};

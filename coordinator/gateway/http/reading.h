@@ -40,7 +40,7 @@ struct ReadProblem {
 
 // Whether the client sent invalid HTTP, as opposed to disconnecting or timing out.
 bool is_protocol_error(const boost::system::error_code& ec);
-ReadProblem describe(const boost::system::error_code& ec);  // of a protocol error
+ReadProblem describe(const boost::system::error_code& ec);  // of a protocol error other than body_limit
 
 // The problem of a request head, or body, that did not arrive within its limit.
 ReadProblem head_is_late();

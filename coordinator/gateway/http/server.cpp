@@ -254,6 +254,11 @@ class HttpServer final : public Server, public std::enable_shared_from_this<Http
       return ReadOutcome{.refusal = handlers_.refuse(problem.status, problem.message, problem.code)};
     };
     const auto failed = [&](const error_code& ec) {
+      if (ec == http::error::body_limit)
+        return refused({413,
+                        "the body is larger than " + std::to_string(options_.max_body_bytes) +
+                            " bytes (gateway.max_body_bytes); send images to POST /v1/uploads and their ids here",
+                        "payload_too_large"});
       return is_protocol_error(ec) ? refused(describe(ec)) : ReadOutcome{};
     };
     http::request_parser<http::empty_body> head;

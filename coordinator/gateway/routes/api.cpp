@@ -130,9 +130,12 @@ bool Api::is_vital(const Request& head) const {
 
 bool Api::wants_stream(const Request& head) const {
   const RouteMatch match = router_.match(head);
-  if (match.route == nullptr || !match.route->streams_body) return false;
-  const std::string type = media_type_of(head.header("Content-Type"));
-  return type != "application/json" && !type.ends_with("+json");
+  if (match.route == nullptr) return false;
+  if (!is_json_type(media_type_of(head.header("Content-Type")))) return match.route->streams_body;
+  if (!match.route->takes_images) return false;
+  const auto length = number_of(head.header("Content-Length"), std::int64_t{0});
+  return head.has_header("Transfer-Encoding") ||
+         (length && *length > context_.dependencies.settings.gateway.max_body_bytes);
 }
 
 std::optional<Response> Api::check(Call& call) const {
@@ -257,6 +260,7 @@ void Api::finish(const Call& call, Response& response) const {
   response.with("X-Request-Id", call.request_id);
   response.with("traceparent", call.traceparent);
   response.with("X-Content-Type-Options", "nosniff");
+  if (!context_.keys.open()) allow_origin(call.request, context_.dependencies.settings, response);
   const std::chrono::duration<double> took = Deadline::Clock::now() - call.began;
   const std::string_view route = call.match.pattern.empty() ? std::string_view("none") : call.match.pattern;
   count_request(route, call.request.method, response.status, took.count());

@@ -20,7 +20,7 @@ namespace {
 constexpr std::int64_t kMinimumLinkLifeS = 3600;
 constexpr std::size_t kMaxIdempotencyKey = 255;
 constexpr std::chrono::seconds kRegistryPatience{5}, kOutlookAge{1};
-constexpr std::int64_t kMostReceiving = 256 << 20;
+constexpr std::int64_t kMostReceiving = 256 << 20, kMostText = 1 << 20;  // of a form or of JSON beside its image
 
 bool is_host(std::string_view host) {
   return !host.empty() && host.size() <= 255 &&
@@ -154,7 +154,11 @@ asio::awaitable<Result<std::string>> ApiContext::read_piece(CallPtr call) const 
 asio::awaitable<Result<ReceivedBody>> ApiContext::receive(CallPtr call, std::int64_t most) const {
   BodyReader& body = *call->request.stream;
   const auto too_large = [&] {
-    return Error{Code::kPayloadTooLarge, "the body has more than " + std::to_string(most) + " bytes, the limit", {}};
+    return Error{Code::kPayloadTooLarge,
+                 "the body has more than " + std::to_string(most) +
+                     " bytes, the limit for an image of results.input_max_bytes (" +
+                     std::to_string(dependencies.settings.results.input_max_bytes) + "); send a smaller image",
+                 {}};
   };
   if (body.length() && *body.length() > static_cast<std::uint64_t>(most)) co_return too_large();
   const std::string tenant = call->caller.tenant;
@@ -186,6 +190,15 @@ asio::awaitable<Result<ReceivedBody>> ApiContext::receive(CallPtr call, std::int
     receiving->by_tenant[tenant] += size;
     out.bytes += *piece;
   }
+}
+
+asio::awaitable<Result<ReceivedBody>> ApiContext::receive_form(CallPtr call) const {
+  co_return co_await receive(call, dependencies.settings.results.input_max_bytes + kMostText);
+}
+
+asio::awaitable<Result<ReceivedBody>> ApiContext::receive_json(CallPtr call) const {
+  if (!call->request.stream) co_return ReceivedBody{call->request.body, nullptr};
+  co_return co_await receive(call, dependencies.settings.results.input_max_bytes / 3 * 4 + kMostText);
 }
 
 asio::awaitable<Result<void>> ApiContext::store_images(std::string tenant, const job::FieldValues& fields,

@@ -72,6 +72,10 @@ struct ApiContext {
   // such bodies at the moment, of all tenants or of this one).
   asio::awaitable<Result<ReceivedBody>> receive(CallPtr call, std::int64_t most) const;
 
+  // The body of a route with takes_images, and of one with streams_body whose body is a form with one image.
+  asio::awaitable<Result<ReceivedBody>> receive_json(CallPtr call) const;
+  asio::awaitable<Result<ReceivedBody>> receive_form(CallPtr call) const;
+
   // The next piece of a body, as BodyReader::read. kUnauthenticated: the caller's key was revoked meanwhile.
   asio::awaitable<Result<std::string>> read_piece(CallPtr call) const;
 

@@ -35,6 +35,11 @@ Response status_response(int status, std::string_view message, std::string_view 
   return json_response(status, {{"error", error}});
 }
 
+Result<Response> unread_body(const Error& error) {
+  if (error.code != Code::kDeadlineExceeded) return error;
+  return status_response(408, error.message, "request_timeout");
+}
+
 Error no_such_job(std::string_view id) {
   return {Code::kNotFound,
           "job '" + excerpt(id, 100) + "' not found: it never existed, has expired or belongs to another tenant",
@@ -50,6 +55,10 @@ std::optional<Response> refuse_repeated_headers(const Request& request) {
   return std::nullopt;
 }
 
+bool is_json_type(std::string_view media_type) {
+  return media_type == "application/json" || media_type.ends_with("+json");
+}
+
 std::optional<Response> refuse_compressed_body(const Request& request) {
   const auto coding = request.header("Content-Encoding");
   if (coding.empty() || media_type_of(coding) == "identity") return std::nullopt;
@@ -61,7 +70,7 @@ std::optional<Response> refuse_compressed_body(const Request& request) {
 std::optional<Response> refuse_body_unless_json(const Request& request) {
   if (auto refused = refuse_compressed_body(request)) return refused;
   const std::string type = media_type_of(request.header("Content-Type"));
-  if (!request.body.empty() && type != "application/json" && !type.ends_with("+json")) {
+  if (!request.body.empty() && !is_json_type(type)) {
     return status_response(
         415,
         (type.empty() ? "the body has no Content-Type" : "the body is '" + excerpt(type, 100) + "'") +

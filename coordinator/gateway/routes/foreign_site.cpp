@@ -5,6 +5,7 @@
 #include "coordinator/gateway/routes/errors.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/listen_address.h"
+#include "shared/core/text.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -51,6 +52,30 @@ std::optional<Response> refuse_foreign_site(const Request& request, const config
                            "foreign_site");
   }
   return std::nullopt;
+}
+
+void allow_origin(const Request& request, const config::Settings& settings, Response& response) {
+  const std::string& allowed = settings.gateway.allowed_origins;
+  if (allowed.empty()) return;
+  response.with("Vary", "Origin");
+  const std::string origin = lower_case(request.header("Origin"));
+  const auto origins = split(allowed, ',');
+  const bool any = std::any_of(origins.begin(), origins.end(),
+                               [&](std::string_view one) { return one == "*" || lower_case(one) == origin; });
+  if (origin.empty() || !any) return;
+  response.with("Access-Control-Allow-Origin", std::string(request.header("Origin")));
+  const std::string_view method = request.header("Access-Control-Request-Method");
+  if (request.method != "OPTIONS" || method.empty()) {
+    response.with("Access-Control-Expose-Headers",
+                  "ETag, Idempotent-Replayed, Location, Retry-After, traceparent, X-Job-Id, X-Request-Id, "
+                  "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests");
+    return;
+  }
+  response.with("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE");
+  const std::string_view headers =
+      request.header("Access-Control-Request-Headers");  // clients send headers of their own
+  if (!headers.empty()) response.with("Access-Control-Allow-Headers", std::string(headers));
+  response.with("Access-Control-Max-Age", "600");
 }
 
 bool is_from_this_host(const Request& request) {

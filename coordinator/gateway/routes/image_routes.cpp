@@ -169,21 +169,24 @@ asio::awaitable<void> stream_images(const ApiContext& context, CallPtr call, std
 
 asio::awaitable<Result<Response>> generate(const ApiContext& context, CallPtr call) {
   if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
-  std::function<Result<ImageCall>()> work = [body = call->request.body] { return parse_image_call(body); };
-  auto parsed = co_await context.off_loop<ImageCall>(call, call->request.body.size(), std::move(work));
+  auto received = co_await context.receive_json(call);
+  if (!received) co_return unread_body(received.error());
+  const std::size_t bytes = received->bytes.size();
+  std::function<Result<ImageCall>()> work = [text = std::move(received->bytes)] { return parse_image_call(text); };
+  auto parsed = co_await context.off_loop<ImageCall>(call, bytes, std::move(work));
   if (!parsed) co_return parsed.error();
   const auto image = std::make_shared<ImageCall>(std::move(*parsed));
 
   const job::Catalogue& catalogue = context.dependencies.catalogue;
-  if (image->size == "auto") {
-    const std::string& name = image->spec.model.empty() ? catalogue.default_model : image->spec.model;
-    const auto model = catalogue.models.find(name);
-    if (model != catalogue.models.end()) image->take_size(model->second.defaults);
+  const std::string& name = image->spec.model.empty() ? catalogue.default_model : image->spec.model;
+  if (const auto model = catalogue.models.find(name); model != catalogue.models.end()) {
+    if (image->size == "auto") image->take_size(model->second.defaults);
+    if (model->second.media == job::MediaKind::kVideo) image->draw_one_frame();
   }
   Response response;
   const auto counted = context.open_stream(*call, response);
   if (!counted) co_return response;
-  auto outcome = co_await context.submit(call, image->spec);
+  auto outcome = co_await context.submit(call, image->spec, std::exchange(image->images, {}));
   if (!outcome) {
     Error error = outcome.error();
     if (error.param == "width" || error.param == "height") error.param = "size";
@@ -209,6 +212,8 @@ asio::awaitable<Result<Response>> generate(const ApiContext& context, CallPtr ca
 
 }  // namespace
 
-void add_image_routes(Router& router) { router.add({"POST", "/v1/images/generations", generate}); }
+void add_image_routes(Router& router) {
+  router.add({.method = "POST", .pattern = "/v1/images/generations", .handler = generate, .takes_images = true});
+}
 
 }  // namespace ditfleet::gateway

@@ -47,8 +47,11 @@ Result<ParsedJob> parse_job(std::string_view body) {
 
 asio::awaitable<Result<Response>> submit_job(const ApiContext& context, CallPtr call) {
   if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
-  std::function<Result<ParsedJob>()> work = [body = call->request.body] { return parse_job(body); };
-  auto parsed = co_await context.off_loop<ParsedJob>(call, call->request.body.size(), std::move(work));
+  auto received = co_await context.receive_json(call);
+  if (!received) co_return unread_body(received.error());
+  const std::size_t bytes = received->bytes.size();
+  std::function<Result<ParsedJob>()> work = [text = std::move(received->bytes)] { return parse_job(text); };
+  auto parsed = co_await context.off_loop<ParsedJob>(call, bytes, std::move(work));
   if (!parsed) co_return parsed.error();
   job::JobSpec& spec = parsed->spec;
   auto outcome = co_await context.submit(call, spec, std::move(parsed->images));
@@ -232,7 +235,7 @@ asio::awaitable<Result<Response>> send_result(const ApiContext& context, CallPtr
 }
 
 void add_job_routes(Router& router) {
-  router.add({"POST", "/v1/jobs", submit_job});
+  router.add({.method = "POST", .pattern = "/v1/jobs", .handler = submit_job, .takes_images = true});
   router.add({"GET", "/v1/jobs", list_jobs});
   router.add({"GET", "/v1/jobs/{id}", get_job});
   router.add({"DELETE", "/v1/jobs/{id}", cancel_job});

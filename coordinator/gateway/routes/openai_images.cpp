@@ -93,6 +93,7 @@ Result<ImageCall> parse_image_call(std::string_view body) {
   if (!job.contains("prompt"))
     return invalid_argument("'prompt' is missing; send a description of the image", "prompt");
 
+  call.images = take_images(job);
   auto spec = job::parse_spec(json::value(std::move(job)));
   if (!spec) {
     Error error = spec.error();
@@ -107,6 +108,11 @@ Result<ImageCall> parse_image_call(std::string_view body) {
 void ImageCall::take_size(const job::FieldValues& fields) {
   const auto width = fields.integer("width"), height = fields.integer("height");
   if (width && height) size = size_text(*width, *height);
+}
+
+void ImageCall::draw_one_frame() {
+  if (!spec.fields.has("frames")) spec.fields.set("frames", std::int64_t{1});
+  if (!spec.output_format && spec.fields.integer("frames") == 1) spec.output_format = job::OutputFormat::kPng;
 }
 
 json::object images_json(const ImageCall& call, const std::string& job, std::int64_t created_s,

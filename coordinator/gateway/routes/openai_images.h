@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "coordinator/gateway/routes/job_images.h"
 #include "shared/core/json.h"
 #include "shared/core/result.h"
 #include "shared/job/spec.h"
@@ -16,7 +17,8 @@ namespace ditfleet::gateway {
 
 // The body of POST /v1/images/generations: the job, and the form of the response.
 struct ImageCall {
-  job::JobSpec spec;              // parsed, not completed
+  job::JobSpec spec;  // parsed, not completed
+  SentImages images = {};
   bool b64_json = false;          // else URLs
   bool stream = false;            // server-sent events
   std::string quality;            // echoed; empty: not given
@@ -25,6 +27,7 @@ struct ImageCall {
 
   // Sets `size` if the fields have a width and a height.
   void take_size(const job::FieldValues& fields);
+  void draw_one_frame();  // of a model that generates videos, as PNG, unless the request says otherwise
 };
 
 // Whether an image request may also have this field of a job: all fields except those that `size` replaces.

@@ -36,6 +36,7 @@ struct Route {
   Handler handler;
   Access access = Access::kKey;
   bool streams_body = false;  // the handler reads any body that is not JSON itself (Request::stream)
+  bool takes_images = false;  // in JSON, which the handler reads itself if it may be above gateway.max_body_bytes
   // Answered even if the server has too many connections, and whatever host the request names.
   bool vital() const { return access == Access::kOpenProbe || access == Access::kMetrics; }
 };

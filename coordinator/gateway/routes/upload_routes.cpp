@@ -1,11 +1,28 @@
 // Uploads: images for the fields of later jobs. Each belongs to the tenant that sent it.
+#include <utility>
+
+#include "coordinator/gateway/http/multipart.h"
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/errors.h"
 #include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
 #include "shared/core/wall_clock.h"
 
 namespace ditfleet::gateway {
 namespace {
+
+// The contents of a form's only file.
+Result<std::string> only_file(std::string_view content_type, std::string_view body) {
+  const auto parts = parse_form(content_type, body);
+  if (!parts) return parts.error();
+  const FormPart* file = nullptr;
+  for (const FormPart& part : *parts) {
+    if (part.is_file && std::exchange(file, &part))
+      return invalid_argument("the form has more than one file; upload them one by one", excerpt(part.name, 64));
+  }
+  if (!file) return invalid_argument("the form has no file; send one, as curl -F file=@FILE does", "file");
+  return std::string(file->contents);
+}
 
 asio::awaitable<Result<Response>> upload(const ApiContext& context, CallPtr call) {
   const Request& request = call->request;
@@ -15,29 +32,33 @@ asio::awaitable<Result<Response>> upload(const ApiContext& context, CallPtr call
   }
   if (auto bad = refuse_compressed_body(request)) co_return std::move(*bad);
   const std::string type = media_type_of(request.header("Content-Type"));
-  if (type.starts_with("multipart/") || type == "application/x-www-form-urlencoded") {
+  if (type == "application/x-www-form-urlencoded") {
     co_return status_response(415,
                               "the body is '" + type +
-                                  "'; send the file itself (curl --data-binary @FILE), as "
-                                  "application/octet-stream",
+                                  "'; send the file itself (curl --data-binary @FILE or -F file=@FILE), as "
+                                  "application/octet-stream or in a form",
                               "unsupported_media_type");
   }
   const auto& settings = context.dependencies.settings.results;
-  auto body = co_await context.receive(call, settings.input_max_bytes);
-  if (!body && body.error().code == Code::kDeadlineExceeded)
-    co_return status_response(408, body.error().message, "request_timeout");
-  if (!body) co_return body.error();
+  const std::string form = type == "multipart/form-data" ? std::string(request.header("Content-Type")) : "";
+  auto receiving = form.empty() ? context.receive(call, settings.input_max_bytes) : context.receive_form(call);
+  auto body = co_await std::move(receiving);
+  if (!body) co_return unread_body(body.error());
   const std::size_t bytes = body->bytes.size();
-  std::function<Result<ImageFile>()> work = [file = std::move(body->bytes), most = settings.input_max_bytes]() mutable {
-    return read_image({std::move(file)}, most);
+  std::function<Result<ImageFile>()> work = [file = std::move(body->bytes), form,
+                                             most = settings.input_max_bytes]() mutable -> Result<ImageFile> {
+    if (form.empty()) return read_image({std::move(file)}, most);
+    auto of_form = only_file(form, file);
+    return of_form ? read_image({std::move(*of_form)}, most) : of_form.error();
   };
   auto file = co_await context.off_loop<ImageFile>(call, bytes, std::move(work));
   if (!file) co_return file.error();
+  const std::size_t file_bytes = file->bytes.size();
   auto stored = co_await context.service.put_input(call->caller.tenant, file->sha256, std::move(file->bytes));
   if (!stored) co_return stored.error();
   co_return json_response(201, {{"id", file->sha256},
                                 {"object", "upload"},
-                                {"bytes", bytes},
+                                {"bytes", file_bytes},
                                 {"media_type", file->info.media_type},
                                 {"width", file->info.width},
                                 {"height", file->info.height},

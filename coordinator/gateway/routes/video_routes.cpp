@@ -48,27 +48,22 @@ Response video_response(const ApiContext& context, const queue::JobRecord& recor
 }
 
 asio::awaitable<Result<Response>> create_video(const ApiContext& context, CallPtr call) {
-  constexpr std::int64_t kMostText = 1 << 20;  // of a form beside its image
   const Request& request = call->request;
   const std::string type = media_type_of(request.header("Content-Type"));
-  if (request.stream && type != "multipart/form-data") {
+  const bool form = type == "multipart/form-data";
+  if (request.stream && !form && !is_json_type(type)) {
     co_return status_response(415,
                               "the body is '" + excerpt(type, 100) + "'; send application/json or multipart/form-data",
                               "unsupported_media_type");
   }
-  auto refused = request.stream ? refuse_compressed_body(request) : refuse_body_unless_json(request);
+  auto refused = form ? refuse_compressed_body(request) : refuse_body_unless_json(request);
   if (refused) co_return std::move(*refused);
-  const std::int64_t most = context.dependencies.settings.results.input_max_bytes;
-  ReceivedBody body{request.body, nullptr};
-  if (request.stream) {
-    auto received = co_await context.receive(call, most + kMostText);
-    if (!received && received.error().code == Code::kDeadlineExceeded)
-      co_return status_response(408, received.error().message, "request_timeout");
-    if (!received) co_return received.error();
-    body = std::move(*received);
-  }
-  const std::size_t bytes = body.bytes.size();
-  std::function<Result<VideoCall>()> work = [&context, body = std::move(body.bytes),
+  // Not inside the co_await, because GCC 12 evaluates both branches of a conditional there.
+  auto receiving = form ? context.receive_form(call) : context.receive_json(call);
+  auto body = co_await std::move(receiving);
+  if (!body) co_return unread_body(body.error());
+  const std::size_t bytes = body->bytes.size();
+  std::function<Result<VideoCall>()> work = [&context, body = std::move(body->bytes),
                                              type = std::string(request.header("Content-Type"))] {
     return parse_video_call(type, body, context.dependencies.catalogue);
   };
@@ -240,7 +235,8 @@ asio::awaitable<Result<Response>> delete_video(const ApiContext& context, CallPt
 }  // namespace
 
 void add_video_routes(Router& router) {
-  router.add({.method = "POST", .pattern = "/v1/videos", .handler = create_video, .streams_body = true});
+  router.add(
+      {.method = "POST", .pattern = "/v1/videos", .handler = create_video, .streams_body = true, .takes_images = true});
   router.add({"GET", "/v1/videos", list_videos});
   router.add({"GET", "/v1/videos/{id}", get_video});
   router.add({"DELETE", "/v1/videos/{id}", delete_video});

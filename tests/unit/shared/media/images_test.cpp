@@ -9,6 +9,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 #include "shared/media/image_file.h"
+#include "shared/media/writer.h"
 #include "tests/paths.h"
 
 namespace ditfleet::media {
@@ -44,11 +45,12 @@ TEST(Images, AreReadAsPilReadsThem) {
     EXPECT_EQ(info->width, image->width) << name;
     EXPECT_EQ(info->height, image->height) << name;
   }
-  EXPECT_GT(seen, 15);
+  EXPECT_GT(seen, 35);
 }
 
 TEST(Images, TruncatedFilesAreRefused) {
-  for (const std::string name : {"rgb.png", "rgb.jpg", "progressive.jpg", "lossless.webp", "turned.webp"}) {
+  for (const std::string name : {"rgb.png", "rgb.jpg", "progressive.jpg", "cmyk.jpg", "lossless.webp", "turned.webp",
+                                 "palette.gif", "rgb.bmp", "palette.bmp"}) {
     const std::string whole = file(name);
     for (std::size_t size = 0; size + 12 < whole.size(); size += 7) {
       const auto image = decode(whole.substr(0, size));
@@ -61,17 +63,14 @@ TEST(Images, TruncatedFilesAreRefused) {
 
 TEST(Images, WhatIsNoImageIsRefused) {
   EXPECT_THAT(decode("").error().message, HasSubstr("empty"));
-  EXPECT_THAT(decode("GIF89a").error().message, HasSubstr("not a PNG, JPEG or WebP file"));
-  EXPECT_THAT(inspect("<html>").error().message, HasSubstr("not a PNG, JPEG or WebP file"));
-}
-
-TEST(Images, TooManyPixelsAreRefusedByTheHeader) {
-  std::string png = file("rgb.png");
-  // 8000 × 5000 = 40 megapixels. The checksum of IHDR is that of the new size.
-  png.replace(16, 8, std::string("\x00\x00\x1f\x40\x00\x00\x13\x88", 8));
-  png.replace(29, 4, std::string("\xb3\x88\xcc\x0e", 4));
-  for (const Error& error : {inspect(png).error(), decode(png).error()})
-    EXPECT_EQ(error.message, "the image is 8000x5000; it must have 1 to 33554432 pixels");
+  EXPECT_THAT(inspect("<html>").error().message, HasSubstr("not a PNG, JPEG, WebP, BMP or GIF file"));
+  EXPECT_THAT(inspect(std::string("\0\0\0\x18"
+                                  "ftypheic",
+                                  12))
+                  .error()
+                  .message,
+              HasSubstr("HEIC or AVIF"));
+  EXPECT_THAT(inspect("version https://git-lfs.github.com/spec/v1\n").error().message, HasSubstr("Git LFS pointer"));
 }
 
 // The CPU time of the calling thread, because other programs delay the clock.
@@ -106,6 +105,58 @@ std::string times(int count, const std::string& text) {
   std::string out;
   for (int i = 0; i < count; ++i) out += text;
   return out;
+}
+
+std::string png_of(std::uint32_t width, std::uint32_t height, const std::string& pixels, char interlaced = 0) {
+  return "\x89PNG\r\n\x1a\n" +
+         png_chunk("IHDR", number(width, 4) + number(height, 4) + std::string("\x08\x02\0\0", 4) + interlaced) +
+         png_chunk("IDAT", deflated(pixels)) + png_chunk("IEND", "");
+}
+
+TEST(Images, TooManyPixelsAreRefusedByTheHeader) {
+  const auto refused = [](const std::string& bytes, const std::string& message) {
+    for (const Error& error : {inspect(bytes).error(), decode(bytes).error()}) EXPECT_EQ(error.message, message);
+  };
+  const auto message = [](const std::string& size, const std::string& most) {
+    return "the image is " + size + "; a file of its kind must have 1 to " + most + " pixels; send a smaller picture";
+  };
+  refused(png_of(20'000, 8000, ""), message("20000x8000", "134217728"));
+  refused(png_of(8000, 5000, "", 1), message("8000x5000", "33554432"));
+  std::string gif = file("palette.gif");
+  gif.replace(6, 4, "\xff\xff\xff\xff");
+  refused(gif, message("65535x65535", "33554432"));
+  std::string progressive = file("progressive.jpg");
+  progressive.replace(progressive.find("\xff\xc2") + 5, 4, std::string("\x27\x10\x27\x10", 4));
+  refused(progressive, message("10000x10000", "67108864"));
+}
+
+// A photo of more than 33.5 megapixels is read at half its size.
+TEST(Images, LargePhotosAreHalved) {
+  constexpr std::uint32_t kWidth = 6001, kHeight = 5601;
+  std::string rows;
+  for (std::uint32_t y = 0; y < kHeight; ++y)
+    rows += '\0' + times(static_cast<int>(kWidth),
+                         y % 2 == 0 ? std::string("\x10\x20\x30", 3) : std::string("\x20\x40\x60", 3));
+  const auto image = decode(png_of(kWidth, kHeight, rows));
+  ASSERT_TRUE(image) << image.error().message;
+  EXPECT_EQ(image->width, 3001);
+  EXPECT_EQ(image->height, 2801);
+  const auto pixel = [&](const Media& of, std::size_t x, std::size_t y) {
+    const std::uint8_t* at = &of.rgb[3 * (y * static_cast<std::size_t>(of.width) + x)];
+    return std::vector<int>{at[0], at[1], at[2]};
+  };
+  EXPECT_EQ(pixel(*image, 3000, 0), (std::vector<int>{0x18, 0x30, 0x48}));
+  EXPECT_EQ(pixel(*image, 0, 2800), (std::vector<int>{0x10, 0x20, 0x30})) << "a last row alone";
+  Media photo{.width = static_cast<int>(kWidth), .height = static_cast<int>(kHeight)};
+  photo.rgb.assign(std::size_t{3} * kWidth * kHeight, 100);
+  const auto jpeg = encode(photo, job::OutputFormat::kJpeg, 90);
+  ASSERT_TRUE(jpeg) << jpeg.error().message;
+  const auto half = decode(*jpeg);
+  ASSERT_TRUE(half) << half.error().message;
+  EXPECT_EQ(half->width, 3001);
+  EXPECT_EQ(half->height, 2801);
+  EXPECT_EQ(pixel(*half, 1500, 1400), (std::vector<int>{100, 100, 100}));
+  EXPECT_EQ(inspect(*jpeg)->width, static_cast<int>(kWidth));
 }
 
 // The end of the IHDR chunk, after which a PNG may have any chunks.
@@ -170,10 +221,18 @@ TEST(Images, HeadersThatDecodingWouldRefuseAreRefused) {
   ASSERT_NE(frame, jpeg.npos);
   refused(std::string(jpeg).replace(frame + 1, 1, "\xc3"), "not baseline or progressive");
   refused(std::string(jpeg).replace(frame + 4, 1, "\x0c"), "8 bits");
-  refused(std::string(jpeg).replace(frame + 9, 1, "\x04"), "CMYK");
-  refused(std::string(jpeg).replace(frame + 9, 1, "\x02"), "gray or color");
+  refused(std::string(jpeg).replace(frame + 9, 1, "\x02"), "gray, color or CMYK");
   refused(std::string(jpeg).insert(frame, jpeg.substr(frame, 19)), "size is damaged");
   refused(jpeg.substr(0, frame) + "\xff\xd9 pad", "no pixels");
+
+  const std::string bmp = file("rgb.bmp");
+  refused(std::string(bmp).replace(14, 1, "\x20"), "unknown kind");
+  refused(std::string(bmp).replace(28, 1, "\x07"), "bits per pixel");
+  refused(std::string(bmp).replace(30, 1, "\x01"), "compressed");
+  refused(std::string(bmp).replace(18, 4, std::string(4, '\0')), "size or offset");
+  const std::string gif = file("palette.gif");
+  refused(gif.substr(0, 13 + 768) + ";", "truncated");
+  refused(gif.substr(0, 13 + 768) + ";;", "no picture");
 
   const std::string webp = file("turned.webp");
   refused(std::string(webp).replace(24, 1, "\x7f"), "header is damaged");  // another canvas
