@@ -51,7 +51,8 @@ void check_files(const config::Settings& settings, std::vector<std::string>& pro
   want("redis.tls_ca_file", settings.redis.tls_ca_file);
   want("compile.nvrtc", settings.compile.nvrtc);
   for (const auto folder : split(settings.loras.folders, ':')) want("loras.folders", std::string(folder));
-  for (const auto& [name, model] : settings.models) want("models." + name + ".transformer", model.transformer);
+  for (const auto& [name, model] : settings.models)
+    for (const auto& [component, file] : model.files) want("models." + name + "." + component, file);
 }
 
 // A configuration is valid if it loads, the files that it names can be used and every model's folder can be served.

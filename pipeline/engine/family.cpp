@@ -20,11 +20,12 @@ const json::value* class_of(const ConfigFile& index, std::string_view component)
   return pair && pair->size() == 2 ? &(*pair)[1] : nullptr;
 }
 
-std::string one_of(const std::vector<std::string>& all) {
+std::string list_of(const std::vector<std::string>& all, const char* last = " and ") {
   std::string text;
-  for (std::size_t i = 0; i < all.size(); ++i) text += (i == 0 ? "" : i + 1 == all.size() ? " or " : ", ") + all[i];
+  for (std::size_t i = 0; i < all.size(); ++i) text += (i == 0 ? "" : i + 1 == all.size() ? last : ", ") + all[i];
   return text;
 }
+std::string one_of(const std::vector<std::string>& all) { return list_of(all, " or "); }
 
 // The format of transformer is also the one of transformer_2.
 void check_quantize(const Family& family, const ModelSource& source) {
@@ -50,7 +51,20 @@ std::string format_of(const ModelSource& source, const std::string& component) {
 
 // Weights that replace the folder's; empty: none.
 std::string file_of(const ModelSource& source, std::string_view component) {
-  return component == "transformer" ? source.transformer : std::string();
+  const auto file = source.files.find(std::string(component));
+  return file == source.files.end() ? std::string() : file->second;
+}
+
+void check_files(const Family& family, const ModelSource& source) {
+  std::vector<std::string> right;
+  for (const Component& one : family.components)
+    if (one.library && (!one.optional || std::filesystem::exists(source.dir + "/" + std::string(one.name))))
+      right.emplace_back(one.name);
+  for (const auto& [component, file] : source.files)
+    if (std::find(right.begin(), right.end(), component) == right.end())
+      fail(Code::kInvalidArgument,
+           "a file is given for " + component + ", which " + source.dir + " does not have; it has " + list_of(right),
+           component);
 }
 
 }  // namespace
@@ -62,6 +76,10 @@ bool Folder::has(std::string_view component) const {
 }
 
 std::string Folder::quantize(const std::string& component) const { return format_of(context.source, component); }
+
+ComponentFiles Folder::files(const std::string& component) const {
+  return {dir(component), file_of(context.source, component)};
+}
 
 TransformerSource Folder::transformer(const std::string& component) const {
   return {.dir = dir(component),
@@ -127,15 +145,17 @@ std::unique_ptr<Network> load_network(const Family& family, Folder& folder) {
   const ModelSource& source = folder.context.source;
   check_quantize(family, source);
   check_components(family, source.dir);
+  check_files(family, source);
   auto network = family.load(folder);
   network->placement = folder.context.placement;
   network->entry = unwrap(families::read_model_entry(source.name, source.dir, std::span(&family.description, 1)));
   return network;
 }
 
-bool has_quantized_linears(const Family& family, const ModelSource& source) {
+StoredFormats stored_formats(const Family& family, const ModelSource& source) {
   check_quantize(family, source);
-  bool found = !source.quantize.empty();
+  check_files(family, source);
+  StoredFormats found{.other = !source.quantize.empty()};
   for (const Component& one : family.components) {
     const std::string component(one.name), file = file_of(source, one.name);
     if (one.formats.empty()) continue;
@@ -144,7 +164,8 @@ bool has_quantized_linears(const Family& family, const ModelSource& source) {
       const Parameters parameters = *one.library == Library::kDiffusers
                                         ? Transformer::open(source.dir + "/" + component, file, host)
                                         : Parameters::open(source.dir + "/" + component, *one.library, host);
-      found = found || parameters.has_quantized();
+      found.gguf = found.gguf || parameters.has_gguf();
+      found.other = found.other || (parameters.has_quantized() && !parameters.has_gguf());
       if (!format_of(source, component).empty()) parameters.check_quantize_on_load();
     } catch (const Failure& failure) {
       if (failure.error().code != Code::kNotFound || !file.empty()) throw;
@@ -168,8 +189,8 @@ std::string not_finite_weight(const Family& family, const ModelSource& source) {
 region::AheadPrograms ahead_programs(const Family& family, const ModelSource& source, region::ElementType type,
                                      region::ArchFeatures arch, const region::CompileOptions& options) {
   region::AheadPrograms made;
-  const bool quantized = has_quantized_linears(family, source),
-             f8_attention = source.attention == "fp8" && arch.f8_attention;
+  const StoredFormats formats = stored_formats(family, source);
+  const bool f8_attention = source.attention == "fp8" && arch.f8_attention;
   const Placement host{c10::kCPU,
                        type == region::ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16};
   for (const Component& one : family.components) {
@@ -189,7 +210,8 @@ region::AheadPrograms ahead_programs(const Family& family, const ModelSource& so
   if (!made.blocks.empty()) made.fixed.push_back(region::matrix_copies_program());  // brings adapters to the blocks
   if (f8_attention) made.fixed.push_back(region::f8_heads_program());
   if (options.vae.value_or(true)) made.fixed.push_back(region::channels_last_program());
-  if (quantized) made.fixed.push_back(region::dequantize_program());
+  if (formats.other) made.fixed.push_back(region::dequantize_program());
+  if (formats.gguf) made.fixed.push_back(region::gguf_program());
   return made;
 }
 

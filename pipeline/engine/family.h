@@ -55,6 +55,7 @@ class Folder {
   ConfigFile index() const { return ConfigFile(context.source.dir + "/model_index.json"); }
   bool has(std::string_view component) const;                // false also for [null, null]
   std::string quantize(const std::string& component) const;  // its format; empty: as it is stored
+  ComponentFiles files(const std::string& component) const;
   TransformerSource transformer(const std::string& component) const;
   // Throws Failure (kDataCorrupt) unless the two numbers of different parts are equal.
   void must_match(std::string_view what, std::int64_t a, std::string_view other, std::int64_t b) const;
@@ -113,10 +114,14 @@ void check_components(const Family& family, const std::string& dir, std::string_
 // for `quantize` of another component or format.
 std::unique_ptr<Network> load_network(const Family& family, Folder& folder);
 
-// Whether any linear is stored quantized or will be quantized on load. Opens the weight files of all components and
-// reads their headers. Skips components without weights. Throws Failure: kDataCorrupt, kInvalidArgument (`quantize` for
-// a component that is stored quantized), kNotFound (`source.transformer`).
-bool has_quantized_linears(const Family& family, const ModelSource& source);
+// Whether any linear is stored as GGUF, and whether any is stored in another quantized format or will be quantized on
+// load. Opens the weight files of all components and reads their headers. Skips components without weights. Throws
+// Failure: kDataCorrupt, kInvalidArgument (`quantize` for a component that is stored quantized), kNotFound
+// (a file of `source.files`).
+struct StoredFormats {
+  bool gguf = false, other = false;
+};
+StoredFormats stored_formats(const Family& family, const ModelSource& source);
 
 // The first stored weight with a NaN or an infinity, such as "weight proj_out.weight of transformer is not finite", or
 // a remark that there is none. Reads all weights. Throws the errors of Checkpoint as Failure.

@@ -58,7 +58,7 @@ std::string host_key(const Family& family, const LoadContext& context, const Mod
                     std::to_string(context.adapter_columns) + '/' + context.regions->options.backend;
   for (const auto& [component, format] : source.quantize) key += '/' + component + '=' + format;
   std::vector<std::string> files;
-  if (!source.transformer.empty()) files.push_back(source.transformer);
+  for (const auto& [component, file] : source.files) files.push_back(file);
   for (const auto& file : std::filesystem::recursive_directory_iterator(source.dir))
     if (file.is_regular_file()) files.push_back(file.path().string());
   std::sort(files.begin(), files.end());
@@ -75,7 +75,7 @@ std::vector<Formats> formats_to_try(const Family& family, ModelSource source, c1
   if (!source.quantize.contains("*")) return {source.quantize};
   source.quantize.clear();
   std::vector<Formats> formats{{}};
-  if (has_quantized_linears(family, source)) return formats;
+  if (const auto stored = stored_formats(family, source); stored.gguf || stored.other) return formats;
   std::string text_encoder;
   for (const Component& one : family.components)
     if (one.library == Library::kTransformers && !one.formats.empty()) text_encoder = one.name;

@@ -16,6 +16,7 @@
 #include "pipeline/parallel/group.h"
 #include "pipeline/region/libraries/fp8.h"
 #include "pipeline/region/run/region_host.h"
+#include "pipeline/weights/gguf.h"
 #include "shared/core/excerpt.h"
 
 namespace ditfleet::pipeline {
@@ -79,15 +80,17 @@ Parameters::Parameters(Checkpoint checkpoint, Placement placement, const json::o
       stored_(unwrap(StoredWeights::find(checkpoint_, config))),
       fp8_products_(region::has_fp8_products(placement.real_device())) {}
 
-Parameters Parameters::open(const std::string& dir, Library library, Placement placement) {
-  const std::string file = dir + "/config.json";
+Parameters Parameters::open(const ComponentFiles& from, Library library, Placement placement,
+                            const std::vector<std::string_view>& prefixes) {
+  if (!from.file.empty()) return Parameters(unwrap(Checkpoint::open_file(from.file, prefixes)), placement);
+  const std::string file = from.dir + "/config.json";
   std::optional<ConfigFile> config;
   if (std::filesystem::exists(file)) config = ConfigFile(file).child("quantization_config");
-  return Parameters(unwrap(Checkpoint::open(dir, library)), placement, config ? &config->fields() : nullptr);
+  return Parameters(unwrap(Checkpoint::open(from.dir, library)), placement, config ? &config->fields() : nullptr);
 }
 
 void Parameters::check_quantize_on_load() const {
-  if (!stored_.empty())
+  if (!stored_.all_gguf())
     fail(Code::kInvalidArgument, dir() + ": the weights are already quantized; remove `quantize` for this component",
          "quantize");
 }
@@ -180,17 +183,33 @@ at::Tensor Parameters::load(const std::string& name, const Shape& shape, std::op
     Shape part = shape, whole = shape;
     part[0] = rows.rows;
     whole[0] = rows.total;
-    check_shape(stored, entry->shape, whole);
+    Shape found = entry->shape;  // a linear may be a convolution of 1×1 in a file with other names
+    while (!file_names_.empty() && found.size() > whole.size() && found.back() == 1) found.pop_back();
+    check_shape(stored, found, whole);
+    const std::int64_t bytes = static_cast<std::int64_t>(entry->end - entry->begin);
+    taken_.insert(stored);
+    if (entry->blocks != 0) {
+      const std::int64_t row = rows.total > 0 ? bytes / rows.total : 0;
+      parts.push_back(
+          blocks_as({file, entry}, row * rows.first_row, row * rows.rows, part, wanted.value_or(placement_.dtype)));
+      continue;
+    }
     const auto type = scalar_type(entry->dtype);
     if (!type)
       fail(Code::kDataCorrupt, dir() + ": tensor " + stored + " is of type " + std::string(dtype_name(entry->dtype)) +
                                    "; weights must be F32, BF16, F16, F64 or F8");
-    const std::int64_t bytes = static_cast<std::int64_t>(entry->end - entry->begin);
     parts.push_back(read({file, entry}, rows.total > 0 ? bytes / rows.total * rows.first_row : 0, part, *type,
                          wanted.value_or(placement_.dtype)));
-    taken_.insert(stored);
   }
   return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
+}
+
+at::Tensor Parameters::blocks_as(const StoredTensor& from, std::int64_t begin, std::int64_t size, const Shape& shape,
+                                 c10::ScalarType type) {
+  if (placement_.device.is_meta()) return at::empty(shape, at::TensorOptions(type).device(placement_.device));
+  const at::Tensor codes = at::empty({size}, at::kByte);
+  read_bytes(from, begin, {static_cast<std::byte*>(codes.mutable_data_ptr()), static_cast<std::size_t>(size)});
+  return gguf_tensor(from.entry->blocks, codes).view(shape).to(placement_.device, type);
 }
 
 std::vector<std::string> Parameters::unused(std::string_view prefix) const {
@@ -252,6 +271,14 @@ QuantizedRows Parameters::stored_rows(const FileRows& rows, const StoredWeight& 
   check_shape(stored.codes, stored.shape, {rows.total, in});
   const StoredTensor from = unwrap(checkpoint_.tensor(stored.codes));
   taken_.insert(stored.tensors.begin(), stored.tensors.end());
+  if (stored.blocks != 0) {
+    const GgufBlocks& blocks = gguf_blocks(stored.blocks);
+    const std::int64_t row = in / blocks.values * blocks.bytes;
+    return {read(from, row * rows.first_row, {row * rows.rows}, c10::ScalarType::Byte, c10::ScalarType::Byte),
+            {},
+            rows.rows,
+            stored.blocks};
+  }
   const std::vector<float> scales = stored.scales.empty() || placement_.device.is_meta()
                                         ? std::vector<float>(static_cast<std::size_t>(rows.total), 1.0F)
                                         : unwrap(StoredWeights::scales(checkpoint_, stored));
@@ -297,9 +324,10 @@ std::shared_ptr<QuantizedWeight> Parameters::format_of(const std::vector<std::st
   return any ? made : nullptr;
 }
 
-const std::shared_ptr<const region::Dequantizer>& Parameters::dequantizer() {
-  if (regions_) dequantizer_ = region::make_dequantizer(*std::exchange(regions_, nullptr));
-  return dequantizer_;
+std::shared_ptr<const region::Dequantizer> Parameters::dequantizer(bool gguf) {
+  auto& one = dequantizers_[gguf];
+  if (!one) one = regions_ ? region::make_dequantizer(*regions_, gguf) : nullptr;
+  return *one;
 }
 
 std::shared_ptr<const QuantizedWeight> Parameters::quantized_weight(const std::vector<std::string>& linears,
@@ -316,14 +344,16 @@ std::shared_ptr<const QuantizedWeight> Parameters::quantized_weight(const std::v
       for (const FileRows& rows : rows_in_file(linear, out_of_each)) {
         const StoredWeight& stored = *stored_.find(rows.name);
         made->parts.push_back(stored_rows(rows, stored, in));
-        format = stored.nf4 ? "nf4" : "fp8";
+        format = stored.blocks != 0 ? gguf_blocks(stored.blocks).name : stored.nf4 ? "nf4" : "fp8";
       }
     } else {
       made->parts.push_back({load(linear + ".weight", {out_of_each, in}), {}, out_of_each});
     }
     ++linears_[format == "fp8" && made->dynamic ? std::string(made->format()) : format];
   }
-  if (!made->dynamic) made->program = dequantizer();
+  const bool gguf =
+      std::any_of(made->parts.begin(), made->parts.end(), [](const auto& part) { return part.blocks != 0; });
+  if (!made->dynamic) made->program = dequantizer(gguf);
   computes_in_other_type_ = computes_in_other_type_ || made->compute != placement_.dtype;
   join_fp8(made->parts);
   bytes_ += made->bytes();

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -55,6 +56,14 @@ using FileNames = std::map<std::string, std::vector<FileRows>, std::less<>>;
 // (kDataCorrupt) for an element type that weights cannot have.
 at::Tensor copy_to(Placement placement, const TensorView& view);
 
+// Where a component is.
+struct ComponentFiles {
+  ComponentFiles(std::string dir, std::string file = {}) : dir(std::move(dir)), file(std::move(file)) {}
+  ComponentFiles(const char* dir) : dir(dir) {}
+  std::string dir;   // with config.json, and the weights if `file` is empty
+  std::string file;  // safetensors or GGUF, perhaps with other components
+};
+
 // Copies tensors from a checkpoint to the placement's device. Linears that the checkpoint stores quantized stay
 // quantized; a GPU without fp8 products computes fp8 weights in the placement's type. Converts all other tensors to the
 // placement's element type. The caller owns the returned tensors, which are contiguous. All members throw
@@ -65,15 +74,17 @@ class Parameters {
  public:
   // `config`: quantization_config of config.json, or null.
   Parameters(Checkpoint checkpoint, Placement placement, const json::object* config = nullptr);
-  // A component's folder, with its quantization_config.
-  static Parameters open(const std::string& dir, Library library, Placement placement);
+  // A component's folder, with its quantization_config, or its file. `prefixes`: see Checkpoint::open_file().
+  static Parameters open(const ComponentFiles& from, Library library, Placement placement,
+                         const std::vector<std::string_view>& prefixes = {});
 
   // Quantizes the linears that `chosen` accepts while they are loaded, to "nf4" or "fp8" (with dynamic activations).
   // fp8 leaves linears with a dimension that is no multiple of 16 as they are. Throws Failure (kInvalidArgument) if the
-  // checkpoint stores quantized linears.
+  // checkpoint stores quantized linears of another format than GGUF.
   void quantize_on_load(const std::string& format, std::function<bool(std::string_view linear)> chosen);
   void check_quantize_on_load() const;  // throws what quantize_on_load() throws
   bool has_quantized() const { return !stored_.empty(); }
+  bool has_gguf() const { return has_quantized() && stored_.all_gguf(); }
   // The host of the program that computes the values of quantized weights on a GPU. Null: LibTorch computes them.
   // Its ranks, which load the same parameters in the same order, read them together on GPUs.
   void set_regions(std::shared_ptr<const region::RegionHost> regions);
@@ -122,7 +133,10 @@ class Parameters {
   bool stores_quantized(const std::string& linear, std::int64_t out) const;
   c10::ScalarType nf4_type() const;  // that stored NF4 weights compute in
   at::Tensor load(const std::string& name, const Shape& shape, std::optional<c10::ScalarType> type = {});
-  const std::shared_ptr<const region::Dequantizer>& dequantizer();
+  // The values of GGUF's blocks in these bytes of a tensor.
+  at::Tensor blocks_as(const StoredTensor& from, std::int64_t begin, std::int64_t size, const Shape& shape,
+                       c10::ScalarType type);
+  std::shared_ptr<const region::Dequantizer> dequantizer(bool gguf);
   // Null: not quantized.
   std::shared_ptr<const QuantizedWeight> quantized_weight(const std::vector<std::string>& linears, std::int64_t in,
                                                           std::int64_t out_of_each);
@@ -143,9 +157,9 @@ class Parameters {
   FileNames file_names_;
   std::string quantize_;  // "nf4", "fp8" or empty
   std::function<bool(std::string_view linear)> chosen_;
-  std::shared_ptr<const region::RegionHost> regions_;  // until dequantizer() has used it
-  std::shared_ptr<parallel::Group> ranks_;             // null: one process, or a CPU
-  std::shared_ptr<const region::Dequantizer> dequantizer_;
+  std::shared_ptr<const region::RegionHost> regions_;
+  std::shared_ptr<parallel::Group> ranks_;  // null: one process, or a CPU
+  std::array<std::optional<std::shared_ptr<const region::Dequantizer>>, 2> dequantizers_;  // of GGUF: the second
   bool fp8_products_;
   bool computes_in_other_type_ = false;
   at::Tensor staging_;               // bytes on the way to another element type

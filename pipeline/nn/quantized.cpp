@@ -21,6 +21,7 @@
 #include <array>
 
 #include "pipeline/region/libraries/fp8.h"
+#include "pipeline/weights/gguf.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -56,7 +57,11 @@ void nf4_values_by_operators(const QuantizedRows& part, const at::Tensor& to) {
 }
 
 void dequantize_rows(const QuantizedRows& part, const region::Dequantizer* program, const at::Tensor& to) {
-  if (!part.scales.defined())
+  if (part.blocks != 0 && program)
+    program->run({part.codes, {}, to, part.blocks});
+  else if (part.blocks != 0)
+    to.copy_(gguf_tensor(part.blocks, part.codes.cpu()).view(to.sizes()));
+  else if (!part.scales.defined())
     to.copy_(part.codes);
   else if (program)
     program->run({part.codes, part.scales, to});
@@ -82,8 +87,22 @@ std::int64_t QuantizedWeight::bytes() const {
 std::string_view QuantizedWeight::format() const {
   if (dynamic) return "fp8 with dynamic activations";
   for (const QuantizedRows& part : parts)
+    if (part.blocks != 0) return gguf_blocks(part.blocks).name;
+  for (const QuantizedRows& part : parts)
     if (part.scales.defined()) return part.codes.scalar_type() == c10::ScalarType::Byte ? "nf4" : "fp8";
   return "plain";
+}
+
+at::Tensor gguf_tensor(std::uint8_t number, const at::Tensor& codes) {
+  const GgufBlocks& blocks = gguf_blocks(number);
+  const std::int64_t count = codes.numel() / blocks.bytes;
+  const at::Tensor values = at::empty({count * blocks.values}, c10::ScalarType::Float);
+  const auto* from = static_cast<const std::byte*>(codes.const_data_ptr());
+  auto* to = values.mutable_data_ptr<float>();
+  at::parallel_for(0, count, 64, [&](std::int64_t first, std::int64_t last) {
+    gguf_values(number, from + first * blocks.bytes, last - first, to + first * blocks.values);
+  });
+  return values;
 }
 
 QuantizedRows quantize_nf4(const at::Tensor& weight) {

@@ -17,10 +17,12 @@ namespace ditfleet::pipeline {
 //   NF4    codes uint8 [⌈rows · in / 2⌉]: two 4-bit codes per byte, the first one in the high nibble; scales fp32
 //          [⌈rows · in / 64⌉]: the largest magnitude of each 64 consecutive values, regardless of rows
 //   fp8    codes float8_e4m3fn or float8_e5m2 [rows, in]; scales fp32 [rows]
+//   GGUF   codes uint8, the blocks of the file; no scales; `blocks` is the format (pipeline/weights/gguf.h)
 //   plain  codes bf16 or fp32 [rows, in]; no scales. For rows that a file stores unquantized.
 struct QuantizedRows {
   at::Tensor codes, scales;
   std::int64_t rows = 0;
+  std::uint8_t blocks = 0;
 };
 
 // A weight [out, in]. Immutable; its tensors are contiguous and on one device.
@@ -35,7 +37,7 @@ struct QuantizedWeight {
   std::shared_ptr<const region::Dequantizer> program = nullptr;  // for a GPU; null: LibTorch's operators
 
   std::int64_t bytes() const;
-  // "nf4", "fp8 with dynamic activations", "fp8"; for logs and signatures.
+  // "nf4", "fp8 with dynamic activations", "fp8", "Q4_K"; for logs and signatures.
   std::string_view format() const;
 };
 
@@ -43,6 +45,9 @@ struct QuantizedWeight {
 QuantizedRows quantize_nf4(const at::Tensor& weight);
 // One scale per row: max / 448 in fp32. float8_e4m3fn.
 QuantizedRows quantize_fp8(const at::Tensor& weight);
+
+// The values of GGUF's blocks on the CPU, in fp32 [values]. `codes`: uint8, on the CPU.
+at::Tensor gguf_tensor(std::uint8_t blocks, const at::Tensor& codes);
 
 // Computes the weight's values in fp32 and rounds them once to the type of `to` [out, in], fp32 or bf16, contiguous.
 void dequantize(const QuantizedWeight& weight, const at::Tensor& to);

@@ -58,6 +58,7 @@ Result<Weights> find_variant(const std::string& dir) {
     }
   }
   if (variants.size() == 1) return variants.begin()->second;
+  if (variants.empty() && !gguf.empty()) return Weights{dir + "/" + gguf};
   std::string message = "[checkpoint] " + dir +
                         " has no weights: diffusion_pytorch_model.safetensors, model.safetensors, or one of them with "
                         ".index.json and its shards";
@@ -65,8 +66,6 @@ Result<Weights> find_variant(const std::string& dir) {
     message += "; it has several variants (";
     for (const auto& [name, weights] : variants) message += (name == variants.begin()->first ? "" : ", ") + name;
     message += "): keep one, or rename one";
-  } else if (!gguf.empty()) {
-    message += "; " + gguf + " is a GGUF file, which is not supported";
   } else if (!pickle.empty()) {
     message += "; " + pickle + " is a pickle, which may run code when it is read: convert it to safetensors";
   }
@@ -156,9 +155,6 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir, Library library) {
 }
 
 Result<Checkpoint> Checkpoint::open_file(const std::string& path, const std::vector<std::string_view>& prefixes) {
-  if (path.ends_with(".gguf"))
-    return Error{Code::kDataCorrupt,
-                 "[checkpoint] " + path + " is a GGUF file, which is not supported; use a safetensors file"};
   Result<SafetensorsFile> file = SafetensorsFile::open(path);
   if (!file) return file.error();
   Checkpoint checkpoint;

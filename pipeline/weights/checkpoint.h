@@ -26,15 +26,15 @@ class Checkpoint {
  public:
   // `dir` must contain diffusion_pytorch_model.safetensors or model.safetensors, or one of these names with .index.json
   // and the shards. If none exists, a single variant is accepted ("model.fp16.safetensors",
-  // "model.safetensors.index.fp16.json"). Opens every file and checks every header; reads no weights.
-  // kNotFound: none of these files exists (the message lists them), or a shard is missing.
-  // kDataCorrupt: the errors of SafetensorsFile::open; an index that is malformed, refers to a file outside the folder,
-  // or assigns a tensor to a shard that lacks it.
+  // "model.safetensors.index.fp16.json"), or else a GGUF file. Opens every file and checks every header; reads no
+  // weights. kNotFound: none of these files exists (the message lists them), or a shard is missing. kDataCorrupt: the
+  // errors of SafetensorsFile::open; an index that is malformed, refers to a file outside the folder, or assigns a
+  // tensor to a shard that lacks it.
   static Result<Checkpoint> open(const std::string& dir, Library library);
 
-  // Opens one safetensors file, such as a checkpoint of several components. If names start with one of `prefixes`, only
-  // tensors with the first such prefix belong to the component, and their names here lack it. Otherwise all tensors
-  // belong to it but those of a VAE or text encoders. Errors: those of SafetensorsFile::open; kDataCorrupt (GGUF).
+  // Opens one safetensors or GGUF file, such as a checkpoint of several components. If names start with one of
+  // `prefixes`, only tensors with the first such prefix belong to the component, and their names here lack it.
+  // Otherwise all tensors belong to it but those of a VAE or text encoders. Errors: those of SafetensorsFile::open.
   static Result<Checkpoint> open_file(const std::string& path, const std::vector<std::string_view>& prefixes);
 
   const std::string& dir() const { return dir_; }  // or the path given to open_file()

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "pipeline/weights/gguf.h"
 #include "shared/core/unique_fd.h"
 
 namespace ditfleet::pipeline {
@@ -22,6 +23,8 @@ struct SafetensorsFile::State {
 };
 
 namespace {
+
+constexpr std::uint64_t kGgufBegin = 1 << 20;  // bytes of the header that are read first
 
 Error failed(const std::string& path, int error) {
   const Code code = error == ENOENT || error == ENOTDIR ? Code::kNotFound : Code::kUnavailable;
@@ -58,6 +61,21 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
     return read_at(state->file, path, begin, std::as_writable_bytes(std::span(head).subspan(begin)));
   };
   if (auto read = read_head(0); !read) return read.error();
+  if (is_gguf(head)) {
+    for (std::uint64_t bytes = kGgufBegin;; bytes *= 4) {
+      const std::size_t before = head.size();
+      head.resize(std::min(size, bytes));
+      if (auto read = read_head(before); !read) return read.error();
+      auto header = parse_gguf_header(head, size, path);
+      if (!header) return header.error();
+      if (*header) {
+        state->header = std::move(**header);
+        return SafetensorsFile(std::move(state));
+      }
+      if (bytes > safetensors::kMaxSafetensorsHeaderBytes)
+        return Error{Code::kDataCorrupt, "[gguf] " + path + ": its header has more than 100 MB"};
+    }
+  }
   const auto end = safetensors::safetensors_header_end(head, path);
   if (!end) return end.error();
   head.resize(std::min(size, *end));

@@ -1,4 +1,4 @@
-// A safetensors file, read with pread(2): a file that is truncated meanwhile is an error, not a signal.
+// A safetensors or GGUF file, read with pread(2): a file that is truncated meanwhile is an error, not a signal.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ struct TensorView {
 // Copies share the open file and its entries. Const members may be called from any thread.
 class SafetensorsFile {
  public:
-  // Opens the file and checks its header; reads no weights. Errors: kNotFound, kUnavailable (unreadable), kDataCorrupt;
-  // the message contains the file.
+  // Opens the file and checks its header; reads no weights. The first bytes tell the format. Errors: kNotFound,
+  // kUnavailable (unreadable), kDataCorrupt; the message contains the file.
   static Result<SafetensorsFile> open(const std::string& path);
 
   const std::string& path() const;

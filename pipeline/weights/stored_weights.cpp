@@ -52,6 +52,7 @@ class StoredWeightsReader {
     for (const auto& [linear, format] : comfy_formats_)
       if (!found_.find(linear)) refuse(linear + " has the format " + format + " but no " + linear + ".weight_scale");
     if (!found_.has_scales_) read_plain_fp8(names);
+    read_gguf(names);
     if (config && found_.empty())
       refuse("config.json has a quantization_config, but no linear is stored quantized; remove it if that is right");
     return std::move(found_);
@@ -153,9 +154,7 @@ class StoredWeightsReader {
         refuse("bnb_4bit_compute_dtype is " + found_.nf4_compute_ + "; it must be float32, bfloat16 or float16");
     } else if (method == "modelopt") {
       unsupported("ModelOpt " + strings(config, "quant_algo", "FP8 or NVFP4") + " (fixed scales of activations)");
-    } else if (method == "gguf") {
-      unsupported("GGUF");
-    } else if (method != "torchao") {
+    } else if (method != "torchao" && method != "gguf") {
       unsupported("\"" + method + "\" (quant_method; bitsandbytes NF4 and torchao float8 are)");
     }
   }
@@ -344,6 +343,19 @@ class StoredWeightsReader {
     }
   }
 
+  void read_gguf(const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      const TensorEntry& entry = *tensor(name).entry;
+      if (entry.blocks == 0 || entry.shape.size() != 2 || !name.ends_with(".weight")) continue;
+      StoredWeight w;
+      w.codes = name;
+      w.shape = entry.shape;
+      w.blocks = entry.blocks;
+      w.tensors = {name};
+      found_.weights_.emplace(name.substr(0, name.size() - 7), std::move(w));
+    }
+  }
+
   const Checkpoint& checkpoint_;
   StoredWeights found_;
   std::map<std::string, std::string> comfy_formats_;  // by the linear's name
@@ -360,6 +372,10 @@ Result<StoredWeights> StoredWeights::find(const Checkpoint& checkpoint, const js
 const StoredWeight* StoredWeights::find(std::string_view linear) const {
   const auto at = weights_.find(linear);
   return at == weights_.end() ? nullptr : &at->second;
+}
+
+bool StoredWeights::all_gguf() const {
+  return std::all_of(weights_.begin(), weights_.end(), [](const auto& one) { return one.second.blocks != 0; });
 }
 
 Result<std::vector<float>> StoredWeights::scales(const Checkpoint& checkpoint, const StoredWeight& weight) {

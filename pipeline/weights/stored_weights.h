@@ -1,6 +1,6 @@
 // The linears of a component that its files store quantized: which ones, in which format, and their scales. Formats:
-// bitsandbytes NF4, torchao's Float8Tensor, ComfyUI's scaled fp8 (old and new names, one scale per tensor or row), and
-// fp8 without scales. Any other format is an error that contains its name.
+// bitsandbytes NF4, torchao's Float8Tensor, ComfyUI's scaled fp8 (old and new names, one scale per tensor or row),
+// fp8 without scales, and the blocks of GGUF. Any other format is an error that contains its name.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ namespace ditfleet::pipeline {
 struct StoredWeight {
   std::string codes;                // tensor of NF4 or fp8 codes
   std::vector<std::int64_t> shape;  // [out, in]
-  bool nf4 = false;                 // false: fp8, in the type of `codes`
+  bool nf4 = false;                 // false: fp8, in the type of `codes`, unless it has `blocks`
+  std::uint8_t blocks = 0;          // of GGUF: see TensorEntry
   bool dynamic = false;             // fp8: products quantize their inputs by row
   std::string scales;               // tensor; empty: fp8 without scales
   // NF4 with double quantization: `scales` are U8 codes in blocks of 256.
@@ -39,6 +40,7 @@ class StoredWeights {
   bool empty() const { return weights_.empty(); }
   // Whether fp8 weights have scales in this component, so that one without is damaged.
   bool has_scales() const { return has_scales_; }
+  bool all_gguf() const;  // none is of another format
   // bnb_4bit_compute_dtype: "float32", "bfloat16" or "float16"; empty without a quantization_config.
   const std::string& nf4_compute() const { return nf4_compute_; }
 

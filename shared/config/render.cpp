@@ -64,8 +64,8 @@ std::string to_yaml(const Settings& settings, bool with_secrets) {
   for (const auto& [name, model] : settings.models) {
     out << YAML::Key << YAML::DoubleQuoted << name << YAML::Value << YAML::BeginMap;
     out << YAML::Key << "path" << YAML::Value << YAML::DoubleQuoted << model.path;
-    if (!model.transformer.empty())
-      out << YAML::Key << "transformer" << YAML::Value << YAML::DoubleQuoted << model.transformer;
+    for (const auto& [component, file] : model.files)
+      out << YAML::Key << component << YAML::Value << YAML::DoubleQuoted << file;
     if (model.quantize.contains("*"))
       out << YAML::Key << "quantize" << YAML::Value << "auto";
     else if (!model.quantize.empty())
@@ -111,8 +111,9 @@ std::vector<OptionHelp> option_table() {
                   "DITFLEET_MODELS__NAME__PATH"});
   rows.push_back(
       {"models.NAME.transformer", "path", "",
-       "A safetensors file with the transformer's weights, in place of the folder's: in the names of diffusers "
-       "or of BFL's original code, perhaps with other components in the same file.",
+       "A safetensors or GGUF file with the transformer's weights, in place of the folder's: in the names of "
+       "diffusers, of ComfyUI or of the model's own code, perhaps with other components in the same file. "
+       "transformer_2, text_encoder, text_encoder_2 and vae are the same for these components.",
        "DITFLEET_MODELS__NAME__TRANSFORMER"});
   rows.push_back(
       {"models.NAME.quantize", "a map of formats by component", "",

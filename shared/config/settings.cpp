@@ -94,9 +94,10 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
     return wrong(a, "'models' is '" + a.value +
                         "'; it must be a map, such as \"models:\" and below it \"  NAME: {path: FOLDER}\"");
   const std::string leaf = a.path.size() > 2 ? a.path[2] : "path";
-  constexpr std::array kLeaves{"path", "transformer", "quantize", "vae_dtype", "attention", "objective_s"};
-  if (std::find(kLeaves.begin(), kLeaves.end(), leaf) == kLeaves.end() || (a.path.size() > 3 && leaf != "quantize"))
-    return wrong(a, "unknown key '" + a.key() + "'" + suggestion(leaf, {kLeaves.begin(), kLeaves.end()}));
+  std::vector<std::string> leaves{"path", "quantize", "vae_dtype", "attention", "objective_s"};
+  leaves.insert(leaves.end(), std::begin(kFileComponents), std::end(kFileComponents));
+  if (std::find(leaves.begin(), leaves.end(), leaf) == leaves.end() || (a.path.size() > 3 && leaf != "quantize"))
+    return wrong(a, "unknown key '" + a.key() + "'" + suggestion(leaf, leaves));
   if (!is_model_name(a.path[1]))
     return wrong(a, "model name '" + a.path[1] +
                         "' must have 1 to 64 characters, without spaces, colons, slashes, bars, quotes or braces");
@@ -121,9 +122,9 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
     model.objective_s = *seconds;
   } else if (a.value.empty()) {
     return wrong(a, "'" + a.key() + "' is empty; it must be a " +
-                        (leaf == "path" ? "model folder in diffusers' layout" : "safetensors file"));
+                        (leaf == "path" ? "model folder in diffusers' layout" : "safetensors or GGUF file"));
   } else {
-    (leaf == "path" ? model.path : model.transformer) = resolve_path(a.value, base);
+    (leaf == "path" ? model.path : model.files[leaf]) = resolve_path(a.value, base);
   }
   return {};
 }

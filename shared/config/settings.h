@@ -21,13 +21,17 @@ struct Endpoint;
 namespace ditfleet::config {
 
 struct ModelSetting {
-  std::string path;         // a model folder in diffusers' layout
-  std::string transformer;  // a safetensors file in place of the folder's transformer, or empty
+  std::string path;                                  // a model folder in diffusers' layout
+  std::map<std::string, std::string> files = {};     // as pipeline::ModelSource::files
   std::map<std::string, std::string> quantize = {};  // as pipeline::ModelSource::quantize
   std::string vae_dtype = {};                        // fp32 or bf16; empty: as worker.dtype
   std::string attention = {};                        // fp8; empty: as worker.dtype
   double objective_s = 0;                            // in which a job should end, for metrics; 0: none
 };
+
+// The components whose weights may be in a file of their own.
+inline constexpr const char* kFileComponents[] = {"transformer", "transformer_2", "text_encoder", "text_encoder_2",
+                                                  "vae"};
 
 // Parses COMPONENT=FORMAT,…, such as "transformer=nf4,text_encoder_2=nf4", or "auto", which is {"*": "auto"}.
 // kInvalidArgument: another form.

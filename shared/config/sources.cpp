@@ -129,7 +129,9 @@ std::vector<std::string> split_key(std::string_view key) {
   // Names may contain dots.
   if (const auto at = rest.rfind(".quantize."); section == "models" && at != std::string::npos && at > 0)
     return {section, rest.substr(0, at), "quantize", rest.substr(at + 10)};
-  for (const std::string leaf : {".path", ".transformer", ".quantize", ".vae_dtype", ".attention", ".weight"})
+  std::vector<std::string> leaves{".path", ".quantize", ".vae_dtype", ".attention", ".weight"};
+  for (const char* component : kFileComponents) leaves.push_back(std::string(".") + component);
+  for (const std::string& leaf : leaves)
     if ((leaf == ".weight") == (section == "tenants") && rest.size() > leaf.size() && rest.ends_with(leaf))
       return {section, rest.substr(0, rest.size() - leaf.size()), leaf.substr(1)};
   return {section, rest};

@@ -94,7 +94,7 @@ std::optional<Value> load(const JobSpec& spec, Field field) {
 // "1024x768", or "1024*768" → width and height. Nothing if the text has another form or a
 // side is not from 1 to kMaxSide.
 std::optional<std::pair<std::int64_t, std::int64_t>> parse_size(std::string_view text) {
-  const auto x = text.find_first_of("xX*");
+  const auto x = text.find_first_of("x*");
   if (x == std::string_view::npos) return std::nullopt;
   const auto width = number_of(text.substr(0, x), std::int64_t{1}, kMaxSide);
   const auto height = number_of(text.substr(x + 1), std::int64_t{1}, kMaxSide);

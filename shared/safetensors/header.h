@@ -24,6 +24,7 @@ struct TensorEntry {
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;   // every extent ≥ 0; empty for a scalar
   std::uint64_t begin = 0, end = 0;  // byte range from the start of the file
+  std::uint8_t blocks = 0;           // of a GGUF file: the format of its blocks; 0: elements of `dtype`
 };
 
 struct SafetensorsHeader {

@@ -106,8 +106,9 @@ void expect_within(double value, Bounds bounds) {
 // The folder and, for ComfyUI's formats, the transformer's file.
 ModelSource source_of(const std::string& folder) {
   const fs::path file = quant(folder) / "transformer.safetensors";
-  return {
-      .name = folder, .dir = (quant(folder) / "model").string(), .transformer = fs::exists(file) ? file.string() : ""};
+  ModelSource source{.name = folder, .dir = (quant(folder) / "model").string()};
+  if (fs::exists(file)) source.files["transformer"] = file.string();
+  return source;
 }
 
 class FluxQuantized : public ::testing::TestWithParam<golden::Case> {};

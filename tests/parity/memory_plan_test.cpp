@@ -49,7 +49,7 @@ TEST(Prediction, IsWithinTenPercentOfWhatIsObserved) {
     options.lora_slots = 8;  // planned for, but not allocated
     options.lora_together_rank = 64;
     auto engine = unwrap(Engine::create(options, {&flux_family()}));
-    auto model = unwrap(engine->load_model({"m", which.folder.string(), "", which.quantize}));
+    auto model = unwrap(engine->load_model({"m", which.folder.string(), {}, which.quantize}));
     for (int i = 0; i < 4; ++i) {
       const std::int64_t multiple = model->info().size_multiple;
       const auto side = [&] {
@@ -378,7 +378,7 @@ TEST_F(DemoModels, QuantizeAutoTakesWhatTheLimitRequires) {
     auto request = demo_request(1, 16);
     request.fields.set("max_sequence_length", 1);
     request.fields.set("num_inference_steps", 1);
-    return unwrap(open(limit)->plan({"a", dir, "", formats}, request));
+    return unwrap(open(limit)->plan({"a", dir, {}, formats}, request));
   };
   const Formats any{{"*", "auto"}}, fp8{{"transformer", "fp8"}, {"text_encoder_2", "nf4"}},
       nf4{{"transformer", "nf4"}, {"text_encoder_2", "nf4"}};
@@ -388,7 +388,7 @@ TEST_F(DemoModels, QuantizeAutoTakesWhatTheLimitRequires) {
   EXPECT_EQ(plan(enough, any).quantize, fp8);
   EXPECT_EQ(plan(plan(0, nf4).choice.plan->bytes, any).quantize, nf4);
   const auto engine = open(enough);
-  const auto model = unwrap(engine->load_model({"a", dir, "", any}));
+  const auto model = unwrap(engine->load_model({"a", dir, {}, any}));
   EXPECT_EQ(model->info().linears.at("transformer").size(), 2U);  // fp8 and fp32
 }
 
@@ -402,7 +402,7 @@ TEST(QuantizeAuto, TakesWhatTheLimitRequiresForVideos) {
     request.fields.set("height", 16);
     request.fields.set("frames", 1);
     request.fields.set("max_sequence_length", 1);
-    return unwrap(engine->plan({"m", (golden::fixtures() / "wan/two/model").string(), "", formats}, request));
+    return unwrap(engine->plan({"m", (golden::fixtures() / "wan/two/model").string(), {}, formats}, request));
   };
   // The least memory with which no block has to leave the device.
   const auto least = [&](const Formats& formats) {

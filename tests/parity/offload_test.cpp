@@ -174,8 +174,9 @@ class Offload : public ::testing::TestWithParam<Case> {
     auto engine = Engine::create(options, {&flux_family(), &wan_family()});
     if (!engine) return engine.error();
     const auto folder = golden::fixtures() / GetParam().folder, file = folder / "transformer.safetensors";
-    auto model =
-        (*engine)->load_model({"m", (folder / "model").string(), std::filesystem::exists(file) ? file.string() : ""});
+    ModelSource source{"m", (folder / "model").string()};
+    if (std::filesystem::exists(file)) source.files["transformer"] = file.string();
+    auto model = (*engine)->load_model(source);
     if (!model) return model.error();
     for (const std::int64_t side : {4, 6, 4}) {
       GenerationRequest request;

@@ -289,7 +289,7 @@ class BflFile : public QuantizedLoad {
 
   // The transformer's tensors in BFL's names.
   static Tensors bfl() {
-    auto p = Parameters::open(folder() / "transformer", Library::kDiffusers, {});
+    auto p = Parameters::open((folder() / "transformer").string(), Library::kDiffusers, {});
     Tensors from, made;
     for (const std::string& name : p.names()) {
       const auto stored = unwrap(unwrap(Checkpoint::open(folder() / "transformer", Library::kDiffusers)).tensor(name));
@@ -347,7 +347,7 @@ class BflFile : public QuantizedLoad {
     options.compile.backend = "eager";
     auto engine = unwrap(Engine::create(options, {&flux_family()}));
     auto model = unwrap(engine->load_model(source));
-    if (!source.transformer.empty() || !source.quantize.empty()) linears_ = model->info().linears;
+    if (!source.files.empty() || !source.quantize.empty()) linears_ = model->info().linears;
     GenerationRequest request;
     request.prompt = "a red circle above a white star";
     request.fields.set("width", 2 * model->info().size_multiple);
@@ -375,14 +375,14 @@ TEST_F(BflFile, DrawsTheFoldersLatents) {
     named["vae.decoder.conv_in.weight"] = at::ones({1});
     named["text_encoders.t5xxl.transformer.a.scale_weight"] = at::ones({});
     write(file, named);
-    EXPECT_TRUE(at::equal(draw({"m", folder(), file}), expected)) << prefix;
+    EXPECT_TRUE(at::equal(draw({"m", folder(), {{"transformer", file}}}), expected)) << prefix;
   }
   // Without the folder's own weights, and in diffusers' names.
   const fs::path bare = dir_ / "bare";
   fs::copy(folder(), bare, fs::copy_options::recursive);
   fs::rename(bare / "transformer" / "diffusion_pytorch_model.safetensors", dir_ / "diffusers.safetensors");
-  EXPECT_TRUE(at::equal(draw({"m", bare, (dir_ / "diffusers.safetensors").string()}), expected));
-  EXPECT_TRUE(at::equal(draw({"m", bare, file}), expected));
+  EXPECT_TRUE(at::equal(draw({"m", bare, {{"transformer", (dir_ / "diffusers.safetensors").string()}}}), expected));
+  EXPECT_TRUE(at::equal(draw({"m", bare, {{"transformer", file}}}), expected));
 }
 
 TEST_F(BflFile, DrawsTheSameInNf4AsTheFolderQuantizedOnLoad) {
@@ -395,13 +395,13 @@ TEST_F(BflFile, DrawsTheSameInNf4AsTheFolderQuantizedOnLoad) {
   const std::string file = (dir_ / "nf4.safetensors").string(), plain = (dir_ / "plain.safetensors").string();
   write(file, stored);
   write(plain, tensors);
-  const at::Tensor expected = draw({"m", folder(), "", {{"transformer", "nf4"}}});
+  const at::Tensor expected = draw({"m", folder(), {}, {{"transformer", "nf4"}}});
   const auto linears = linears_;
   EXPECT_EQ(linears.at("transformer"), (std::map<std::string, int>{{"nf4", 50}}));
   EXPECT_FALSE(at::equal(expected, draw({"m", folder()})));
-  EXPECT_TRUE(at::equal(draw({"m", folder(), file}), expected));
+  EXPECT_TRUE(at::equal(draw({"m", folder(), {{"transformer", file}}}), expected));
   EXPECT_EQ(linears_, linears);
-  EXPECT_TRUE(at::equal(draw({"m", folder(), plain, {{"transformer", "nf4"}}}), expected));
+  EXPECT_TRUE(at::equal(draw({"m", folder(), {{"transformer", plain}}, {{"transformer", "nf4"}}}), expected));
 }
 
 TEST_F(BflFile, NamesTheMissingTensor) {
@@ -409,25 +409,37 @@ TEST_F(BflFile, NamesTheMissingTensor) {
   tensors.erase("double_blocks.1.img_attn.qkv.weight");
   const std::string file = (dir_ / "flux.safetensors").string();
   write(file, tensors);
-  fails([&] { draw({"m", folder(), file}); }, Code::kNotFound, {file, "double_blocks.1.img_attn.qkv.weight"});
+  fails(
+      [&] {
+        draw({"m", folder(), {{"transformer", file}}});
+      },
+      Code::kNotFound, {file, "double_blocks.1.img_attn.qkv.weight"});
   tensors["double_blocks.1.img_attn.qkv.weight"] = at::ones({24, 24});
   write(file, tensors);
-  fails([&] { draw({"m", folder(), file}); }, Code::kDataCorrupt, {"qkv.weight", "[24, 24]", "[72, 24]"});
-  fails([&] { draw({"m", folder(), (dir_ / "none.safetensors").string()}); }, Code::kNotFound, {"none.safetensors"});
+  fails(
+      [&] {
+        draw({"m", folder(), {{"transformer", file}}});
+      },
+      Code::kDataCorrupt, {"qkv.weight", "[24, 24]", "[72, 24]"});
+  fails(
+      [&] {
+        draw({"m", folder(), {{"transformer", (dir_ / "none.safetensors").string()}}});
+      },
+      Code::kNotFound, {"none.safetensors"});
 }
 
 TEST_F(BflFile, RefusesOtherValuesOfQuantize) {
-  fails([&] { draw({"m", folder(), "", {{"vae", "nf4"}}}); }, Code::kInvalidArgument, {"\"vae\"", "text_encoder_2"});
+  fails([&] { draw({"m", folder(), {}, {{"vae", "nf4"}}}); }, Code::kInvalidArgument, {"\"vae\"", "text_encoder_2"});
   fails(
       [&] {
-        draw({"m", folder(), "", {{"text_encoder", "fp8"}}});
+        draw({"m", folder(), {}, {{"text_encoder", "fp8"}}});
       },
       Code::kInvalidArgument, {"quantize.text_encoder is \"fp8\"", "nf4"});
-  fails([&] { draw({"m", folder(), "", {{"transformer", "int8"}}}); }, Code::kInvalidArgument, {"fp8 or nf4"});
+  fails([&] { draw({"m", folder(), {}, {{"transformer", "int8"}}}); }, Code::kInvalidArgument, {"fp8 or nf4"});
 }
 
 TEST_F(BflFile, QuantizesTextEncodersOnLoad) {
-  draw({"m", folder(), "", {{"text_encoder", "nf4"}, {"text_encoder_2", "nf4"}}});
+  draw({"m", folder(), {}, {{"text_encoder", "nf4"}, {"text_encoder_2", "nf4"}}});
   EXPECT_EQ(linears_.at("text_encoder").count("fp32"), 0u);
   EXPECT_EQ(linears_.at("text_encoder_2"), (std::map<std::string, int>{{"fp32", 2}, {"nf4", 12}}));  // fp32: wo
 }

@@ -22,18 +22,24 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources) {
       ->allow_extra_args(false);
 }
 
-void add_weight_flags(CLI::App& command, std::string& transformer, std::string& quantize, std::string& attention) {
+void add_weight_flags(CLI::App& command, WeightFlags& flags) {
+  for (const std::string component : config::kFileComponents) {
+    std::string flag = "--" + component;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    command
+        .add_option_function<std::string>(
+            flag, [&flags, component](const std::string& file) { flags.files[component] = file; },
+            component == "transformer" ? "Its weights, in place of the folder's: safetensors or GGUF, in the names of "
+                                         "diffusers, ComfyUI or the model's own code"
+                                       : "The same for this component")
+        ->type_name("FILE");
+  }
   command
-      .add_option(
-          "--transformer", transformer,
-          "The transformer's weights: a safetensors file in diffusers' or BFL's names, in place of the folder's")
-      ->type_name("FILE");
-  command
-      .add_option("--quantize", quantize,
+      .add_option("--quantize", flags.quantize,
                   "Quantize components while they are loaded: transformer to fp8 or nf4, text_encoder and "
                   "text_encoder_2 to nf4; auto: those that the device's memory requires")
       ->type_name("COMPONENT=FORMAT,… | auto");
-  command.add_option("--attention", attention, "fp8: self-attention in 8 bits (default: as the other parts)")
+  command.add_option("--attention", flags.attention, "fp8: self-attention in 8 bits (default: as the other parts)")
       ->type_name("fp8");
 }
 
@@ -52,7 +58,7 @@ void add_memory_flags(CLI::App& command, MemoryFlags& flags) {
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("--model", flags.dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
-  add_weight_flags(command, flags.transformer, flags.quantize, flags.attention);
+  add_weight_flags(command, flags.weights);
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   command.add_option("--vae-dtype", flags.vae_dtype, "Precision of the VAE: fp32 or bf16 (default: as --dtype)")
       ->type_name("DTYPE");

@@ -21,8 +21,13 @@ inline constexpr int kExitUsage = 2;
 // Adds --config and --set to a command.
 void add_configuration_flags(CLI::App& command, config::Sources& sources);
 
-// Adds --transformer, --quantize and --attention.
-void add_weight_flags(CLI::App& command, std::string& transformer, std::string& quantize, std::string& attention);
+// Where weights are and in which format.
+struct WeightFlags {
+  std::map<std::string, std::string> files = {};  // by component
+  std::string quantize = {}, attention = {};
+};
+// Adds --transformer, --transformer-2, --text-encoder, --text-encoder-2, --vae, --quantize and --attention.
+void add_weight_flags(CLI::App& command, WeightFlags& flags);
 
 // --offload, --memory-limit and --reserve-vram, which set keys of the configuration. Empty: not given.
 struct MemoryFlags {
@@ -35,7 +40,8 @@ void add_memory_flags(CLI::App& command, MemoryFlags& flags);
 struct ModelFlags {
   config::Sources sources;
   MemoryFlags memory;
-  std::string dir, transformer, quantize, device, dtype, vae_dtype, attention;
+  WeightFlags weights;
+  std::string dir, device, dtype, vae_dtype;
 };
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 

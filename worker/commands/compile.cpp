@@ -19,7 +19,8 @@ namespace {
 
 struct CompileFlags {
   config::Sources sources;
-  std::string model_dir, transformer, quantize, attention;
+  std::string model_dir;
+  WeightFlags weights;
   std::string architectures;  // "sm_80,sm_90a"; empty: all GPUs
   std::string dtype = "auto";
   bool explain = false, json = false;
@@ -99,11 +100,11 @@ Result<void> run(const CompileFlags& flags) {
   if (auto checked = check_compile(wanted); !checked) return checked;
   auto options = kernel_cache::cache_options(*settings);
   if (!options) return options.error();
-  auto quantize = config::parse_quantize(flags.quantize);
+  auto quantize = config::parse_quantize(flags.weights.quantize);
   if (!quantize) return quantize.error();
   auto cache = kernel_cache::KernelCache::create(*options);
   auto report = pipeline::Engine::compile_regions(
-      families(), {"model", flags.model_dir, flags.transformer, *quantize, {}, flags.attention}, flags.dtype,
+      families(), {"model", flags.model_dir, flags.weights.files, *quantize, {}, flags.weights.attention}, flags.dtype,
       architectures, *cache, wanted);
   if (!report) {
     if (report.error().param == "arch") return invalid_argument("--arch: " + report.error().message);
@@ -157,7 +158,7 @@ void add_compile(CLI::App& app, Invocation& invoked) {
   command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout; the weights are not read")
       ->required()
       ->type_name("DIR");
-  add_weight_flags(command, flags.transformer, flags.quantize, flags.attention);
+  add_weight_flags(command, flags.weights);
   command
       .add_option("--arch", flags.architectures,
                   std::string("Architectures, separated by commas; cpu means this processor. Default: ") + kAllGpus)

@@ -84,10 +84,10 @@ Result<std::unique_ptr<pipeline::Engine>> create_engine(const std::shared_ptr<Ra
 }
 
 Result<pipeline::ModelSource> source_of(const ModelFlags& flags) {
-  auto quantize = config::parse_quantize(flags.quantize);
+  auto quantize = config::parse_quantize(flags.weights.quantize);
   if (!quantize) return quantize.error();
-  return pipeline::ModelSource{"model",         flags.dir,      flags.transformer, std::move(*quantize),
-                               flags.vae_dtype, flags.attention};
+  return pipeline::ModelSource{
+      "model", flags.dir, flags.weights.files, std::move(*quantize), flags.vae_dtype, flags.weights.attention};
 }
 
 }  // namespace ditfleet::worker

@@ -96,7 +96,7 @@ Result<ModelSet> load_models(const config::Settings& settings, Result<std::uniqu
     auto entry = families::read_model_entry(name, model.path, families::served());
     if (!entry) return entry.error();
     auto loaded =
-        set.engine->load_model({name, model.path, model.transformer, model.quantize, model.vae_dtype, model.attention});
+        set.engine->load_model({name, model.path, model.files, model.quantize, model.vae_dtype, model.attention});
     if (!loaded) return loaded.error();
     const auto& info = (*loaded)->info();
     record_load(info);

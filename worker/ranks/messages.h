@@ -46,7 +46,7 @@ void describe(Archive& archive, pipeline::Media& v) {
 }
 template <class Archive>
 void describe(Archive& archive, pipeline::ModelSource& v) {
-  archive(v.name, v.dir, v.transformer, v.quantize, v.vae_dtype, v.attention);
+  archive(v.name, v.dir, v.files, v.quantize, v.vae_dtype, v.attention);
 }
 template <class Archive>
 void describe(Archive& archive, Error& v) {

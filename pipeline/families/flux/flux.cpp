@@ -191,13 +191,14 @@ std::unique_ptr<Network> FluxNetwork::load(Folder& folder) {
                                    std::to_string(clip.max_position_embeddings));
   }
   auto texts = folder.load("text_encoders", [&] {
-    auto first = ClipEncoder::load(folder.dir("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
-    return std::pair(std::move(first), T5Encoder::load(folder.dir("text_encoder_2"), c.placement, c.regions,
+    auto first =
+        ClipEncoder::load(folder.files("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
+    return std::pair(std::move(first), T5Encoder::load(folder.files("text_encoder_2"), c.placement, c.regions,
                                                        folder.quantize("text_encoder_2")));
   });
   auto transformer =
       folder.load("transformer", [&] { return FluxTransformer::load(folder.transformer("transformer"), c.placement); });
-  auto decoder = folder.load("vae", [&] { return VaeDecoder::load(folder.dir("vae"), c.placement, c.regions); });
+  auto decoder = folder.load("vae", [&] { return VaeDecoder::load(folder.files("vae"), c.placement, c.regions); });
   auto [first, second] = texts.get();
   return std::unique_ptr<Network>(
       new FluxNetwork(c.source.dir, scheduler, std::move(first), std::move(second), transformer.get(), decoder.get()));

@@ -30,17 +30,6 @@ constexpr std::array<Names, 8> kOuter{{{"condition_embedder.time_embedder.linear
                                        {"condition_embedder.image_embedder.ff.net.2", "img_emb.proj.3"},
                                        {"proj_out", "head.head"}}};
 
-// "blocks.7.attn1.to_q" → "blocks.7.self_attn.q". Empty: it has no other name.
-std::string own_name(std::string_view name) {
-  for (const auto& [diffusers, own] : kOuter)
-    if (name == diffusers) return std::string(own);
-  const auto end = name.starts_with("blocks.") ? name.find('.', 7) : name.npos;
-  if (end == name.npos) return {};
-  for (const auto& [diffusers, own] : kBlock)
-    if (name.substr(end + 1) == diffusers) return std::string(name.substr(0, end + 1)).append(own);
-  return {};
-}
-
 // Every name of a linear, in block 0. A model may lack those of the image, and blocks.
 std::vector<std::string> linears_elsewhere() {
   std::vector<std::string> names;
@@ -57,10 +46,20 @@ std::vector<std::string> linears_elsewhere() {
 
 }  // namespace
 
+std::string wan_own_name(std::string_view name) {
+  for (const auto& [diffusers, own] : kOuter)
+    if (name == diffusers) return std::string(own);
+  const auto end = name.starts_with("blocks.") ? name.find('.', 7) : name.npos;
+  if (end == name.npos) return {};
+  for (const auto& [diffusers, own] : kBlock)
+    if (name.substr(end + 1) == diffusers) return std::string(name.substr(0, end + 1)).append(own);
+  return {};
+}
+
 LoraBase wan_lora_base(std::vector<BaseLinear> transformer) {
   std::vector<LoraTarget> aliases;
   for (const BaseLinear& l : transformer) {
-    LoraTarget target{own_name(l.name), l.in, l.out, {{l.slot, l.first_row, l.out}}};
+    LoraTarget target{wan_own_name(l.name), l.in, l.out, {{l.slot, l.first_row, l.out}}};
     if (target.name.empty()) continue;
     target.takes_difference = target.name == "head.head";
     target.takes_lone_bias = target.name != "time_projection.1";

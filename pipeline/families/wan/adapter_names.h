@@ -12,4 +12,7 @@ namespace ditfleet::pipeline {
 // differences apply only to biases and to the head, as in diffusers.
 LoraBase wan_lora_base(std::vector<BaseLinear> transformer);
 
+// The name of a linear in Wan's own code: "blocks.7.attn1.to_q" → "blocks.7.self_attn.q". Empty: it has no other name.
+std::string wan_own_name(std::string_view name);
+
 }  // namespace ditfleet::pipeline

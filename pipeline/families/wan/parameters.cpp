@@ -1,8 +1,36 @@
 #include "pipeline/families/wan/parameters.h"
 
+#include "pipeline/families/wan/adapter_names.h"
 #include "pipeline/families/wan/block_program.h"
 
 namespace ditfleet::pipeline {
+namespace {
+
+// For a file in the names of Wan's own code: where each parameter is. Empty for a file in diffusers' names.
+FileNames file_names(const WanConfig& c, const Parameters& p) {
+  FileNames names;
+  if (!p.contains("head.head.bias")) return names;
+  const std::int64_t d = c.width();
+  const auto same = [&](const std::string& name, const std::string& own, std::int64_t rows) {
+    names[name] = {{own, 0, rows, rows}};
+  };
+  each_linear(wan_spec(c), [&](const LinearSpec& linear, const std::vector<std::string>& each) {
+    for (const std::string& name : each) same(name, wan_own_name(name), linear.out);
+  });
+  for (std::int64_t i = 0; i < c.num_layers; ++i) {
+    const std::string at = "blocks." + std::to_string(i) + ".";
+    for (const char* norm : {"norm_q.weight", "norm_k.weight"}) {
+      same(at + "attn1." + norm, at + "self_attn." + norm, d);
+      same(at + "attn2." + norm, at + "cross_attn." + norm, d);
+    }
+    for (const char* part : {"weight", "bias"}) same(at + "norm2." + part, at + "norm3." + part, d);
+    same(at + "scale_shift_table", at + "modulation", 1);
+  }
+  same("scale_shift_table", "head.modulation", 1);
+  return names;
+}
+
+}  // namespace
 
 TransformerSpec wan_spec(const WanConfig& c) {
   constexpr auto kFp32 = c10::ScalarType::Float;
@@ -47,7 +75,8 @@ TransformerSpec wan_spec(const WanConfig& c) {
           .tensors = {{"patch_embedding.weight", {d, c.in_channels, 1, 2, 2}},
                       {"patch_embedding.bias", {d}},
                       {"scale_shift_table", {1, 2, d}, kFp32}},
-          .blocks = {std::move(blocks)}};
+          .blocks = {std::move(blocks)},
+          .file_names = [c](const Parameters& parameters) { return file_names(c, parameters); }};
 }
 
 }  // namespace ditfleet::pipeline

@@ -197,9 +197,6 @@ class WanNetwork final : public Network {
 std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
   const LoadContext& c = folder.context;
   const std::string& vae_dtype = c.source.vae_dtype;
-  if (!c.source.transformer.empty())
-    fail(Code::kInvalidArgument, "a Wan model takes no other file for its transformer; leave transformer out",
-         "transformer");
   if (vae_dtype != "" && vae_dtype != "fp32" && vae_dtype != "bf16")
     fail(Code::kInvalidArgument, "vae_dtype is \"" + vae_dtype + "\"; it must be fp32 or bf16", "vae_dtype");
   const ConfigFile index = folder.index();
@@ -237,7 +234,7 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
     folder.must_match(name + "'s freq_dim", wan.freq_dim, "transformer's", first.freq_dim);
   }
   auto text = folder.load("text_encoders", [&] {
-    return T5Encoder::load(folder.dir("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
+    return T5Encoder::load(folder.files("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
   });
   auto transformers = folder.load("transformer", [&] {
     std::vector<WanTransformer> experts;
@@ -248,8 +245,9 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
   Placement vae_placement = for_convolutions(c.placement);
   if (!vae_dtype.empty())
     vae_placement.dtype = vae_dtype == "bf16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
-  auto decoder = folder.load(
-      "vae", [&] { return VideoVae::load(folder.dir("vae"), vae_placement, /*with_encoder=*/from_image, c.regions); });
+  auto decoder = folder.load("vae", [&] {
+    return VideoVae::load(folder.files("vae"), vae_placement, /*with_encoder=*/from_image, c.regions);
+  });
   return std::unique_ptr<Network>(
       new WanNetwork(scheduler, text.get(), transformers.get(), boundary.value_or(0), decoder.get(), from_image));
 }

@@ -40,12 +40,12 @@ ClipConfig read_clip_config(const ConfigFile& file) {
   return c;
 }
 
-ClipEncoder ClipEncoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions,
-                              const std::string& quantize) {
+ClipEncoder ClipEncoder::load(const ComponentFiles& from, Placement placement,
+                              std::shared_ptr<region::RegionHost> regions, const std::string& quantize) {
   ClipEncoder m;
-  m.config_ = read_clip_config(ConfigFile(dir + "/config.json"));
+  m.config_ = read_clip_config(ConfigFile(from.dir + "/config.json"));
   m.placement_ = placement;
-  auto p = Parameters::open(dir, Library::kTransformers, placement);
+  auto p = Parameters::open(from, Library::kTransformers, placement, {"text_encoders.clip_l.transformer."});
   p.set_regions(std::move(regions));
   if (!quantize.empty()) p.quantize_on_load(quantize, takes_nf4);
   // transformers 4 saved the names below "text_model."; 5 saves them bare.

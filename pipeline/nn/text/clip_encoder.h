@@ -32,7 +32,7 @@ class ClipEncoder final : public TextEncoder {
  public:
   // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear). `regions`
   // computes the values of quantized weights; null: LibTorch. Throws what ConfigFile and Parameters throw.
-  static ClipEncoder load(const std::string& dir, Placement placement,
+  static ClipEncoder load(const ComponentFiles& from, Placement placement,
                           std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {});
 
   const ClipConfig& config() const { return config_; }

@@ -34,7 +34,7 @@ class T5Encoder final : public TextEncoder {
  public:
   // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear but wo).
   // `regions` computes the values of quantized weights; null: LibTorch. Throws what ConfigFile and Parameters throw.
-  static T5Encoder load(const std::string& dir, Placement placement,
+  static T5Encoder load(const ComponentFiles& from, Placement placement,
                         std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {});
 
   const T5Config& config() const { return config_; }

@@ -57,6 +57,48 @@ VaeSlots bind(Parameters& p, const VaeConfig& c) {
   return m;
 }
 
+// For a file in the names of BFL's and CompVis' own code ("ae.safetensors"): where each parameter is.
+FileNames bfl_names(const VaeConfig& c) {
+  FileNames names;
+  const auto conv = [&](const std::string& name, const std::string& own, std::int64_t out) {
+    names[name] = {{own, 0, out, out}};
+  };
+  const auto resnet = [&](const std::string& name, const std::string& own, std::int64_t in, std::int64_t out) {
+    conv(name + ".norm1", own + ".norm1", in);
+    conv(name + ".norm2", own + ".norm2", out);
+    for (const char* one : {".conv1", ".conv2"}) conv(name + one, own + one, out);
+    conv(name + ".conv_shortcut", own + ".nin_shortcut", out);
+  };
+  const auto attention = [&](const std::string& name, const std::string& own, std::int64_t channels) {
+    for (const auto& [one, other] : {std::pair(".group_norm", ".norm"),
+                                     {".to_q", ".q"},
+                                     {".to_k", ".k"},
+                                     {".to_v", ".v"},
+                                     {".to_out.0", ".proj_out"}})
+      conv(name + one, own + other, channels);
+  };
+  const std::int64_t deepest = c.block_out_channels.back();
+  resnet("decoder.mid_block.resnets.0", "decoder.mid.block_1", deepest, deepest);
+  attention("decoder.mid_block.attentions.0", "decoder.mid.attn_1", deepest);
+  resnet("decoder.mid_block.resnets.1", "decoder.mid.block_2", deepest, deepest);
+  const std::size_t blocks = c.block_out_channels.size();
+  std::int64_t channels = deepest;
+  for (std::size_t i = 0; i < blocks; ++i) {  // numbered from the widest picture
+    const std::string name = "decoder.up_blocks." + std::to_string(i),
+                      own = "decoder.up." + std::to_string(blocks - 1 - i);
+    const std::int64_t out = c.block_out_channels[blocks - 1 - i];
+    for (std::int64_t j = 0; j <= c.layers_per_block; ++j) {
+      const std::string at = std::to_string(j);
+      resnet(name + ".resnets." + at, own + ".block." + at, channels, out);
+      attention(name + ".attentions." + at, own + ".attn." + at, out);
+      channels = out;
+    }
+    conv(name + ".upsamplers.0.conv", own + ".upsample.conv", out);
+  }
+  conv("decoder.conv_norm_out", "decoder.norm_out", channels);
+  return names;
+}
+
 }  // namespace
 
 VaeDecoder::VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<region::RegionHost> regions)
@@ -65,9 +107,12 @@ VaeDecoder::VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<
   if (channels_last_) to_channels_last(slots_);
 }
 
-VaeDecoder VaeDecoder::load(const std::string& dir, Placement placement, std::shared_ptr<region::RegionHost> regions) {
-  const VaeConfig config = read_vae_config(ConfigFile(dir + "/config.json"));
-  auto parameters = Parameters::open(dir, Library::kDiffusers, for_convolutions(placement));
+VaeDecoder VaeDecoder::load(const ComponentFiles& from, Placement placement,
+                            std::shared_ptr<region::RegionHost> regions) {
+  const VaeConfig config = read_vae_config(ConfigFile(from.dir + "/config.json"));
+  auto parameters =
+      Parameters::open(from, Library::kDiffusers, for_convolutions(placement), {"vae.", "first_stage_model."});
+  if (parameters.contains("decoder.mid.block_1.conv1.weight")) parameters.set_file_names(bfl_names(config));
   VaeDecoder made(config, bind(parameters, config), std::move(regions));
   parameters.finish("decoder.");
   made.bytes_ = parameters.bytes();

@@ -14,11 +14,13 @@ class ChannelsLast;
 
 namespace ditfleet::pipeline {
 
+struct ComponentFiles;
+
 class VaeDecoder {
  public:
   // Reads config.json and the decoder's weights in `dir`; ignores the encoder's weights. `regions` null: runs eagerly.
   // Throws what ConfigFile, Parameters and region::make_channels_last throw.
-  static VaeDecoder load(const std::string& dir, Placement placement,
+  static VaeDecoder load(const ComponentFiles& from, Placement placement,
                          std::shared_ptr<region::RegionHost> regions = nullptr);
   // Uses parameters that are already loaded.
   VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<region::RegionHost> regions);

@@ -30,11 +30,30 @@ class OnGpu : public Dequantizer {
   const std::shared_ptr<const GpuModule> module_;
 };
 
+class Gguf : public Dequantizer {
+ public:
+  explicit Gguf(std::shared_ptr<const GpuModule> module) : module_(std::move(module)) {}
+
+  void run(const Dequantization& one) const override {
+    const std::size_t kernel =
+        2 * (one.blocks - std::size_t{1}) + (one.to.scalar_type() == c10::ScalarType::BFloat16 ? 0 : 1);
+    const std::int64_t per_block = std::int64_t{kDequantizedPerThread} * module_->launch_of(kernel).threads;
+    const auto address = [](const at::Tensor& t) { return reinterpret_cast<long long>(t.const_data_ptr()); };
+    pipeline::unwrap(module_->start(kernel, GpuModule::kI64Vector, (one.to.numel() + per_block - 1) / per_block,
+                                    {address(one.codes), address(one.to), one.to.numel()},
+                                    pipeline::current_stream(one.to.device())));
+  }
+
+ private:
+  const std::shared_ptr<const GpuModule> module_;
+};
+
 }  // namespace
 
-std::shared_ptr<const Dequantizer> make_dequantizer(const RegionHost& host) {
-  auto module = fixed_module(host, dequantize_program());
+std::shared_ptr<const Dequantizer> make_dequantizer(const RegionHost& host, bool gguf) {
+  auto module = fixed_module(host, gguf ? gguf_program() : dequantize_program());
   if (!module) return nullptr;
+  if (gguf) return std::make_shared<const Gguf>(std::move(module));
   return std::make_shared<const OnGpu>(std::move(module));
 }
 

@@ -1,8 +1,10 @@
 #include "pipeline/region/programs/dequantize_source.h"
 
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
 
+#include "pipeline/weights/gguf.h"
 #include "pipeline/weights/nf4.h"
 
 namespace ditfleet::region {
@@ -69,7 +71,59 @@ __device__ __forceinline__ void dequantize(const Args& a, const float* book) {
 }
 )";
 
+// Blocks begin anywhere, so bytes are read one by one. A thread's 16 values share a block.
+constexpr const char* kGgufText = R"(struct Args { i64 blocks, to, count; };
+struct __align__(16) Word { unsigned w[4]; };
+#define FUNCTION __device__ __forceinline__
+FUNCTION float half_value(const unsigned char* b) {
+  const unsigned short bits = (unsigned short)(b[0] | b[1] << 8);
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+FUNCTION float mul(float a, float b) { return __fmul_rn(a, b); }
+FUNCTION float add(float a, float b) { return __fadd_rn(a, b); }
+FUNCTION float sub(float a, float b) { return __fsub_rn(a, b); }
+)";
+constexpr const char* kGgufKernel =
+    R"(template <int kBlock, int kBytes, float (*kValue)(const unsigned char*, int), typename T>
+__device__ __forceinline__ void dequantize(const Args& a) {
+  const i64 first = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * kValues;
+  if (first >= a.count) return;
+  const unsigned char* block = (const unsigned char*)a.blocks + first / kBlock * kBytes;
+  const int begin = (int)(first % kBlock);
+  union { Word word[sizeof(T)]; T value[kValues]; } u;
+#pragma unroll
+  for (int e = 0; e < kValues; ++e) put(&u.value[e], kValue(block, begin + e));
+#pragma unroll
+  for (int w = 0; w < (int)sizeof(T); ++w) ((Word*)((T*)a.to + first))[w] = u.word[w];
+}
+)";
+
 }  // namespace
+
+FixedProgram gguf_program() {
+  FixedProgram program{"dequantize_gguf", {}};
+  Source& source = program.source;
+  source.text = std::string(kElementText) + "const int kValues = " + std::to_string(kDequantizedPerThread) + ";\n" +
+                kGgufText + std::string(kGgufValues) + kGgufKernel;
+  for (std::uint8_t number = 1; number <= pipeline::gguf_block_count(); ++number) {
+    const auto& blocks = pipeline::gguf_blocks(number);
+    std::string name(blocks.name);
+    std::transform(name.begin(), name.end(), name.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+    for (const auto& [suffix, type] : {std::pair("_bf16", "bf16"), std::pair("_f32", "float")}) {
+      source.kernels.push_back({.name = "gguf_" + name + suffix,
+                                .variants = false,
+                                .threads = kThreads,
+                                .rows_per_block = 1,
+                                .argument_words = 3});
+      source.text += "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(kThreads) + ") " +
+                     source.kernels.back().name + "(const Args a) { dequantize<" + std::to_string(blocks.values) +
+                     ", " + std::to_string(blocks.bytes) + ", " + name + ", " + type + ">(a); }\n";
+    }
+  }
+  return program;
+}
 
 FixedProgram dequantize_program() {
   FixedProgram program{"dequantize", {}};

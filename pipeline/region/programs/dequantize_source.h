@@ -10,6 +10,12 @@ namespace ditfleet::region {
 // values.
 FixedProgram dequantize_program();
 
+// For each format of GGUF's blocks, in their order, a kernel for bf16 and one for fp32. Argument: the addresses of the
+// blocks and of the values, and the number of values.
+FixedProgram gguf_program();
+
+extern const std::string_view kGgufValues;  // pipeline/weights/gguf_values.inc
+
 inline constexpr int kDequantizedPerThread = 16;
 
 }  // namespace ditfleet::region

@@ -57,7 +57,8 @@ TEST(RankMessages, CarryRequestsWithAllTheirBits) {
 }
 
 TEST(RankMessages, CarrySourcesDropsAndErrors) {
-  const pipeline::ModelSource source{"m", "/d", "/f", {{"transformer", "nf4"}, {"text_encoder", "nf4"}}, "fp32", "fp8"};
+  const pipeline::ModelSource source{
+      "m", "/d", {{"transformer", "/f"}}, {{"transformer", "nf4"}, {"text_encoder", "nf4"}}, "fp32", "fp8"};
   pipeline::ModelSource read;
   ASSERT_TRUE(unpack(packed(source), read));
   EXPECT_EQ(read.dir, source.dir);

@@ -104,6 +104,7 @@ const std::vector<std::pair<std::string, Source>>& programs() {
         {"fp8 wan adapted", source_of(wan_block(wan(kF8, true)))},
         {"NF4 wan adapted", source_of(wan_block(wan(kWide, true)))},
         {"dequantize", dequantize_program().source},
+        {"GGUF", gguf_program().source},
         {"fp8 heads", f8_heads_program().source},
         {"odd widths", source_of(norms_of_odd_widths())},
         {"matrix_copies", matrix_copies_program().source},

@@ -190,7 +190,7 @@ TEST(Settings, EveryPathIsAbsoluteWhereverItComesFrom) {
   std::filesystem::current_path(before);
   ASSERT_TRUE(models.ok()) << models.error().message;
   EXPECT_EQ(models->models.at("a").path, folder / "m");
-  EXPECT_EQ(models->models.at("a").transformer, folder / "t.safetensors");
+  EXPECT_EQ(models->models.at("a").files.at("transformer"), folder / "t.safetensors");
   EXPECT_EQ(models->models.at("b").path, folder / "n");
   EXPECT_EQ(models->compile.cxx, "clang++") << "a name is searched in PATH";
 }
@@ -244,13 +244,13 @@ TEST(Settings, ModelsMayBeQuantizedAndHaveATransformerOfTheirOwn) {
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
   const ModelSetting demo = loaded->models.at("demo");
   EXPECT_EQ(demo.path, "/m");
-  EXPECT_EQ(demo.transformer, std::filesystem::path(file).parent_path() / "flux.safetensors");
+  EXPECT_EQ(demo.files.at("transformer"), std::filesystem::path(file).parent_path() / "flux.safetensors");
   EXPECT_EQ(demo.quantize, (Formats{{"transformer", "fp8"}, {"text_encoder_2", "nf4"}}));
   EXPECT_EQ(demo.attention, "fp8");
   // As rendered, which is what `ditfleet up` gives its workers.
   loaded = load({.file = write_config(to_yaml(*loaded, true)), .environment = false});
   ASSERT_TRUE(loaded.ok()) << loaded.error().message;
-  EXPECT_EQ(loaded->models.at("demo").transformer, demo.transformer);
+  EXPECT_EQ(loaded->models.at("demo").files, demo.files);
   EXPECT_EQ(loaded->models.at("demo").quantize, demo.quantize);
   EXPECT_EQ(loaded->models.at("demo").attention, "fp8");
 
@@ -261,7 +261,7 @@ TEST(Settings, ModelsMayBeQuantizedAndHaveATransformerOfTheirOwn) {
   EXPECT_EQ(loaded->models.at("a").quantize, (Formats{{"transformer", "nf4"}}));
   EXPECT_EQ(loaded->models.at("b.1").quantize, (Formats{{"transformer", "fp8"}}));
   EXPECT_EQ(loaded->models.at("b.1").attention, "fp8");
-  EXPECT_EQ(loaded->models.at("b.1").transformer, "/f");
+  EXPECT_EQ(loaded->models.at("b.1").files.at("transformer"), "/f");
 
   EXPECT_THAT(refusal("models: {a: {path: /m, attention: int8}}"), HasSubstr("'int8'; it must be fp8"));
   EXPECT_THAT(refusal("models: {a: {path: /m, quantize: nf4}}"), HasSubstr("'nf4'; it must be COMPONENT=FORMAT"));
