@@ -31,6 +31,13 @@ struct RankOptions {
   bool copy_engines = true;           // GPUs exchange attention's rows by them if they can; false: by NCCL
 };
 
+// What a file of weights is.
+struct FileReport {
+  std::vector<std::string> components;  // what a model can take from it, with the key of the configuration
+  std::string problem;                  // why the file is of no use, or what it lacks; empty: none was seen
+  std::vector<std::string> adapter_of;  // families whose linears have such names, if the file is an adapter
+};
+
 struct EngineOptions {
   std::string device = "auto";  // auto | cpu | cuda | cuda:N; auto: a GPU if there is one
   std::string dtype = "auto";   // auto (bf16 on a GPU, fp32 on a CPU) | fp32 | bf16
@@ -80,6 +87,9 @@ class Engine {
                                                      const std::vector<std::string>& architectures,
                                                      kernel_cache::KernelCache& cache,
                                                      const region::CompileOptions& options);
+  // Tells from names and shapes what a safetensors or GGUF file is. Reads its header only. Errors: those of
+  // SafetensorsFile::open.
+  static Result<FileReport> inspect(const Families& families, const std::string& path);
   // Loads the folder's tokenizers without its weights.
   static Result<std::unique_ptr<Tokenizers>> load_tokenizers(const Families& families, const std::string& dir);
 };

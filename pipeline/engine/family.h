@@ -42,6 +42,13 @@ struct Component {
   std::optional<Library> library;         // whose names its weights have; empty: no weights
   std::vector<std::string> formats = {};  // that it can be quantized to while it is loaded
   bool optional = false;
+  std::vector<std::string_view> known_by = {};  // a file with one of these tensors may have the component
+};
+
+// What Engine::inspect() says about a component in a file.
+struct FileAbout {
+  std::string text;     // the model and variant; empty: the file has another component
+  std::string problem;  // why the variant is not supported; empty: it is
 };
 
 // A folder while it is loaded.
@@ -96,6 +103,8 @@ struct Family {
   // Checks every configuration of the folder before it reads weights. Compiles no blocks.
   std::unique_ptr<Network> (*load)(Folder& folder);
   std::unique_ptr<Tokenizers> (*load_tokenizers)(const std::string& dir);
+  FileAbout (*about)(std::string_view component, const Checkpoint& weights);
+  std::vector<std::string_view> adapter_parts;        // of names in adapters, with "_" for "."
   TransformerSpec (*spec)(const ConfigFile& config);  // of a transformer's config.json; null: it has no blocks
   // A small and a typical request. Between and beyond them, memory grows in proportion to width × height × frames.
   struct Extent {

@@ -163,10 +163,11 @@ Result<Checkpoint> Checkpoint::open_file(const std::string& path, const std::vec
     return std::any_of(file->entries().begin(), file->entries().end(),
                        [&](const TensorEntry& entry) { return entry.name.starts_with(prefix); });
   };
-  if (const auto prefix = std::find_if(prefixes.begin(), prefixes.end(), has); prefix != prefixes.end())
-    checkpoint.prefix_ = *prefix;
+  const auto prefix = std::find_if(prefixes.begin(), prefixes.end(), has);
+  const bool found = prefix != prefixes.end();
+  if (found) checkpoint.prefix_ = *prefix;
   const auto belongs = [&](const std::string& name) {
-    if (!checkpoint.prefix_.empty()) return name.starts_with(checkpoint.prefix_);
+    if (found) return name.starts_with(checkpoint.prefix_);
     return std::none_of(kOtherComponents.begin(), kOtherComponents.end(),
                         [&](std::string_view other) { return name.starts_with(other); });
   };
@@ -195,6 +196,15 @@ Result<StoredTensor> Checkpoint::tensor(std::string_view name) const {
                  "[checkpoint] the weights in " + dir_ + " have no tensor \"" + std::string(name) + "\""};
   }
   return it->second;
+}
+
+std::int64_t Checkpoint::extent(std::initializer_list<std::string_view> names, std::size_t at) const {
+  for (const std::string_view name : names)
+    if (const auto it = tensors_.find(name); it != tensors_.end()) {
+      const auto& shape = it->second.entry->shape;
+      return at < shape.size() ? shape[at] : -1;
+    }
+  return -1;
 }
 
 std::uint64_t Checkpoint::bytes() const {

@@ -34,7 +34,8 @@ class Checkpoint {
 
   // Opens one safetensors or GGUF file, such as a checkpoint of several components. If names start with one of
   // `prefixes`, only tensors with the first such prefix belong to the component, and their names here lack it.
-  // Otherwise all tensors belong to it but those of a VAE or text encoders. Errors: those of SafetensorsFile::open.
+  // "" is the prefix of all tensors. Otherwise
+  // all tensors belong to it but those of a VAE or text encoders. Errors: those of SafetensorsFile::open.
   static Result<Checkpoint> open_file(const std::string& path, const std::vector<std::string_view>& prefixes);
 
   const std::string& dir() const { return dir_; }  // or the path given to open_file()
@@ -48,6 +49,8 @@ class Checkpoint {
   bool contains(std::string_view name) const { return tensors_.find(name) != tensors_.end(); }
   // kNotFound: the message contains folder and tensor.
   Result<StoredTensor> tensor(std::string_view name) const;
+  // Extent `at` of the first of these tensors that exists; -1: none exists, or it has fewer extents.
+  std::int64_t extent(std::initializer_list<std::string_view> names, std::size_t at) const;
   std::uint64_t bytes() const;  // of all tensors
   // The first tensor with a NaN or an infinity, by name; empty: none. Reads all tensors. Errors: those of
   // SafetensorsFile::read().

@@ -11,6 +11,7 @@
 
 #include "pipeline/weights/gguf.h"
 #include "shared/core/unique_fd.h"
+#include "shared/safetensors/pickle.h"
 
 namespace ditfleet::pipeline {
 
@@ -56,7 +57,7 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   if (!state->file.valid() || ::fstat(state->file.get(), &info) != 0) return failed(path, errno);
   if (!S_ISREG(info.st_mode)) return Error{Code::kDataCorrupt, "[safetensors] " + path + " is not a file"};
   const auto size = static_cast<std::uint64_t>(info.st_size);
-  std::string head(std::min<std::uint64_t>(size, 8), '\0');
+  std::string head(std::min<std::uint64_t>(size, safetensors::kPickleBegin), '\0');
   const auto read_head = [&](std::size_t begin) {
     return read_at(state->file, path, begin, std::as_writable_bytes(std::span(head).subspan(begin)));
   };
@@ -76,6 +77,11 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
         return Error{Code::kDataCorrupt, "[gguf] " + path + ": its header has more than 100 MB"};
     }
   }
+  if (safetensors::is_pickle(head))
+    return Error{Code::kDataCorrupt, "[safetensors] " + path +
+                                         ": it is a pickle, which may run code when it is read; convert it to "
+                                         "safetensors"};
+  head.resize(std::min<std::size_t>(head.size(), 8));
   const auto end = safetensors::safetensors_header_end(head, path);
   if (!end) return end.error();
   head.resize(std::min(size, *end));

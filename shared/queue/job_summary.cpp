@@ -69,6 +69,12 @@ std::vector<Span> spans_of(const JobSummary& unit, std::int64_t now_ms) {
     add("run", unit.started_ms, until);
   } else if (const std::int64_t held = (unit.ended_ms - unit.assigned_ms) * 1000; held > in_phases) {
     add_phase("hand-over", held - in_phases);
+  } else if (unit.ended_ms > 0) {  // times in milliseconds are cut off, so phases may seem to end a little later
+    for (auto span = spans.rbegin(); span != spans.rend() && in_phases > held; ++span) {
+      const std::int64_t cut = std::min(span->us, in_phases - held);
+      span->us -= cut;
+      in_phases -= cut;
+    }
   }
   return spans;
 }

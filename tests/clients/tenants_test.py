@@ -3,6 +3,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -267,9 +268,9 @@ class Quotas(unittest.TestCase):
         self.assertEqual((refused.status, refused.error["code"]), (429, "resource_exhausted"))
         self.assertIn("tenant 'tiny' has 2 units in open jobs and asks for 1; quotas.queued_units is 2", refused.error["message"])
         self.assertEqual([refused.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining")], ["2", "0"])
-        log = (self.fleet.data / "logs" / "coordinator.log").read_text()
-        self.assertRegex(log, f"POST /v1/jobs 202 .* job={first} ")
-        self.assertRegex(log, r"POST /v1/jobs 429 .* error=\"tenant 'tiny' has 2 units")
+        log = self.fleet.data / "logs" / "coordinator.log"  # lines are written after the answer
+        for line in (f"POST /v1/jobs 202 .* job={first} ", "POST /v1/jobs 429 .* error=\"tenant 'tiny' has 2 units"):
+            until(lambda: re.search(line, log.read_text()), line, 10)
         never = self.tiny.request("POST", "/v1/jobs", {"prompt": "x", "n": 3, **SMALL})
         self.assertEqual(never.status, 413)
         self.assertNotIn("Retry-After", never.headers)

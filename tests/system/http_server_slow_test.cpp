@@ -1,4 +1,5 @@
 // The HTTP server and clients that take too long: who is told, and who just loses the connection.
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -258,8 +259,11 @@ TEST_F(HttpStreamedBody, HalfSentUploadsMakeRoom) {
     client.send(head(4) + "full");
     EXPECT_THAT(client.receive("\r\n\r\n"), StartsWith("HTTP/1.1 200")) << i;
   }
-  EXPECT_EQ(stalled.front()->receive({}, 3s), "");
-  EXPECT_FALSE(stalled.front()->timed_out);
+  // Which one is closed depends on which heads have been read when a client comes.
+  const auto closed = std::count_if(stalled.begin(), stalled.end(), [](const auto& upload) {
+    return upload->receive({}, 300ms).empty() && !upload->timed_out;
+  });
+  EXPECT_GE(closed, 12 - 4);
   stop();
 }
 

@@ -5,12 +5,14 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <sstream>
 #include <thread>
 
 #include "shared/core/json.h"
 #include "tests/paths.h"
 #include "tests/system/program.h"
 #include "tests/system/temporary_folder.h"
+#include "tests/unit/pipeline/weights/gguf_file.h"
 
 namespace ditfleet::testing {
 namespace {
@@ -263,6 +265,147 @@ TEST_F(WorkerCommands, TokenizeFailsWhereItsOutputCannotBeWritten) {
                   {.environment = {}, .input = "\"a\"\n", .stdout_path = "/dev/full"});
   EXPECT_EQ(program.wait(), 1);
   EXPECT_THAT(program.err(), HasSubstr("standard output"));
+}
+
+// Tensors of zeros in F32.
+using Shapes = std::map<std::string, std::vector<std::int64_t>>;
+std::string safetensors_file(const Shapes& shapes) {
+  json::object header;
+  std::int64_t at = 0;
+  for (const auto& [name, shape] : shapes) {
+    std::int64_t bytes = 4;
+    for (const std::int64_t side : shape) bytes *= side;
+    header[name] = {
+        {"dtype", "F32"}, {"shape", json::array(shape.begin(), shape.end())}, {"data_offsets", {at, at + bytes}}};
+    at += bytes;
+  }
+  const std::string text = json::serialize(header);
+  return pipeline::gguf_number(text.size(), 8) + text + std::string(static_cast<std::size_t>(at), '\0');
+}
+
+TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
+  using pipeline::gguf_file;
+  const auto flux = [](const std::string& prefix, std::int64_t inputs) {
+    return Shapes{{prefix + "img_in.weight", {8, inputs}}, {prefix + "double_blocks.0.img_attn.qkv.weight", {24, 8}}};
+  };
+  const auto with = [](Shapes all, const Shapes& more) {
+    all.insert(more.begin(), more.end());
+    return all;
+  };
+  const Shapes dev = with(flux("", 64), {{"guidance_in.in_layer.weight", {8, 8}}}),
+               clip = {{"text_model.embeddings.token_embedding.weight", {9, 768}}},
+               t5 = {{"encoder.block.0.layer.0.SelfAttention.q.weight", {8, 8}},
+                     {"encoder.block.1.layer.0.SelfAttention.q.weight", {8, 8}}},
+               ae = {{"decoder.conv_in.weight", {8, 16, 3, 3}}, {"decoder.mid.block_1.conv1.weight", {8, 8, 3, 3}}};
+  const auto wan = [](std::int64_t inputs) {
+    return Shapes{{"patch_embedding.weight", {8, inputs, 1, 2, 2}},
+                  {"blocks.0.self_attn.q.weight", {8, 8}},
+                  {"blocks.1.self_attn.q.weight", {8, 8}},
+                  {"blocks.2.self_attn.q.weight", {8, 8}}};
+  };
+  Shapes gap = wan(16);
+  gap.erase("blocks.1.self_attn.q.weight");
+  const auto adapter = [](const std::string& module, const char* down, const char* up) {
+    return Shapes{{module + down, {4, 8}}, {module + up, {8, 4}}};
+  };
+  Shapes whole = flux("model.diffusion_model.", 64);
+  for (const auto& [name, shape] : clip) whole["text_encoders.clip_l.transformer." + name] = shape;
+  for (const auto& [name, shape] : t5) whole["text_encoders.t5xxl.transformer." + name] = shape;
+  for (const auto& [name, shape] : ae) whole["vae." + name] = shape;
+  const std::string good = safetensors_file(dev);
+  std::string lying = good;
+  lying.replace(lying.find("[0,"), 3, "[4,");
+  // File, content, what the line says. A line that does not begin with "!" is of a file that can be used.
+  const std::vector<std::tuple<std::string, std::string, std::string>> files = {
+      {"dev.safetensors", good, "FLUX.1 transformer, with guidance as dev (3 in F32), for models.NAME.transformer"},
+      {"schnell.safetensors", safetensors_file(flux("model.diffusion_model.", 64)), "FLUX.1 transformer, as schnell"},
+      {"whole.safetensors", safetensors_file(whole),
+       "models.NAME.text_encoder_2; VAE of images (2 in F32), for models"},
+      {"clip_l.safetensors", safetensors_file(clip), "CLIP text encoder (1 in F32), for models.NAME.text_encoder"},
+      {"t5xxl.safetensors", safetensors_file(t5), "T5 text encoder (2 in F32), for models.NAME.text_encoder_2"},
+      {"umt5.safetensors",
+       safetensors_file(with(t5, {{"encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight", {8, 8}}})),
+       "UMT5 text encoder (3 in F32), for models.NAME.text_encoder"},
+      {"ae.safetensors", safetensors_file(ae), "VAE of images (2 in F32), for models.NAME.vae"},
+      {"wan.safetensors", safetensors_file(wan(16)), "Wan transformer, text to video, 8 wide"},
+      {"i2v.safetensors", safetensors_file(wan(36)),
+       "image to video, 8 wide (4 in F32), for models.NAME.transformer or"},
+      {"wan_vae.safetensors",
+       safetensors_file(
+           {{"decoder.conv1.weight", {8, 16, 3, 3, 3}}, {"decoder.middle.0.residual.0.gamma", {8, 1, 1, 1}}}),
+       "VAE of videos (2 in F32), for models.NAME.vae"},
+      {"t5.gguf", gguf_file({{"enc.blk.0.attn_q.weight", {1, 32}, 8, std::string(34, '\0')}}),
+       "T5 text encoder (1 in Q8_0), for models.NAME.text_encoder_2"},
+      {"wan.gguf",
+       gguf_file({{"blocks.0.self_attn.q.weight", {1, 256}, 12, std::string(144, '\0')},
+                  {"patch_embedding.weight", {1, 16, 1, 1, 1}, 0, std::string(64, '\0')}}),
+       "(1 in F32, 1 in Q4_K), for models.NAME.transformer or transformer_2"},
+      {"peft.safetensors",
+       safetensors_file(
+           adapter("transformer.single_transformer_blocks.0.attn.to_q", ".lora_A.weight", ".lora_B.weight")),
+       "adapter for flux, rank 4, F32, 2 tensors, for ditfleet loras add"},
+      {"kohya.safetensors",
+       safetensors_file(adapter("lora_unet_double_blocks_0_img_attn_qkv", ".lora_down.weight", ".lora_up.weight")),
+       "adapter for flux"},
+      {"lightx2v.safetensors",
+       safetensors_file(adapter("diffusion_model.blocks.0.self_attn.q", ".lora_A.weight", ".lora_B.weight")),
+       "adapter for wan"},
+      {"fill.safetensors", safetensors_file(flux("", 384)), "!384 input channels, as Fill"},
+      {"control.safetensors", safetensors_file(flux("", 128)), "!as Control"},
+      {"clip_g.safetensors", safetensors_file({{"text_model.embeddings.token_embedding.weight", {9, 1280}}}),
+       "!CLIP-L"},
+      {"sd_vae.safetensors",
+       safetensors_file({{"decoder.conv_in.weight", {8, 4, 3, 3}}, {"decoder.mid.block_1.conv1.weight", {8, 8, 3, 3}}}),
+       "!4 latent channels"},
+      {"ti2v.safetensors", safetensors_file(wan(48)), "!TI2V-5B"},
+      {"clip_i2v.safetensors", safetensors_file(with(wan(36), {{"img_emb.proj.1.weight", {8, 8}}})),
+       "!CLIP's image embeddings"},
+      {"gap.safetensors", safetensors_file(gap), "!blocks.1.self_attn.q.weight is missing"},
+      {"sdxl.safetensors", safetensors_file({{"model.diffusion_model.input_blocks.0.0.weight", {8, 4}}}),
+       "!weights of Stable Diffusion"},
+      {"qwen.safetensors", safetensors_file({{"transformer_blocks.0.txt_mod.1.weight", {8, 8}}}),
+       "!weights of Qwen-Image"},
+      {"chroma.safetensors",
+       safetensors_file(with(flux("", 64), {{"distilled_guidance_layer.in_proj.weight", {8, 8}}})),
+       "!weights of Chroma"},
+      {"sdxl_lora.safetensors",
+       safetensors_file(adapter("lora_unet_input_blocks_4_1_proj_in", ".lora_down.weight", ".lora_up.weight")),
+       "!Stable Diffusion"},
+      {"dora.safetensors",
+       safetensors_file(
+           with(adapter("transformer.single_transformer_blocks.0.attn.to_q", ".lora_A.weight", ".lora_B.weight"),
+                {{"transformer.single_transformer_blocks.0.attn.to_q.lora_magnitude_vector", {8}}})),
+       "!DoRA"},
+      {"other.safetensors", safetensors_file({{"a", {1}}}), "!neither a component of a supported model nor an adapter"},
+      {"x-00001-of-00002.safetensors", good, "!one of several shards"},
+      {"cut.safetensors", good.substr(0, good.size() - 9), "!cut.safetensors"},
+      {"lying.safetensors", lying, "!lying.safetensors"},
+      {"huge.safetensors", std::string(8, '\x7f') + "{}", "!header"},
+      {"lfs.safetensors", "version https://git-lfs.github.com/spec/v1\n", "!git lfs pull"},
+      {"pickle.safetensors", "PK\x03\x04 and so on", "!convert it to safetensors"},
+      {"cut.gguf", gguf_file({{"a", {32}, 8, std::string(34, '\0')}}).substr(0, 60), "!cut.gguf"},
+      {"type.gguf", gguf_file({{"a.weight", {32}, 77, std::string(34, '\0')}}), "!77"},
+      {"count.gguf", "GGUF" + pipeline::gguf_number(3, 4) + std::string(16, '\x7f'), "!count.gguf"},
+      {"empty.safetensors", "", "!too few"},
+      {"text.safetensors", "Hello, this is no file of weights.", "!header"}};
+  Words all = {"inspect"};
+  for (const auto& [name, content, says] : files) {
+    std::ofstream(dir_ + "/" + name, std::ios::binary) << content;
+    all.push_back(dir_ + "/" + name);
+  }
+  Program program("ditfleet-worker", all);
+  EXPECT_EQ(program.wait(), 1) << program.err();
+  std::istringstream lines(program.out());
+  for (const auto& [name, content, says] : files) {
+    std::string line;
+    std::getline(lines, line);
+    const bool refused = says.front() == '!';
+    EXPECT_TRUE(line.starts_with(dir_ + "/" + name + (refused ? ": cannot be used: " : ": "))) << line;
+    EXPECT_EQ(line.find("cannot be used") != line.npos, refused) << line;
+    EXPECT_THAT(line, HasSubstr(says.substr(refused))) << name;
+  }
+  Program one("ditfleet-worker", {"inspect", dir_ + "/dev.safetensors"});
+  EXPECT_EQ(one.wait(), 0) << one.err();
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
      {"pipeline/api", "pipeline/device", "pipeline/engine.h", "pipeline/lora", "pipeline/memory", "pipeline/nn",
       "pipeline/nn/text", "pipeline/nn/transformer", "pipeline/parallel", "pipeline/region/libraries/fp8.h",
       "pipeline/region/programs", "pipeline/region/run", "pipeline/sampling", "pipeline/tokenizers", "pipeline/weights",
-      "shared/families", "shared/job"}},
+      "shared/families", "shared/job", "shared/safetensors"}},
 
     {"worker",
      {"pipeline/engine.h", "pipeline/families/flux/flux.h", "pipeline/families/wan/wan.h", "shared/families",

@@ -65,6 +65,7 @@ void add_run(CLI::App& app, Invocation& invoked);       // serves the queue
 void add_generate(CLI::App& app, Invocation& invoked);  // runs one request through the pipeline
 void add_compile(CLI::App& app, Invocation& invoked);   // compiles the regions of a model ahead of time, without a GPU
 void add_plan(CLI::App& app, Invocation& invoked);      // shows how a model fits into the device's memory
+void add_inspect(CLI::App& app, Invocation& invoked);   // says what files of weights are
 void add_tokenize(CLI::App& app, Invocation& invoked);  // converts prompts, one JSON string per line, into token ids
 
 }  // namespace ditfleet::worker

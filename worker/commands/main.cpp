@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
       "Exit codes: 0 success, 1 failure, 2 wrong usage. Every configuration key can also be set with an\n"
       "environment variable DITFLEET_SECTION__KEY, or in the file named by DITFLEET_CONFIG.");
   Invocation invoked;
-  for (const auto add : {add_run, add_generate, add_plan, add_compile, add_tokenize}) add(app, invoked);
+  for (const auto add : {add_run, add_generate, add_plan, add_compile, add_tokenize, add_inspect}) add(app, invoked);
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))

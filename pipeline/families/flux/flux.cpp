@@ -218,6 +218,34 @@ Schedule FluxNetwork::schedule(const Settings& settings) const {
                                "/scheduler/scheduler_config.json");
 }
 
+FileAbout about(std::string_view component, const Checkpoint& file) {
+  if (component == "transformer") {
+    const std::int64_t inputs = file.extent({"img_in.weight", "x_embedder.weight"}, 1);
+    const bool guided = file.contains("guidance_in.in_layer.weight") ||
+                        file.contains("time_text_embed.guidance_embedder.linear_1.weight");
+    const std::string text = std::string("FLUX.1 transformer, ") + (guided ? "with guidance as dev" : "as schnell");
+    if (inputs == 384 || inputs == 128)
+      return {text, "it has " + std::to_string(inputs) + " input channels, as " +
+                        (inputs == 384 ? "Fill" : "Control (Canny, Depth)") + ", which is not supported"};
+    return {text, ""};
+  }
+  if (component == "text_encoder") {
+    const std::int64_t width =
+        file.extent({"text_model.embeddings.token_embedding.weight", "embeddings.token_embedding.weight"}, 1);
+    return {"CLIP text encoder",
+            width == 1280 ? "it is 1280 wide, as Stable Diffusion XL's second; FLUX.1 has CLIP-L" : ""};
+  }
+  if (component == "text_encoder_2")
+    return {file.contains("encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight") ||
+                    file.contains("enc.blk.1.attn_rel_b.weight")
+                ? ""
+                : "T5 text encoder",
+            ""};
+  const std::int64_t channels = file.extent({"decoder.conv_in.weight"}, 1);
+  if (file.extent({"decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight"}, 4) >= 0) return {};
+  return {"VAE of images", channels == 4 ? "it has 4 latent channels, as Stable Diffusion's; FLUX.1's has 16" : ""};
+}
+
 std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
   Tokenizer clip = unwrap(Tokenizer::load_clip(dir + "/tokenizer")),
             t5 = unwrap(Tokenizer::load_t5(dir + "/tokenizer_2"));
@@ -236,12 +264,35 @@ const Family& flux_family() {
       .components = {{"scheduler", "FlowMatchEulerDiscreteScheduler"},
                      {"tokenizer", "CLIPTokenizer"},
                      {"tokenizer_2", "T5Tokenizer"},
-                     {"transformer", "FluxTransformer2DModel", Library::kDiffusers, {"fp8", "nf4"}},
-                     {"text_encoder", "CLIPTextModel", Library::kTransformers, {"nf4"}},
-                     {"text_encoder_2", "T5EncoderModel", Library::kTransformers, {"nf4"}},
-                     {"vae", "AutoencoderKL", Library::kDiffusers}},
+                     {"transformer",
+                      "FluxTransformer2DModel",
+                      Library::kDiffusers,
+                      {"fp8", "nf4"},
+                      false,
+                      {"double_blocks.0.img_attn.qkv.weight", "transformer_blocks.0.attn.add_q_proj.weight"}},
+                     {"text_encoder",
+                      "CLIPTextModel",
+                      Library::kTransformers,
+                      {"nf4"},
+                      false,
+                      {"text_model.embeddings.token_embedding.weight", "embeddings.token_embedding.weight"}},
+                     {"text_encoder_2",
+                      "T5EncoderModel",
+                      Library::kTransformers,
+                      {"nf4"},
+                      false,
+                      {"encoder.block.0.layer.0.SelfAttention.q.weight", "enc.blk.0.attn_q.weight"}},
+                     {"vae",
+                      "AutoencoderKL",
+                      Library::kDiffusers,
+                      {},
+                      false,
+                      {"decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight"}}},
       .load = FluxNetwork::load,
       .load_tokenizers = load_tokenizers,
+      .about = about,
+      .adapter_parts = {"double_blocks", "single_blocks", "single_transformer_blocks", "attn_to_", "attn_add_",
+                        "norm1_context", "ff_net", "ff_context"},
       .spec = [](const ConfigFile& config) { return flux_spec(read_flux_config(config)); },
       .small = {512, 512, 1},
       .typical = {1024, 1024, 1}};

@@ -294,6 +294,26 @@ at::Tensor WanNetwork::encode_image(const Settings& settings) const {
   return at::cat({mask, latents}, 1).to(placement.dtype);
 }
 
+FileAbout about(std::string_view component, const Checkpoint& file) {
+  if (component == "transformer") {
+    const std::int64_t inputs = file.extent({"patch_embedding.weight"}, 1);
+    const std::string text = std::string("Wan transformer, ") + (inputs == 36 ? "image" : "text") + " to video";
+    if (file.contains("img_emb.proj.1.weight") || file.contains("condition_embedder.image_embedder.norm1.weight"))
+      return {text, "it takes CLIP's image embeddings (Wan 2.1 image to video), which is not supported"};
+    if (inputs == 48) return {text, "it has 48 input channels, as TI2V-5B, which is not supported"};
+    return {text + ", " + std::to_string(file.extent({"patch_embedding.weight"}, 0)) + " wide", ""};
+  }
+  if (component == "text_encoder")
+    return {file.contains("encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight") ||
+                    file.contains("enc.blk.1.attn_rel_b.weight")
+                ? "UMT5 text encoder"
+                : "",
+            ""};
+  const std::int64_t channels = file.extent({"decoder.conv1.weight", "decoder.conv_in.weight"}, 1);
+  return {"VAE of videos",
+          channels == 48 ? "it has 48 latent channels, as that of TI2V-5B, which is not supported" : ""};
+}
+
 std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
   std::vector<Prompts::Encoder> encoders;
   encoders.push_back({"umt5", "UMT5", "prompt_ids", unwrap(Tokenizer::load_t5(dir + "/tokenizer"))});
@@ -306,12 +326,29 @@ std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
 const Family& wan_family() {
   static const Family family{
       .description = &families::kWan,
-      .components = {{"transformer", "WanTransformer3DModel", Library::kDiffusers, {"fp8", "nf4"}},
+      .components = {{"transformer",
+                      "WanTransformer3DModel",
+                      Library::kDiffusers,
+                      {"fp8", "nf4"},
+                      false,
+                      {"blocks.0.self_attn.q.weight", "blocks.0.attn1.to_q.weight"}},
                      {"transformer_2", "WanTransformer3DModel", Library::kDiffusers, {}, /*optional=*/true},
-                     {"text_encoder", "UMT5EncoderModel", Library::kTransformers, {"nf4"}},
-                     {"vae", "AutoencoderKLWan", Library::kDiffusers}},
+                     {"text_encoder",
+                      "UMT5EncoderModel",
+                      Library::kTransformers,
+                      {"nf4"},
+                      false,
+                      {"encoder.block.0.layer.0.SelfAttention.q.weight", "enc.blk.0.attn_q.weight"}},
+                     {"vae",
+                      "AutoencoderKLWan",
+                      Library::kDiffusers,
+                      {},
+                      false,
+                      {"decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma"}}},
       .load = WanNetwork::load,
       .load_tokenizers = load_tokenizers,
+      .about = about,
+      .adapter_parts = {"self_attn", "cross_attn", "attn1", "attn2"},
       .spec = [](const ConfigFile& config) { return wan_spec(read_wan_config(config)); },
       .small = {832, 480, 25},
       .typical = {832, 480, 81}};

@@ -182,6 +182,11 @@ TEST(JobSummary, SpansOfAnOpenUnitEndNow) {
   unit.earlier_ms = 300;
   EXPECT_EQ(text_of(spans_of(unit, 3000)),
             "admission 0+10; queue 10+990; earlier attempts 1000+300; queued again 1300+700; ");
+  // The worker's phases may add up to a little more than what lies between two rounded times.
+  unit = {.created_ms = 1000, .ready_ms = 1010, .first_assigned_ms = 2000, .assigned_ms = 2000, .ended_ms = 2500};
+  unit.phases_us = {{"denoise", 400'000}, {"vae", 100'000}, {"store", 1'500}};
+  EXPECT_EQ(text_of(spans_of(unit, 3000)),
+            "admission 0+10; queue 10+990; denoise 1000+400; vae 1400+100; store 1500+0; ");
 }
 
 TEST(JobSummary, OpenJobsAreBoundedAndRestored) {

@@ -1,0 +1,134 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/engine/family.h"
+#include "pipeline/weights/gguf.h"
+#include "shared/core/excerpt.h"
+#include "shared/core/text.h"
+#include "shared/safetensors/adapter_keys.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+// What is before `name` at the end of a tensor's name ("model.diffusion_model."); nothing if no tensor has it.
+std::optional<std::string> prefix_of(const std::vector<std::string>& names, std::string_view name) {
+  std::optional<std::string> found;
+  for (const std::string& one : names) {
+    if (one == name) return std::string();
+    if (!found && one.size() > name.size() && one.ends_with(name) && one[one.size() - name.size() - 1] == '.')
+      found = one.substr(0, one.size() - name.size());
+  }
+  return found;
+}
+
+// "blocks.7.ffn.0.weight is missing": what most blocks of a list have and one lacks. Empty: nothing.
+std::string missing_in_blocks(const std::vector<std::string>& names) {
+  std::map<std::string, std::map<std::int64_t, std::set<std::string>>> lists;  // by what is before the number
+  for (const std::string& name : names)
+    for (auto at = name.find('.'); at != name.npos; at = name.find('.', at + 1)) {
+      const auto end = name.find('.', at + 1);
+      if (end == name.npos) break;
+      if (const auto number = number_of(name.substr(at + 1, end - at - 1), std::int64_t{0}, std::int64_t{9999})) {
+        lists[name.substr(0, at + 1)][*number].insert(name.substr(end));
+        break;
+      }
+    }
+  for (const auto& [list, blocks] : lists) {
+    std::map<std::string, std::size_t> counts;
+    for (const auto& [number, parts] : blocks)
+      for (const std::string& part : parts) ++counts[part];
+    const std::int64_t last = blocks.rbegin()->first;
+    for (std::int64_t i = 0; i <= last; ++i)
+      for (const auto& [part, count] : counts)
+        if (const auto block = blocks.find(i);
+            2 * count > blocks.size() && (block == blocks.end() || !block->second.contains(part)))
+          return list + std::to_string(i) + part + " is missing";
+  }
+  return {};
+}
+
+// "304 in BF16, 2 in F32": tensors by type, the most frequent first.
+std::string types_of(const Checkpoint& file) {
+  std::map<std::string, int> counts;
+  for (const std::string& name : file.names()) {
+    const TensorEntry& entry = *unwrap(file.tensor(name)).entry;
+    ++counts[std::string(entry.blocks != 0 ? gguf_blocks(entry.blocks).name : dtype_name(entry.dtype))];
+  }
+  std::vector<std::pair<int, std::string>> sorted;
+  for (const auto& [type, count] : counts) sorted.emplace_back(-count, type);
+  std::sort(sorted.begin(), sorted.end());
+  std::string text;
+  for (const auto& [count, type] : sorted) text += (text.empty() ? "" : ", ") + std::to_string(-count) + " in " + type;
+  return text;
+}
+
+std::string keys_of(const Family& family, const Component& one) {
+  std::string keys = "models.NAME." + std::string(one.name);
+  for (const Component& other : family.components)
+    if (other.name == std::string(one.name) + "_2" && other.class_name == one.class_name)
+      keys += " or " + std::string(other.name);
+  return keys;
+}
+
+}  // namespace
+
+Result<FileReport> Engine::inspect(const Families& families, const std::string& path) {
+  return result_of("inspect " + path, [&] {
+    const Checkpoint all = unwrap(Checkpoint::open_file(path, {""}));
+    const std::vector<std::string> names = all.names();
+    FileReport report;
+    if (const auto at = path.rfind("-of-");
+        at != path.npos && path.find('/', at) == path.npos && path.ends_with(".safetensors")) {
+      report.problem = "it is one of several shards; a model's folder has all of them and their index";
+      return report;
+    }
+    std::string problem;
+    for (const Family* family : families)
+      if (std::any_of(names.begin(), names.end(), [&](std::string name) {
+            std::replace(name.begin(), name.end(), '.', '_');
+            return std::any_of(family->adapter_parts.begin(), family->adapter_parts.end(),
+                               [&](std::string_view part) { return name.find(part) != name.npos; });
+          }))
+        report.adapter_of.emplace_back(family->description->name);
+    std::vector<std::string> of_transformers;  // VAEs of any model have similar names
+    std::copy_if(names.begin(), names.end(), std::back_inserter(of_transformers),
+                 [](const std::string& name) { return name.find("encoder.down_blocks.") == name.npos; });
+    if (const auto other = safetensors::other_model_of(of_transformers); !other.empty()) {
+      report.problem = "weights of " + std::string(other) + ", which is not supported";
+      return report;
+    }
+    for (const Family* family : families)
+      for (const Component& one : family->components)
+        for (const std::string_view name : one.known_by) {
+          const auto prefix = prefix_of(names, name);
+          if (!prefix) continue;
+          const Checkpoint part = unwrap(Checkpoint::open_file(path, {*prefix}));
+          const FileAbout about = family->about(one.name, part);
+          if (about.text.empty()) break;
+          if (!about.problem.empty()) {
+            problem = about.text + ": " + about.problem;
+            break;
+          }
+          const std::string missing = one.name == "vae" ? "" : missing_in_blocks(part.names());
+          if (missing.empty())
+            report.components.push_back(about.text + " (" + types_of(part) + "), for " + keys_of(*family, one));
+          else
+            problem = about.text + ": " + missing;
+          break;
+        }
+    if (report.components.empty() || problem.ends_with(" is missing")) report.problem = problem;
+    const bool adapts = std::any_of(names.begin(), names.end(), [](const std::string& name) {
+      return safetensors::parse_adapter_key(name).kind != safetensors::AdapterKind::kUnknown;
+    });
+    if (!report.components.empty() || !report.problem.empty() || adapts) return report;
+    report.problem = names.empty() ? "it has no tensors"
+                                   : "it is neither a component of a supported model nor an adapter: its " +
+                                         std::to_string(names.size()) + " tensors are such as " +
+                                         excerpt(names[names.size() / 2], 100);
+    return report;
+  });
+}
+
+}  // namespace ditfleet::pipeline
