@@ -30,9 +30,20 @@ std::size_t append_body(char* bytes, std::size_t, std::size_t count, void* into)
   return count;
 }
 
-// Reads the file descriptor that `from` points to.
+struct Sent {
+  std::string_view head;
+  int file;
+};
+
+// Reads the head, then the file, of the Sent that `from` points to.
 std::size_t read_file_bytes(char* bytes, std::size_t size, std::size_t count, void* from) {
-  const ssize_t n = ::read(*static_cast<const int*>(from), bytes, size * count);
+  Sent& sent = *static_cast<Sent*>(from);
+  if (!sent.head.empty()) {
+    const std::size_t n = sent.head.copy(bytes, size * count);
+    sent.head.remove_prefix(n);
+    return n;
+  }
+  const ssize_t n = ::read(sent.file, bytes, size * count);
   return n < 0 ? CURL_READFUNC_ABORT : static_cast<std::size_t>(n);
 }
 
@@ -171,7 +182,7 @@ Result<json::value> HttpClient::json_of(const HttpResponse& response, const std:
 }
 
 Result<json::value> HttpClient::send_file(const std::string& method, const std::string& path, const std::string& file,
-                                          const std::vector<std::string>& headers) {
+                                          const std::vector<std::string>& headers, const Head& head) {
   const auto failed = [&](int e) {
     return Error{
         e == ENOENT ? Code::kNotFound : Code::kUnavailable, "cannot read '" + file + "': " + std::strerror(e), {}};
@@ -188,10 +199,12 @@ Result<json::value> HttpClient::send_file(const std::string& method, const std::
   handle_->prepare(target_, path);
   curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
   curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method.c_str());
-  int fd = in.get();
+  if (::lseek(in.get(), static_cast<off_t>(head.skip), SEEK_SET) < 0) return failed(errno);
+  Sent sent{head.bytes, in.get()};
   curl_easy_setopt(curl, CURLOPT_READFUNCTION, read_file_bytes);
-  curl_easy_setopt(curl, CURLOPT_READDATA, &fd);
-  curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(info.st_size));
+  curl_easy_setopt(curl, CURLOPT_READDATA, &sent);
+  curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE,
+                   static_cast<curl_off_t>(head.bytes.size()) + info.st_size - static_cast<curl_off_t>(head.skip));
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, 60L);
   curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, append_body);

@@ -37,11 +37,16 @@ class HttpClient {
   Result<json::value> json(const std::string& method, const std::string& path, const std::string& body = {},
                            const std::vector<std::string>& headers = {});
 
+  // What is sent before a file, and where the file begins.
+  struct Head {
+    std::string bytes;
+    std::uint64_t skip = 0;
+  };
   // Sends a file of any size as application/octet-stream. `headers` are of the form "Name: value".
   // Errors: those of json(); kNotFound or kUnavailable (the file cannot be read), kInvalidArgument (a pipe or device).
   // Gives up after a minute without progress.
   Result<json::value> send_file(const std::string& method, const std::string& path, const std::string& file,
-                                const std::vector<std::string>& headers = {});
+                                const std::vector<std::string>& headers = {}, const Head& head = {"", 0});
 
   enum class Next { kGoOn, kStop };
   // Follows an event stream from the event after `last_event_id` (empty: from the beginning) until it ends, `on_event`

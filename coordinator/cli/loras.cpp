@@ -1,6 +1,7 @@
 // `ditfleet loras {add,list,show,remove,pin,unpin}`: a tenant's LoRA adapters.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "coordinator/cli/http_client.h"
 #include "coordinator/cli/json_fields.h"
 #include "coordinator/cli/terminal.h"
+#include "shared/safetensors/peft_folder.h"
 
 namespace ditfleet::cli {
 namespace {
@@ -60,7 +62,16 @@ Result<void> add(const LoraFlags& flags) {
   std::vector<std::string> parameters;
   for (const std::string& model : flags.models) parameters.push_back("model=" + percent_encoded(model));
   if (flags.pin) parameters.push_back("pinned=true");
-  return done(flags, client.send_file("PUT", route(flags, true, parameters), flags.file, headers), "added");
+  std::error_code ec;
+  std::string file = flags.file;
+  HttpClient::Head head;
+  if (std::filesystem::is_directory(file, ec)) {
+    auto folder = safetensors::open_peft_folder(file);
+    if (!folder) return folder.error();
+    file = folder->file;
+    head = {std::move(folder->head), folder->begins};
+  }
+  return done(flags, client.send_file("PUT", route(flags, true, parameters), file, headers, head), "added");
 }
 
 std::string loras_table(const json::value& answer) {
@@ -115,7 +126,7 @@ void add_loras(CLI::App& app, Invocation& run) {
     sub->add_option("--tenant", flags->tenant, "Tenant that owns the adapters; needs an administrator's key");
     if (action != list) sub->add_option("name", flags->name, "The adapter's name")->required();
     if (action == add) {
-      sub->add_option("file", flags->file, "The safetensors file")->required();
+      sub->add_option("file", flags->file, "A safetensors file, or a folder of PEFT")->required();
       sub->add_flag("--by-path", flags->by_path,
                     "Register FILE instead of uploading it; it must be in loras.folders, where the service and its "
                     "workers read it");

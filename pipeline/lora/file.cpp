@@ -16,6 +16,7 @@
 #include "pipeline/lora/scaling.h"
 #include "shared/core/excerpt.h"
 #include "shared/safetensors/adapter_keys.h"
+#include "shared/safetensors/peft_folder.h"
 #include "shared/safetensors/pickle.h"
 
 namespace ditfleet::pipeline {
@@ -96,13 +97,14 @@ Error unreadable(const Error& error) { return Error{error.code, "[lora] " + erro
 
 class Reader {
  public:
-  Reader(const SafetensorsFile& file, const LoraNames& names, std::int64_t max_rank)
-      : file_(file), names_(names), max_rank_(max_rank) {}
+  Reader(const SafetensorsFile& file, std::map<std::string, std::string> metadata, const LoraNames& names,
+         std::int64_t max_rank)
+      : file_(file), metadata_(std::move(metadata)), names_(names), max_rank_(max_rank) {}
 
   // Fills everything but the file.
   Result<void> read(LoraFile& out) {
     if (auto sorted = sort_keys(); !sorted) return sorted.error();
-    auto scaling = LoraScaling::parse(file_.metadata(), names_.base());
+    auto scaling = LoraScaling::parse(metadata_, names_.base());
     if (!scaling) return wrong(scaling.error().message);
     if (auto once = no_rows_twice(); !once) return once.error();
     for (const auto& [target, module] : modules_) {
@@ -404,6 +406,7 @@ class Reader {
   }
 
   const SafetensorsFile& file_;
+  const std::map<std::string, std::string> metadata_;
   const LoraNames& names_;
   const std::int64_t max_rank_;
   struct ByName {
@@ -429,10 +432,19 @@ Result<LoraFile> read_lora_file(const std::string& path, const LoraNames& names,
         "[lora] " + path +
             " is a pickle, which may run code when it is read; adapters must be safetensors (convert it first)",
         "loras");
-  auto file = SafetensorsFile::open(path);
+  std::error_code ec;
+  std::optional<safetensors::PeftFolder> folder;
+  if (std::filesystem::is_directory(path, ec)) {
+    auto opened = safetensors::open_peft_folder(path);
+    if (!opened) return Error{opened.error().code, "[lora] " + opened.error().message, "loras"};
+    folder = std::move(*opened);
+  }
+  auto file = SafetensorsFile::open(folder ? folder->file : path);
   if (!file) return unreadable(file.error());
   LoraFile out{std::move(*file), {}, {}, {}};
-  if (auto read = Reader(out.file, names, max_rank).read(out); !read) return read.error();
+  auto metadata = out.file.metadata();
+  if (folder) metadata[safetensors::kAdapterConfig] = folder->config;
+  if (auto read = Reader(out.file, std::move(metadata), names, max_rank).read(out); !read) return read.error();
   return out;
 }
 

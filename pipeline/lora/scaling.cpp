@@ -5,11 +5,12 @@
 
 #include "shared/core/excerpt.h"
 #include "shared/core/json.h"
+#include "shared/safetensors/peft_folder.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr const char* kKey = "lora_adapter_metadata";
+constexpr const char* kKey = safetensors::kAdapterConfig;
 constexpr double kPeftsAlpha =
     8;  // peft 0.21.2, LoraConfig.lora_alpha; diffusers 0.42.1 builds one per component that the metadata mentions
 

@@ -102,6 +102,34 @@ class Files(RegistryCase):
                 self.assertIn(told, done.stderr)
         self.assertEqual(self.names(), ["path"])
 
+    def test_a_folder_of_peft_is_uploaded_with_its_configuration(self):
+        config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": True, "alpha_pattern": {"to_q": 2}, "target_modules": ["to_q"]}
+        with tempfile.TemporaryDirectory() as folder:
+            def add(**changed):
+                with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+                    json.dump({**config, **changed}, f)
+                return cli("loras", "add", "peft", folder, "--url", self.shared.fleet.url, "--json")
+            self.assertIn("has no adapter_model.safetensors", add().stderr)
+            file = adapter(7)
+            with open(os.path.join(folder, "adapter_model.safetensors"), "wb") as f:
+                f.write(file)
+            for kind in ("LOHA", 5):
+                refused = add(peft_type=kind)
+                self.assertEqual((refused.returncode, "peft_type is" in refused.stderr), (2, True), refused.stderr)
+            added = add()
+            self.assertEqual(added.returncode, 0, added.stderr)
+        stored = self.stored(json.loads(added.stdout)["sha256"])
+
+        def parts(data):
+            end = 8 + int.from_bytes(data[:8], "little")
+            return json.loads(data[8:end]), data[end:]
+        (before, tensors), (header, kept) = parts(file), parts(stored)
+        self.assertEqual(kept, tensors)
+        told = json.loads(header.pop("__metadata__")["lora_adapter_metadata"])
+        self.assertEqual(told, {key: config[key] for key in ("r", "lora_alpha", "use_rslora", "alpha_pattern")})
+        before.pop("__metadata__", None)
+        self.assertEqual(header, before)
+
     def test_a_redis_that_refuses_is_not_reported_as_unreachable(self):
         self.addCleanup(self.redis, "REPLICAOF", "NO", "ONE")
         self.addCleanup(self.redis, "CONFIG", "SET", "maxmemory", "0")

@@ -45,7 +45,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "shared/redis", "shared/results", "shared/telemetry"}},
     {"coordinator/cli",
      {"coordinator", "coordinator/simulation", "shared/config", "shared/families", "shared/job", "shared/kernel_cache",
-      "shared/queue", "shared/redis", "shared/telemetry"}},
+      "shared/queue", "shared/redis", "shared/safetensors", "shared/telemetry"}},
     {"coordinator/cli/up",
      {"coordinator/cli", "shared/config", "shared/families", "shared/job", "shared/kernel_cache", "shared/redis"}},
     {"coordinator/gateway",

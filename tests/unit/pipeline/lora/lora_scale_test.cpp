@@ -97,5 +97,38 @@ TEST_F(LoraFileTest, RefusesMetadataThatIsWrong) {
   EXPECT_SAYS(with(R"({"transformer.alpha_pattern":{"((([a-z_.0-9]+)*)*)*!":1}})"), "takes too long to match");
 }
 
+TEST_F(LoraFileTest, AFolderOfPeftScalesByItsConfiguration) {
+  namespace fs = std::filesystem;
+  const fs::path folder = path_ + "-folder";
+  fs::create_directory(folder);
+  write(pair_of(kQ, kWidth, kWidth, 4));
+  fs::copy_file(path_, folder / "adapter_model.safetensors");
+  const auto scale = [&](const std::string& config) {
+    std::ofstream(folder / "adapter_config.json") << config;
+    const auto file = read_lora_file(folder.string(), names(), 128);
+    EXPECT_TRUE(file) << file.error().message;
+    return file ? file->terms.at(0).scale : 0;
+  };
+  EXPECT_DOUBLE_EQ(scale(R"({"peft_type":"LORA","r":4,"lora_alpha":8,"bias":"none"})"), 2.0);
+  EXPECT_DOUBLE_EQ(scale(R"({"r":4,"lora_alpha":8,"use_rslora":true})"), 4.0);
+  EXPECT_DOUBLE_EQ(scale(R"({"lora_alpha":8,"alpha_pattern":{"attn.to_q":1}})"), 0.25);
+  const auto refused = [&](const std::string& config, const char* says) {
+    std::ofstream(folder / "adapter_config.json") << config;
+    const auto file = read_lora_file(folder.string(), names(), 128);
+    ASSERT_FALSE(file) << config;
+    EXPECT_NE(file.error().message.find(says), std::string::npos) << file.error().message;
+  };
+  refused(R"({"peft_type":"LOKR"})", "peft_type is \"LOKR\"");
+  refused(R"({"peft_type":"LORA","use_dora":true})", "DoRA");
+  refused("{", "is not JSON");
+  refused("[]", "must be a JSON object");
+  refused(std::string(1 << 21, ' '), "more than 1 MiB");
+  fs::remove(folder / "adapter_config.json");
+  refused("", "is not JSON");
+  fs::remove(folder / "adapter_model.safetensors");
+  refused("{}", "has no adapter_model.safetensors");
+  fs::remove_all(folder);
+}
+
 }  // namespace
 }  // namespace ditfleet::pipeline
