@@ -168,6 +168,19 @@ TEST_F(WorkerCommands, WhatCannotBeWrittenIsKnownBeforeItIsDrawn) {
   expect_refused(generate({"--out", "/proc/x.png"}), {"/proc"}, 1);
 }
 
+TEST_F(WorkerCommands, AModelIsFoundInTheHubsCache) {
+  const std::string folder = dir_ + "/models--me--tiny/snapshots";
+  std::filesystem::create_directories(folder);
+  std::filesystem::create_directory_symlink(kModel, folder + "/main");
+  ::setenv("HF_HUB_CACHE", dir_.c_str(), 1);
+  Program drawn("ditfleet-worker", generate({"--model", "hf:me/tiny"}));
+  EXPECT_EQ(drawn.wait(), 0) << drawn.err();
+  Program missing("ditfleet-worker", generate({"--model", "hf:me/other"}));
+  EXPECT_EQ(missing.wait(), 2) << missing.err();
+  EXPECT_THAT(missing.err(), HasSubstr("`hf download me/other` fetches it"));
+  ::unsetenv("HF_HUB_CACHE");
+}
+
 TEST_F(WorkerCommands, AMissingOrBrokenModelIsNamed) {
   expect_refused(generate({"--model", dir_ + "/none"}), {"none"}, 1);
   const std::string broken = dir_ + "-model";

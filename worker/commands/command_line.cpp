@@ -4,6 +4,7 @@
 #include <iostream>
 #include <utility>
 
+#include "shared/config/hub_cache.h"
 #include "shared/core/sha256.h"
 #include "shared/families/served.h"
 #include "shared/job/validate.h"
@@ -20,6 +21,17 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources) {
                   "Set one configuration key; overrides the environment and the file; repeatable")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
+}
+
+void add_model_folder(CLI::App& command, std::string& dir) {
+  command.add_option("--model", dir, "Model folder in the diffusers layout, or hf:ORG/NAME")
+      ->required()
+      ->type_name("DIR")
+      ->transform([](std::string text) {
+        const auto path = config::hub_path(text);
+        if (!path) throw CLI::ValidationError("--model", path.error().message);
+        return *path;
+      });
 }
 
 void add_weight_flags(CLI::App& command, WeightFlags& flags) {
@@ -57,7 +69,7 @@ void add_memory_flags(CLI::App& command, MemoryFlags& flags) {
 }
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
-  command.add_option("--model", flags.dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
+  add_model_folder(command, flags.dir);
   add_weight_flags(command, flags.weights);
   command.add_option("--dtype", flags.dtype, "auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16")->type_name("DTYPE");
   command.add_option("--vae-dtype", flags.vae_dtype, "Precision of the VAE: fp32 or bf16 (default: as --dtype)")

@@ -21,6 +21,9 @@ inline constexpr int kExitUsage = 2;
 // Adds --config and --set to a command.
 void add_configuration_flags(CLI::App& command, config::Sources& sources);
 
+// Adds --model: a folder, or hf:ORG/NAME, which becomes the folder in the local cache of Hugging Face's hub.
+void add_model_folder(CLI::App& command, std::string& dir);
+
 // Where weights are and in which format.
 struct WeightFlags {
   std::map<std::string, std::string> files = {};  // by component

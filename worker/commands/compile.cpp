@@ -155,9 +155,7 @@ void add_compile(CLI::App& app, Invocation& invoked) {
   auto& command = *app.add_subcommand("compile", "Compile the regions of a model ahead of time");
   const auto kept = std::make_shared<CompileFlags>();
   CompileFlags& flags = *kept;
-  command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout; the weights are not read")
-      ->required()
-      ->type_name("DIR");
+  add_model_folder(command, flags.model_dir);
   add_weight_flags(command, flags.weights);
   command
       .add_option("--arch", flags.architectures,

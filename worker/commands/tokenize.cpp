@@ -54,7 +54,7 @@ void add_tokenize(CLI::App& app, Invocation& invoked) {
   auto& command = *app.add_subcommand("tokenize", "Print the token ids of prompts");
   const auto kept = std::make_shared<TokenizeFlags>();
   TokenizeFlags& flags = *kept;
-  command.add_option("--model", flags.model_dir, "Model folder in the diffusers layout")->required()->type_name("DIR");
+  add_model_folder(command, flags.model_dir);
   add_configuration_flags(command, flags.sources);
   command.footer(
       "Reads one JSON string per line from standard input and prints its token ids by text encoder, such as\n"

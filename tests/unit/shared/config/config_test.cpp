@@ -235,6 +235,32 @@ TEST(Settings, TheConfigurationOfThePackageIsValidWithoutItsCommentSigns) {
   EXPECT_EQ(loaded->models.size(), 1u) << "the example";
 }
 
+TEST(Settings, ModelsAreFoundInTheHubsCache) {
+  const std::filesystem::path cache = ::testing::TempDir() + "/hub", folder = cache / "models--me--small";
+  for (const char* commit : {"abc123", "def456"}) std::filesystem::create_directories(folder / "snapshots" / commit);
+  std::filesystem::create_directories(folder / "refs");
+  std::ofstream(folder / "refs" / "main") << "abc123\n";
+  std::ofstream(folder / "refs" / "new") << "def456";
+  std::ofstream(folder / "snapshots" / "abc123" / "x.gguf") << "x";
+  const Variable variable("HF_HUB_CACHE", cache.c_str());
+  const auto path = [](const std::string& text, const char* key = "path") {
+    const auto loaded =
+        load({.sets = {"models.a.path=/m", std::string("models.a.") + key + "=" + text}, .environment = false});
+    if (!loaded) return loaded.error().message;
+    const ModelSetting& model = loaded->models.at("a");
+    return key == std::string("path") ? model.path : model.files.at(key);
+  };
+  EXPECT_EQ(path("hf:me/small"), folder / "snapshots" / "abc123");
+  EXPECT_EQ(path("hf:me/small@new"), folder / "snapshots" / "def456");
+  EXPECT_EQ(path("hf:me/small@def456"), folder / "snapshots" / "def456");
+  EXPECT_EQ(path("hf:me/small/x.gguf", "transformer"), folder / "snapshots" / "abc123" / "x.gguf");
+  EXPECT_THAT(path("hf:me/other"), HasSubstr("is not in " + cache.string() + "; `hf download me/other` fetches it"));
+  EXPECT_THAT(path("hf:me/small/y.gguf", "vae"), HasSubstr("`hf download me/small y.gguf` fetches it"));
+  EXPECT_THAT(path("hf:me/small@old"), HasSubstr("`hf download me/small --revision old` fetches it"));
+  for (const char* wrong : {"hf:small", "hf:", "hf:me/../../x", "hf:me/a b", "hf:me//", "hf:me/small@../x"})
+    EXPECT_THAT(path(wrong), HasSubstr("must be hf:ORG/NAME")) << wrong;
+}
+
 TEST(Settings, ModelsMayBeQuantizedAndHaveATransformerOfTheirOwn) {
   using Formats = std::map<std::string, std::string>;
   const std::string file = write_config(
