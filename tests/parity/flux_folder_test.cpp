@@ -261,12 +261,21 @@ TEST_F(FluxFolderTest, RefusesRequestsThatTheFolderHasNoNumbersFor) {
   EXPECT_NE(error.message.find("shift (above 0)"), std::string::npos) << error.message;
 }
 
+TEST_F(FluxFolderTest, PipelinesForImageInputServeTextToImage) {
+  for (const char* name : {"FluxImg2ImgPipeline", "FluxKontextPipeline"}) {
+    SetUp();
+    replace("model_index.json", "FluxPipeline", name);
+    const auto model = engine_->load_model({"m", dir_.string()});
+    EXPECT_TRUE(model) << (model ? "" : model.error().message);
+  }
+}
+
 TEST_F(FluxFolderTest, RefusesPartsThatDoNotFit) {
   replace("transformer/config.json", "\"joint_attention_dim\": 20", "\"joint_attention_dim\": 24");
   expect_error(Code::kDataCorrupt, {"joint_attention_dim is 24", "d_model is 20"});
   SetUp();
   replace("model_index.json", "FluxPipeline", "StableDiffusion3Pipeline");
-  expect_error(Code::kDataCorrupt, {"model_index.json", "it must be FluxPipeline"});
+  expect_error(Code::kDataCorrupt, {"model_index.json", "it must be one of FluxPipeline, "});
   SetUp();
   replace("model_index.json", "AutoencoderKL", "AutoencoderTiny");
   expect_error(Code::kDataCorrupt, {"model_index.json", "vae", "AutoencoderKL"});

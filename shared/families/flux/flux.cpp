@@ -7,7 +7,9 @@ namespace {
 
 using job::Field;
 
-constexpr std::string_view kClassNames[] = {"FluxPipeline"};
+// diffusers loads the folders of all as FluxPipeline, too: they have the same parts.
+constexpr std::string_view kClassNames[] = {"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline",
+                                            "FluxKontextPipeline", "FluxKontextInpaintPipeline"};
 constexpr std::int64_t kLargestSide = 2048;
 constexpr std::int64_t kMostSteps = 200, kMostTextTokens = 512;
 constexpr std::int64_t kDefaultLatentSide = 128;  // FluxPipeline's default_sample_size

@@ -1,4 +1,5 @@
-// FLUX.1: diffusers' FluxPipeline, guidance-distilled ("dev") or timestep-distilled ("schnell").
+// FLUX.1: diffusers' FluxPipeline, guidance-distilled ("dev") or timestep-distilled ("schnell"). Folders of its
+// pipelines for image input serve text to image.
 #pragma once
 
 #include "shared/families/family.h"
