@@ -240,7 +240,7 @@ TEST_F(LoraTest, RefusesBadRequests) {
               std::string::npos)
         << scale;
   EXPECT_NE(refusal([](auto& r) { r.loras.resize(17, r.loras[0]); }).message.find("at most 16"), std::string::npos);
-  EXPECT_EQ(refusal([](auto& r) { r.loras[0].path = "/"; }).code, Code::kDataCorrupt);
+  EXPECT_EQ(refusal([](auto& r) { r.loras[0].path = "/"; }).code, Code::kNotFound);  // a folder without an adapter
   const auto foreign = fs::path(source_path("deploy/demo-model/loras/night.safetensors"));
   const Error other = refusal([&](auto& r) { r.loras[0].path = foreign.string(); });
   EXPECT_EQ(other.code, Code::kInvalidArgument);

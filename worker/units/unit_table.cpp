@@ -102,7 +102,7 @@ void UnitTable::ended(const std::string& nonce) {
 void UnitTable::drain() {
   draining_ = true;
   for (Unit& unit : units_) {
-    if (unit.stage < Stage::kDenoising) request_stop(unit, StopReason::kDrained);
+    if (unit.stage < Stage::kStarting) request_stop(unit, StopReason::kDrained);
   }
 }
 

@@ -329,6 +329,18 @@ TEST_F(UnitTableTest, DrainHandsBackUnitsThatHaveNotStartedAndFinishesTheRest) {
   EXPECT_EQ(table_.assign(attempt(4), now_), UnitTable::Admission::kAccepted);
 }
 
+// The queue may have told everybody that it has started.
+TEST_F(UnitTableTest, DrainLetsAUnitThatIsStartingRun) {
+  assign(1);
+  decide();
+  table_.encoded("n1");
+  ASSERT_EQ(decide(), "start n1");
+  table_.drain();
+  EXPECT_EQ(decide(), "");
+  table_.started("n1", now_);
+  EXPECT_EQ(decide(), "denoise n1");
+}
+
 TEST_F(UnitTableTest, DrainRunningHandsBackTheDenoisingUnitButNotTheFinishingOne) {
   bring_to_denoising(1);
   table_.denoised("n1");
