@@ -102,7 +102,9 @@ Result<FileReport> Engine::inspect(const Families& families, const std::string& 
     for (const Family* family : families)
       for (const Component& one : family->components)
         for (const std::string_view name : one.known_by) {
-          const auto prefix = prefix_of(names, name);
+          auto prefix = prefix_of(names, name);
+          if (!prefix && name.ends_with(".weight"))  // as torchao stores it
+            prefix = prefix_of(names, std::string(name.substr(0, name.size() - 6)) + "_weight_qdata");
           if (!prefix) continue;
           const Checkpoint part = unwrap(Checkpoint::open_file(path, {*prefix}));
           const FileAbout about = family->about(one.name, part);
