@@ -46,9 +46,10 @@ Result<std::string> hub_path(const std::string& text) {
   if (const auto ref = read_file((folder / "refs" / revision).string()); ref && ref->size() < 100)
     commit = ref->substr(0, ref->find_first_of(" \r\n"));
   for (std::size_t i = 2; i < parts.size(); ++i) file += (file.empty() ? "" : "/") + std::string(parts[i]);
-  const fs::path found = folder / "snapshots" / commit / file;
+  fs::path found = folder / "snapshots" / commit;
+  if (!file.empty()) found /= file;
   std::error_code ec;
-  if (is_plain(commit) && fs::exists(found, ec)) return file.empty() ? found.parent_path().string() : found.string();
+  if (is_plain(commit) && fs::exists(found, ec)) return found.string();
   return Error{Code::kNotFound, "'" + text + "' is not in " + cache().string() + "; `hf download " + repository +
                                     (file.empty() ? "" : " " + file) +
                                     (at == text.npos ? "" : " --revision " + revision) + "` fetches it"};

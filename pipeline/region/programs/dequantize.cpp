@@ -14,34 +14,18 @@ class OnGpu : public Dequantizer {
 
   void run(const Dequantization& one) const override {
     const auto type = one.codes.scalar_type();
-    const std::size_t kernel = (type == c10::ScalarType::Byte            ? 0
-                                : type == c10::ScalarType::Float8_e4m3fn ? 2
-                                                                         : 4) +
-                               (one.to.scalar_type() == c10::ScalarType::BFloat16 ? 0 : 1);
+    const bool gguf = one.blocks != 0;
+    const std::size_t format = gguf                                     ? one.blocks - std::size_t{1}
+                               : type == c10::ScalarType::Byte          ? 0
+                               : type == c10::ScalarType::Float8_e4m3fn ? 1
+                                                                        : 2;
+    const std::size_t kernel = 2 * format + (one.to.scalar_type() == c10::ScalarType::BFloat16 ? 0 : 1);
     const std::int64_t per_block = std::int64_t{kDequantizedPerThread} * module_->launch_of(kernel).threads;
     const auto address = [](const at::Tensor& t) { return reinterpret_cast<long long>(t.const_data_ptr()); };
-    pipeline::unwrap(
-        module_->start(kernel, GpuModule::kI64Vector, (one.to.numel() + per_block - 1) / per_block,
-                       {address(one.codes), address(one.scales), address(one.to), one.to.numel(), one.to.size(1)},
-                       pipeline::current_stream(one.to.device())));
-  }
-
- private:
-  const std::shared_ptr<const GpuModule> module_;
-};
-
-class Gguf : public Dequantizer {
- public:
-  explicit Gguf(std::shared_ptr<const GpuModule> module) : module_(std::move(module)) {}
-
-  void run(const Dequantization& one) const override {
-    const std::size_t kernel =
-        2 * (one.blocks - std::size_t{1}) + (one.to.scalar_type() == c10::ScalarType::BFloat16 ? 0 : 1);
-    const std::int64_t per_block = std::int64_t{kDequantizedPerThread} * module_->launch_of(kernel).threads;
-    const auto address = [](const at::Tensor& t) { return reinterpret_cast<long long>(t.const_data_ptr()); };
+    std::vector<long long> arguments{address(one.codes), address(one.to), one.to.numel()};
+    if (!gguf) arguments = {arguments[0], address(one.scales), arguments[1], arguments[2], one.to.size(1)};
     pipeline::unwrap(module_->start(kernel, GpuModule::kI64Vector, (one.to.numel() + per_block - 1) / per_block,
-                                    {address(one.codes), address(one.to), one.to.numel()},
-                                    pipeline::current_stream(one.to.device())));
+                                    arguments, pipeline::current_stream(one.to.device())));
   }
 
  private:
@@ -53,7 +37,6 @@ class Gguf : public Dequantizer {
 std::shared_ptr<const Dequantizer> make_dequantizer(const RegionHost& host, bool gguf) {
   auto module = fixed_module(host, gguf ? gguf_program() : dequantize_program());
   if (!module) return nullptr;
-  if (gguf) return std::make_shared<const Gguf>(std::move(module));
   return std::make_shared<const OnGpu>(std::move(module));
 }
 
