@@ -90,9 +90,9 @@ std::unique_ptr<Model> DiffusionModel::load(const Family& family, const LoadCont
     spdlog::info("{}: quantize auto: {}", context.source.dir, formats_text(fitted.source));
   context.source = fitted.source;
   context.placement = fitted_placement(family, asked, fitted);
-  Folder folder(context, tokenizers.get());
+  Folder folder(family, context, tokenizers.get());
   folder.times.emplace_back("tokenizers", tokenizers_took);
-  auto network = load_network(family, folder);
+  auto network = load_network(folder);
   begun = Clock::now();
   Transformer::compile(network->transformers(), context.regions);
   const bool compiled = context.regions->compiles_blocks();

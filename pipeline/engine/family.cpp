@@ -49,10 +49,10 @@ std::string format_of(const ModelSource& source, const std::string& component) {
   return format == source.quantize.end() ? std::string() : format->second;
 }
 
-// Weights that replace the folder's; empty: none.
-std::string file_of(const ModelSource& source, std::string_view component) {
-  const auto file = source.files.find(std::string(component));
-  return file == source.files.end() ? std::string() : file->second;
+ComponentFiles files_of(const ModelSource& source, const Component& one) {
+  const std::string name(one.name);
+  const auto file = source.files.find(name);
+  return {source.dir + "/" + name, file == source.files.end() ? std::string() : file->second, one.prefixes};
 }
 
 void check_files(const Family& family, const ModelSource& source) {
@@ -78,12 +78,12 @@ bool Folder::has(std::string_view component) const {
 std::string Folder::quantize(const std::string& component) const { return format_of(context.source, component); }
 
 ComponentFiles Folder::files(const std::string& component) const {
-  return {dir(component), file_of(context.source, component)};
+  return files_of(context.source, *std::find_if(family.components.begin(), family.components.end(),
+                                                [&](const Component& one) { return one.name == component; }));
 }
 
 TransformerSource Folder::transformer(const std::string& component) const {
-  return {.dir = dir(component),
-          .file = file_of(context.source, component),
+  return {.files = files(component),
           .quantize = quantize(component),
           .name = component,
           .adapter_rank = context.adapter_columns,
@@ -138,7 +138,8 @@ void check_components(const Family& family, const std::string& dir, std::string_
   }
 }
 
-std::unique_ptr<Network> load_network(const Family& family, Folder& folder) {
+std::unique_ptr<Network> load_network(Folder& folder) {
+  const Family& family = folder.family;
   const std::string& attention = folder.context.source.attention;
   if (!attention.empty() && attention != "fp8")
     fail(Code::kInvalidArgument, "attention is \"" + attention + "\"; it must be fp8, or be left out", "attention");
@@ -157,18 +158,15 @@ StoredFormats stored_formats(const Family& family, const ModelSource& source) {
   check_files(family, source);
   StoredFormats found{.other = !source.quantize.empty()};
   for (const Component& one : family.components) {
-    const std::string component(one.name), file = file_of(source, one.name);
+    const ComponentFiles files = files_of(source, one);
     if (one.formats.empty()) continue;
-    const Placement host{c10::kCPU, c10::ScalarType::Float};
     try {
-      const Parameters parameters = *one.library == Library::kDiffusers
-                                        ? Transformer::open(source.dir + "/" + component, file, host)
-                                        : Parameters::open(source.dir + "/" + component, *one.library, host);
+      const Parameters parameters = Parameters::open(files, *one.library, {c10::kCPU, c10::ScalarType::Float});
       found.gguf = found.gguf || parameters.has_gguf();
       found.other = found.other || (parameters.has_quantized() && !parameters.has_gguf());
-      if (!format_of(source, component).empty()) parameters.check_quantize_on_load();
+      if (!format_of(source, std::string(one.name)).empty()) parameters.check_quantize_on_load();
     } catch (const Failure& failure) {
-      if (failure.error().code != Code::kNotFound || !file.empty()) throw;
+      if (failure.error().code != Code::kNotFound || !files.file.empty()) throw;
     }
   }
   return found;
@@ -176,12 +174,11 @@ StoredFormats stored_formats(const Family& family, const ModelSource& source) {
 
 std::string not_finite_weight(const Family& family, const ModelSource& source) {
   for (const Component& one : family.components) {
-    const std::string dir = source.dir + "/" + std::string(one.name), file = file_of(source, one.name);
-    if (!one.library || (one.optional && !std::filesystem::exists(dir))) continue;
-    const std::string name = unwrap(
-        unwrap(file.empty() ? Checkpoint::open(dir, *one.library) : Checkpoint::open_file(file, {})).not_finite());
+    const ComponentFiles files = files_of(source, one);
+    if (!one.library || (one.optional && !std::filesystem::exists(files.dir))) continue;
+    const std::string name = unwrap(open_checkpoint(files, *one.library).not_finite());
     if (!name.empty())
-      return "weight " + name + " of " + (file.empty() ? std::string(one.name) : file) + " is not finite";
+      return "weight " + name + " of " + (files.file.empty() ? std::string(one.name) : files.file) + " is not finite";
   }
   return "all stored weights are finite";
 }
@@ -194,16 +191,14 @@ region::AheadPrograms ahead_programs(const Family& family, const ModelSource& so
   const Placement host{c10::kCPU,
                        type == region::ElementType::kF32 ? c10::ScalarType::Float : c10::ScalarType::BFloat16};
   for (const Component& one : family.components) {
-    const std::string dir = source.dir + "/" + std::string(one.name);
+    const ComponentFiles files = files_of(source, one);
     if (!options.transformer || !family.spec || !one.name.starts_with("transformer") ||
-        (one.optional && !std::filesystem::exists(dir + "/config.json")))
+        (one.optional && !std::filesystem::exists(files.dir + "/config.json")))
       continue;
-    for (region::Program& program : Transformer::programs(family.spec(ConfigFile(dir + "/config.json")),
-                                                          {.dir = dir,
-                                                          .file = file_of(source, one.name),
-                                                          .quantize = format_of(source, std::string(one.name)),
-                                                          .f8_attention = f8_attention},
-                                                          host, arch.fp8_products))
+    for (region::Program& program : Transformer::programs(
+             family.spec(ConfigFile(files.dir + "/config.json")),
+             {.files = files, .quantize = format_of(source, std::string(one.name)), .f8_attention = f8_attention}, host,
+             arch.fp8_products))
       made.blocks.push_back(std::move(program));
   }
   if (!arch.gpu) return made;

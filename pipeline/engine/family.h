@@ -42,6 +42,7 @@ struct Component {
   std::optional<Library> library;         // whose names its weights have; empty: no weights
   std::vector<std::string> formats = {};  // that it can be quantized to while it is loaded
   bool optional = false;
+  std::vector<std::string_view> prefixes = {};  // of its tensors in a checkpoint of several components
   std::vector<std::string_view> known_by = {};  // a file with one of these tensors may have the component
 };
 
@@ -51,11 +52,14 @@ struct FileAbout {
   std::string problem;  // why the variant is not supported; empty: it is
 };
 
+struct Family;
+
 // A folder while it is loaded.
 class Folder {
  public:
   // `tokenizers`: null if nobody is going to tokenize.
-  Folder(const LoadContext& context, const Tokenizers* tokenizers) : context(context), tokenizers(tokenizers) {}
+  Folder(const Family& family, const LoadContext& context, const Tokenizers* tokenizers)
+      : family(family), context(context), tokenizers(tokenizers) {}
 
   std::string dir(const std::string& component) const { return context.source.dir + "/" + component; }
   ConfigFile config(const std::string& component) const { return ConfigFile(dir(component) + "/config.json"); }
@@ -85,6 +89,7 @@ class Folder {
     return now.get_future();
   }
 
+  const Family& family;
   const LoadContext& context;
   const Tokenizers* const tokenizers;
   PartTimes times;  // parts that were loaded at the same time overlap
@@ -121,7 +126,7 @@ void check_components(const Family& family, const std::string& dir, std::string_
 
 // Loads the folder's networks without compiling them. Throws what Family::load throws, and Failure (kInvalidArgument)
 // for `quantize` of another component or format.
-std::unique_ptr<Network> load_network(const Family& family, Folder& folder);
+std::unique_ptr<Network> load_network(Folder& folder);
 
 // Whether any linear is stored as GGUF, and whether any is stored in another quantized format or will be quantized on
 // load. Opens the weight files of all components and reads their headers. Skips components without weights. Throws

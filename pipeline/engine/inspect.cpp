@@ -72,63 +72,80 @@ std::string keys_of(const Family& family, const Component& one) {
   return keys;
 }
 
+// What is before the names of the component's tensors; nothing if the file has none of known_by.
+std::optional<std::string> prefix_of(const std::vector<std::string>& names, const Component& one) {
+  for (const std::string_view name : one.known_by) {
+    if (auto prefix = prefix_of(names, name)) return prefix;
+    if (!name.ends_with(".weight")) continue;
+    const std::string module(name.substr(0, name.size() - 7));
+    if (auto prefix = prefix_of(names, module + "._weight_qdata")) return prefix;  // as torchao stores it
+  }
+  return {};
+}
+
+// "x-00001-of-00004.safetensors".
+bool is_shard(std::string_view path) {
+  constexpr std::string_view kEnd = "-00000-of-00000.safetensors";
+  if (path.size() < kEnd.size()) return false;
+  const std::string_view end = path.substr(path.size() - kEnd.size());
+  return std::equal(end.begin(), end.end(), kEnd.begin(),
+                    [](char c, char right) { return right == '0' ? c >= '0' && c <= '9' : c == right; });
+}
+
+bool has_parts(const std::vector<std::string>& names, const std::vector<std::string_view>& parts) {
+  return std::any_of(names.begin(), names.end(), [&](std::string name) {
+    std::replace(name.begin(), name.end(), '.', '_');
+    return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) { return name.find(part) != name.npos; });
+  });
+}
+
+// The components in the file, or why there is none.
+void find_components(const Families& families, const std::string& path, const std::vector<std::string>& names,
+                     FileReport& report) {
+  std::string unsupported;
+  for (const Family* family : families)
+    for (const Component& one : family->components) {
+      const auto prefix = prefix_of(names, one);
+      if (!prefix) continue;
+      const Checkpoint part = unwrap(Checkpoint::open_file(path, {*prefix}));
+      const auto [text, problem] = family->about(one.name, part);
+      if (text.empty()) continue;
+      const std::string missing = one.name == "vae" ? "" : missing_in_blocks(part.names());
+      if (!problem.empty())
+        unsupported = text + ": " + problem;
+      else if (!missing.empty())
+        report.problem = text + ": " + missing;
+      else
+        report.components.push_back(text + " (" + types_of(part) + "), for " + keys_of(*family, one));
+    }
+  if (report.components.empty() && report.problem.empty()) report.problem = unsupported;
+}
+
 }  // namespace
 
 Result<FileReport> Engine::inspect(const Families& families, const std::string& path) {
   return result_of("inspect " + path, [&] {
-    const Checkpoint all = unwrap(Checkpoint::open_file(path, {""}));
-    const std::vector<std::string> names = all.names();
-    FileReport report;
-    if (const auto at = path.rfind("-of-");
-        at != path.npos && path.find('/', at) == path.npos && path.ends_with(".safetensors")) {
-      report.problem = "it is one of several shards; a model's folder has all of them and their index";
-      return report;
-    }
-    std::string problem;
-    for (const Family* family : families)
-      if (std::any_of(names.begin(), names.end(), [&](std::string name) {
-            std::replace(name.begin(), name.end(), '.', '_');
-            return std::any_of(family->adapter_parts.begin(), family->adapter_parts.end(),
-                               [&](std::string_view part) { return name.find(part) != name.npos; });
-          }))
-        report.adapter_of.emplace_back(family->description->name);
+    const std::vector<std::string> names = unwrap(Checkpoint::open_file(path, {""})).names();
+    if (is_shard(path))
+      return FileReport{.problem = "it is one of several shards; a model's folder has all of them and their index"};
     std::vector<std::string> of_transformers;  // VAEs of any model have similar names
     std::copy_if(names.begin(), names.end(), std::back_inserter(of_transformers),
                  [](const std::string& name) { return name.find("encoder.down_blocks.") == name.npos; });
-    if (const auto other = safetensors::other_model_of(of_transformers); !other.empty()) {
-      report.problem = "weights of " + std::string(other) + ", which is not supported";
-      return report;
-    }
-    for (const Family* family : families)
-      for (const Component& one : family->components)
-        for (const std::string_view name : one.known_by) {
-          auto prefix = prefix_of(names, name);
-          if (!prefix && name.ends_with(".weight"))  // as torchao stores it
-            prefix = prefix_of(names, std::string(name.substr(0, name.size() - 6)) + "_weight_qdata");
-          if (!prefix) continue;
-          const Checkpoint part = unwrap(Checkpoint::open_file(path, {*prefix}));
-          const FileAbout about = family->about(one.name, part);
-          if (about.text.empty()) break;
-          if (!about.problem.empty()) {
-            problem = about.text + ": " + about.problem;
-            break;
-          }
-          const std::string missing = one.name == "vae" ? "" : missing_in_blocks(part.names());
-          if (missing.empty())
-            report.components.push_back(about.text + " (" + types_of(part) + "), for " + keys_of(*family, one));
-          else
-            problem = about.text + ": " + missing;
-          break;
-        }
-    if (report.components.empty() || problem.ends_with(" is missing")) report.problem = problem;
+    if (const auto other = safetensors::other_model_of(of_transformers); !other.empty())
+      return FileReport{.problem = "weights of " + std::string(other) + ", which is not supported"};
+    FileReport report;
+    find_components(families, path, names, report);
+    if (!report.components.empty() || !report.problem.empty()) return report;
     const bool adapts = std::any_of(names.begin(), names.end(), [](const std::string& name) {
       return safetensors::parse_adapter_key(name).kind != safetensors::AdapterKind::kUnknown;
     });
-    if (!report.components.empty() || !report.problem.empty() || adapts) return report;
-    report.problem = names.empty() ? "it has no tensors"
-                                   : "it is neither a component of a supported model nor an adapter: its " +
-                                         std::to_string(names.size()) + " tensors are such as " +
-                                         excerpt(names[names.size() / 2], 100);
+    if (!adapts)
+      report.problem = names.empty() ? "it has no tensors"
+                                     : "it is neither a component of a supported model nor an adapter: its " +
+                                           std::to_string(names.size()) + " tensors are such as " +
+                                           excerpt(names[names.size() / 2], 100);
+    for (const Family* family : families)
+      if (adapts && has_parts(names, family->adapter_parts)) report.adapter_of.emplace_back(family->description->name);
     return report;
   });
 }

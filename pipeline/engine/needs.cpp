@@ -27,8 +27,8 @@ std::unique_ptr<Network> load_dry(const Family& family, LoadContext context, std
   context.regions = region::make_dry_host(*context.regions);
   context.placement = {.device = kDryDevice, .dtype = context.placement.dtype, .stands_for = context.placement.device};
   const std::int64_t before = dry_bytes();
-  Folder folder(context, nullptr);
-  auto network = load_network(family, folder);
+  Folder folder(family, context, nullptr);
+  auto network = load_network(folder);
   Transformer::compile(network->transformers(), context.regions);
   bytes = dry_bytes() - before;
   return network;

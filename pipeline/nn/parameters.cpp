@@ -80,13 +80,16 @@ Parameters::Parameters(Checkpoint checkpoint, Placement placement, const json::o
       stored_(unwrap(StoredWeights::find(checkpoint_, config))),
       fp8_products_(region::has_fp8_products(placement.real_device())) {}
 
-Parameters Parameters::open(const ComponentFiles& from, Library library, Placement placement,
-                            const std::vector<std::string_view>& prefixes) {
-  if (!from.file.empty()) return Parameters(unwrap(Checkpoint::open_file(from.file, prefixes)), placement);
+Checkpoint open_checkpoint(const ComponentFiles& from, Library library) {
+  return unwrap(from.file.empty() ? Checkpoint::open(from.dir, library)
+                                  : Checkpoint::open_file(from.file, from.prefixes));
+}
+
+Parameters Parameters::open(const ComponentFiles& from, Library library, Placement placement) {
   const std::string file = from.dir + "/config.json";
   std::optional<ConfigFile> config;
-  if (std::filesystem::exists(file)) config = ConfigFile(file).child("quantization_config");
-  return Parameters(unwrap(Checkpoint::open(from.dir, library)), placement, config ? &config->fields() : nullptr);
+  if (from.file.empty() && std::filesystem::exists(file)) config = ConfigFile(file).child("quantization_config");
+  return Parameters(open_checkpoint(from, library), placement, config ? &config->fields() : nullptr);
 }
 
 void Parameters::check_quantize_on_load() const {
@@ -162,7 +165,9 @@ at::Tensor Parameters::read(const StoredTensor& from, std::int64_t begin, const 
 
 std::vector<FileRows> Parameters::rows_in_file(const std::string& name, std::int64_t rows) const {
   const auto at = file_names_.find(name);
-  return at == file_names_.end() ? std::vector<FileRows>{{name, 0, rows, rows}} : at->second;
+  if (at == file_names_.end()) return {{name, 0, rows, rows}};
+  if (at->second.front().total == 0) return {{at->second.front().name, 0, rows, rows}};
+  return at->second;
 }
 
 at::Tensor Parameters::tensor(const std::string& name, const Shape& shape, std::optional<c10::ScalarType> type) {

@@ -45,8 +45,8 @@ using Shape = std::vector<std::int64_t>;
 
 // Rows of a tensor in a file.
 struct FileRows {
-  std::string name;                     // of a linear, or of a tensor
-  std::int64_t first_row, rows, total;  // total: rows of the tensor in the file
+  std::string name;                                 // of a linear, or of a tensor
+  std::int64_t first_row = 0, rows = 0, total = 0;  // total: rows of the tensor in the file; 0: all of them are meant
 };
 // Maps a linear ("a.proj", both weight and bias) or a tensor ("a.weight") to its rows, in order, in a file with other
 // names.
@@ -58,11 +58,15 @@ at::Tensor copy_to(Placement placement, const TensorView& view);
 
 // Where a component is.
 struct ComponentFiles {
-  ComponentFiles(std::string dir, std::string file = {}) : dir(std::move(dir)), file(std::move(file)) {}
+  ComponentFiles(std::string dir, std::string file = {}, std::vector<std::string_view> prefixes = {})
+      : dir(std::move(dir)), file(std::move(file)), prefixes(std::move(prefixes)) {}
   ComponentFiles(const char* dir) : dir(dir) {}
-  std::string dir;   // with config.json, and the weights if `file` is empty
-  std::string file;  // safetensors or GGUF, perhaps with other components
+  std::string dir;                         // with config.json, and the weights if `file` is empty
+  std::string file;                        // safetensors or GGUF, perhaps with other components
+  std::vector<std::string_view> prefixes;  // of its tensors in `file`: see Checkpoint::open_file()
 };
+// Throws the errors of Checkpoint as Failure.
+Checkpoint open_checkpoint(const ComponentFiles& from, Library library);
 
 // Copies tensors from a checkpoint to the placement's device. Linears that the checkpoint stores quantized stay
 // quantized; a GPU without fp8 products computes fp8 weights in the placement's type. Converts all other tensors to the
@@ -74,9 +78,8 @@ class Parameters {
  public:
   // `config`: quantization_config of config.json, or null.
   Parameters(Checkpoint checkpoint, Placement placement, const json::object* config = nullptr);
-  // A component's folder, with its quantization_config, or its file. `prefixes`: see Checkpoint::open_file().
-  static Parameters open(const ComponentFiles& from, Library library, Placement placement,
-                         const std::vector<std::string_view>& prefixes = {});
+  // A component's folder, with its quantization_config, or its file.
+  static Parameters open(const ComponentFiles& from, Library library, Placement placement);
 
   // Quantizes the linears that `chosen` accepts while they are loaded, to "nf4" or "fp8" (with dynamic activations).
   // fp8 leaves linears with a dimension that is no multiple of 16 as they are. Throws Failure (kInvalidArgument) if the

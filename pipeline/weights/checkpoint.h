@@ -33,9 +33,9 @@ class Checkpoint {
   static Result<Checkpoint> open(const std::string& dir, Library library);
 
   // Opens one safetensors or GGUF file, such as a checkpoint of several components. If names start with one of
-  // `prefixes`, only tensors with the first such prefix belong to the component, and their names here lack it.
-  // "" is the prefix of all tensors. Otherwise
-  // all tensors belong to it but those of a VAE or text encoders. Errors: those of SafetensorsFile::open.
+  // `prefixes`, only tensors with the first such prefix belong to the component, and their names here lack it;
+  // "" is the prefix of all. Otherwise all tensors belong to it but those of a VAE or text encoders. Errors: those of
+  // SafetensorsFile::open.
   static Result<Checkpoint> open_file(const std::string& path, const std::vector<std::string_view>& prefixes);
 
   const std::string& dir() const { return dir_; }  // or the path given to open_file()

@@ -282,8 +282,8 @@ std::vector<std::vector<at::Tensor>> trajectories(const std::string& quantize, c
   const pipeline::LoadContext context{
       .source = source, .placement = {gpu, ScalarType::BFloat16}, .regions = open_host(), .adapters = {}, .memory = {}};
   const auto tokenizers = pipeline::flux_family().load_tokenizers(source.dir);
-  pipeline::Folder folder(context, tokenizers.get());
-  const auto network = pipeline::load_network(pipeline::flux_family(), folder);
+  pipeline::Folder folder(pipeline::flux_family(), context, tokenizers.get());
+  const auto network = pipeline::load_network(folder);
   pipeline::Transformer::compile(network->transformers(), context.regions);
   std::vector<std::vector<at::Tensor>> made;
   for (const std::string& prompt : prompts) {

@@ -157,7 +157,7 @@ void bench_step(const std::string& dir, int rounds) {
     const auto cache = region::make_memory_cache();
     const auto host = [&] { return region::make_region_host({.backend = "cpu_jit", .fullgraph = true}, kCpu, cache); };
     const auto load = [&](std::shared_ptr<region::RegionHost> regions) {
-      auto flux = pipeline::FluxTransformer::load({.dir = dir + "/transformer", .regions = regions}, placement);
+      auto flux = pipeline::FluxTransformer::load({.files = dir + "/transformer", .regions = regions}, placement);
       pipeline::Transformer::compile({&flux}, regions);
       return flux;
     };

@@ -80,7 +80,7 @@ class FluxDenoising : public FluxStage {};
 
 TEST_P(FluxDenoising, Denoises) {
   const auto host = region::make_region_host(golden::test_compile(), device_, nullptr);
-  auto transformer = FluxTransformer::load({.dir = dir("transformer"), .regions = host}, placement());
+  auto transformer = FluxTransformer::load({.files = dir("transformer"), .regions = host}, placement());
   Transformer::compile({&transformer}, host);
   const at::Tensor noise = input("noise"), prompt = input("prompt_embeds"), sigmas = input("sigmas");
   const auto table = transformer.modulation(input("timesteps"), *golden_.request.fields.real("guidance_scale"),

@@ -339,6 +339,34 @@ INSTANTIATE_TEST_SUITE_P(
         OtherNames{"t5_gguf", image, "text_encoder_2", Library::kTransformers, llama_t5, {""}}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// The folder has no weights of its own for the text encoder, and all its weights are in a checkpoint of ComfyUI.
+TEST(SingleFiles, ArePlannedWithoutTheFoldersWeights) {
+  namespace fs = std::filesystem;
+  const fs::path folder = temporary("no_t5"), t5 = folder / "text_encoder_2";
+  fs::remove_all(folder);
+  fs::create_directories(t5);
+  for (const auto& entry : fs::directory_iterator(image().folder))
+    if (entry.path().filename() != "text_encoder_2") fs::create_symlink(entry.path(), folder / entry.path().filename());
+  fs::copy_file(image().folder + "/text_encoder_2/config.json", t5 / "config.json");
+  const auto checkpoint = unwrap(Checkpoint::open(image().folder + "/text_encoder_2", Library::kTransformers));
+  std::vector<TensorToWrite> tensors;
+  std::vector<TensorView> views;  // own the bytes
+  for (const std::string& name : checkpoint.names()) {
+    const auto [file, entry] = unwrap(checkpoint.tensor(name));
+    const TensorView& view = views.emplace_back(unwrap(file.view(*entry)));
+    tensors.push_back(
+        {"text_encoders.t5xxl.transformer." + name, view.dtype, {view.shape.begin(), view.shape.end()}, view.bytes});
+  }
+  const std::string path = temporary("planned.safetensors");
+  unwrap(write_safetensors(path, tensors));
+  const auto engine = unwrap(Engine::create(golden::test_options("fp32", 0), {&image().family}));
+  GenerationRequest request;
+  request.prompt = "a red circle";
+  const auto plan = engine->plan(
+      {.name = "m", .dir = folder.string(), .files = {{"text_encoder_2", path}}, .quantize = {{"*", "auto"}}}, request);
+  EXPECT_TRUE(plan) << (plan ? "" : plan.error().message);
+}
+
 TEST(SingleFiles, OfComponentsThatTheModelLacksAreRefused) {
   for (const auto& [demo, component] : {std::pair(&image, "transformer_2"), {&video, "text_encoder_2"}}) {
     const auto engine = unwrap(Engine::create(golden::test_options("fp32", 0), {&demo().family}));

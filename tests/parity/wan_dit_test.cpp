@@ -51,7 +51,7 @@ TEST_P(WanDit, PredictsWhatDiffusersPredicts) {
   for (const auto& [type, compiled] :
        {std::pair(at::kFloat, false), {at::kFloat, true}, {at::kBFloat16, false}, {at::kBFloat16, true}}) {
     SCOPED_TRACE(compiled);
-    auto model = WanTransformer::load({.dir = fixture(name.substr(0, name.find('-')))}, {.dtype = type});
+    auto model = WanTransformer::load({.files = fixture(name.substr(0, name.find('-')))}, {.dtype = type});
     if (compiled) Transformer::compile({&model}, compiling_host());
     const at::Tensor text = model.embed_text(read("text")),
                      rope = model.rope(latents.size(2), latents.size(3), latents.size(4));
@@ -77,7 +77,7 @@ TEST(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
   const at::Tensor prompt = golden::read_tensor(fixture("t2v-video.safetensors"), "text");
   for (const std::string format : {"", "nf4", "fp8"}) {
     SCOPED_TRACE(format);
-    const auto eager = WanTransformer::load({.dir = fixture("t2v"), .quantize = format}, {});
+    const auto eager = WanTransformer::load({.files = fixture("t2v"), .quantize = format}, {});
     auto first = eager, second = eager;
     const auto host = compiling_host();
     Transformer::compile({&first, &second}, host);
@@ -118,10 +118,11 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
   const at::Tensor prompt = golden::read_tensor(fixture("t2v-video.safetensors"), "text");
   for (const std::string format : {"", "nf4", "fp8"}) {
     SCOPED_TRACE(format);
-    const auto eager = WanTransformer::load({.dir = fixture("t2v"), .quantize = format}, {});
+    const auto eager = WanTransformer::load({.files = fixture("t2v"), .quantize = format}, {});
     const auto host = compiling_host();
     const auto load = [&] {
-      return WanTransformer::load({.dir = fixture("t2v"), .quantize = format, .adapter_rank = 16, .regions = host}, {});
+      return WanTransformer::load({.files = fixture("t2v"), .quantize = format, .adapter_rank = 16, .regions = host},
+                                  {});
     };
     WanTransformer experts[] = {load(), load()};
     Transformer::compile({&experts[0], &experts[1]}, host);
@@ -162,8 +163,9 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
       EXPECT_EQ(used(), 0);
     }
     EXPECT_EQ(host->counters->counts().compiles, 2u);  // without and with adapters
-    const auto ahead = Transformer::programs(wan_spec(eager.config()), {.dir = fixture("t2v"), .quantize = format}, {},
-                                             /*fp8_products=*/true);
+    const auto ahead =
+        Transformer::programs(wan_spec(eager.config()), {.files = fixture("t2v"), .quantize = format}, {},
+                              /*fp8_products=*/true);
     ASSERT_EQ(ahead.size(), 2u);
     EXPECT_EQ(ahead[1].block, format.empty()    ? "wan.block.adapted"
                               : format == "fp8" ? "wan.block.fp8.adapted"
@@ -245,7 +247,7 @@ TEST(WanDitConfig, RefusesWhatIsNotSupported) {
 }
 
 TEST(WanDitShapes, AreChecked) {
-  const auto model = WanTransformer::load({.dir = fixture("t2v")}, {});
+  const auto model = WanTransformer::load({.files = fixture("t2v")}, {});
   const at::Tensor latents = golden::read_tensor(fixture("i2v-image.safetensors"), "latents");
   expect_refusal([&] { model.velocity(latents, 1, {}, {}); }, {"36", "[1, 16,"});
   expect_refusal([&] { model.rope(1, 4098, 2); }, {"2049", "1024"});

@@ -357,6 +357,7 @@ TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
        gguf_file({{"blocks.0.self_attn.q.weight", {1, 256}, 12, std::string(144, '\0')},
                   {"patch_embedding.weight", {1, 16, 1, 1, 1}, 0, std::string(64, '\0')}}),
        "(1 in F32, 1 in Q4_K), for models.NAME.transformer or transformer_2"},
+      {"best-of-both.safetensors", good, "FLUX.1 transformer"},
       {"peft.safetensors",
        safetensors_file(
            adapter("transformer.single_transformer_blocks.0.attn.to_q", ".lora_A.weight", ".lora_B.weight")),

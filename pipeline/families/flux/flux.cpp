@@ -235,12 +235,7 @@ FileAbout about(std::string_view component, const Checkpoint& file) {
     return {"CLIP text encoder",
             width == 1280 ? "it is 1280 wide, as Stable Diffusion XL's second; FLUX.1 has CLIP-L" : ""};
   }
-  if (component == "text_encoder_2")
-    return {file.contains("encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight") ||
-                    file.contains("enc.blk.1.attn_rel_b.weight")
-                ? ""
-                : "T5 text encoder",
-            ""};
+  if (component == "text_encoder_2") return {is_umt5(file) ? "" : "T5 text encoder", ""};
   const std::int64_t channels = file.extent({"decoder.conv_in.weight"}, 1);
   if (file.extent({"decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight"}, 4) >= 0) return {};
   return {"VAE of images", channels == 4 ? "it has 4 latent channels, as Stable Diffusion's; FLUX.1's has 16" : ""};
@@ -261,33 +256,32 @@ std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
 const Family& flux_family() {
   static const Family family{
       .description = &families::kFlux,
-      .components = {{"scheduler", "FlowMatchEulerDiscreteScheduler"},
-                     {"tokenizer", "CLIPTokenizer"},
-                     {"tokenizer_2", "T5Tokenizer"},
-                     {"transformer",
-                      "FluxTransformer2DModel",
-                      Library::kDiffusers,
-                      {"fp8", "nf4"},
-                      false,
-                      {"double_blocks.0.img_attn.qkv.weight", "transformer_blocks.0.attn.add_q_proj.weight"}},
-                     {"text_encoder",
-                      "CLIPTextModel",
-                      Library::kTransformers,
-                      {"nf4"},
-                      false,
-                      {"text_model.embeddings.token_embedding.weight", "embeddings.token_embedding.weight"}},
-                     {"text_encoder_2",
-                      "T5EncoderModel",
-                      Library::kTransformers,
-                      {"nf4"},
-                      false,
-                      {"encoder.block.0.layer.0.SelfAttention.q.weight", "enc.blk.0.attn_q.weight"}},
-                     {"vae",
-                      "AutoencoderKL",
-                      Library::kDiffusers,
-                      {},
-                      false,
-                      {"decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight"}}},
+      .components =
+          {{"scheduler", "FlowMatchEulerDiscreteScheduler"},
+           {"tokenizer", "CLIPTokenizer"},
+           {"tokenizer_2", "T5Tokenizer"},
+           {"transformer",
+            "FluxTransformer2DModel",
+            Library::kDiffusers,
+            {"fp8", "nf4"},
+            false,
+            {"model.diffusion_model.", "diffusion_model."},
+            {"double_blocks.0.img_attn.qkv.weight", "transformer_blocks.0.attn.add_q_proj.weight"}},
+           {"text_encoder",
+            "CLIPTextModel",
+            Library::kTransformers,
+            {"nf4"},
+            false,
+            {"text_encoders.clip_l.transformer."},
+            {"text_model.embeddings.token_embedding.weight", "embeddings.token_embedding.weight"}},
+           {"text_encoder_2", "T5EncoderModel", Library::kTransformers, {"nf4"}, false, kT5Prefixes, kT5Tensors},
+           {"vae",
+            "AutoencoderKL",
+            Library::kDiffusers,
+            {},
+            false,
+            {"vae.", "first_stage_model."},
+            {"decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight"}}},
       .load = FluxNetwork::load,
       .load_tokenizers = load_tokenizers,
       .about = about,

@@ -26,8 +26,8 @@ FileNames file_names(const FluxConfig& c, const Parameters& p) {
     }
   }
   const auto norms = [&](const std::string& at, const std::string& suffix, const std::string& bfl) {
-    names[at + ".norm_" + suffix + "q.weight"] = {{bfl + ".query_norm.scale", 0, c.head_dim, c.head_dim}};
-    names[at + ".norm_" + suffix + "k.weight"] = {{bfl + ".key_norm.scale", 0, c.head_dim, c.head_dim}};
+    names[at + ".norm_" + suffix + "q.weight"] = {{bfl + ".query_norm.scale"}};
+    names[at + ".norm_" + suffix + "k.weight"] = {{bfl + ".key_norm.scale"}};
   };
   for (std::int64_t i = 0; i < c.num_layers; ++i) {
     const std::string at = "transformer_blocks." + std::to_string(i) + ".attn",

@@ -26,7 +26,7 @@ constexpr std::size_t kMostGraphs = 16;  // buckets; each keeps its inputs, a fe
 }  // namespace
 
 FluxTransformer FluxTransformer::load(const TransformerSource& source, Placement placement) {
-  FluxTransformer made(read_flux_config(ConfigFile(source.dir + "/config.json")), std::move(placement));
+  FluxTransformer made(read_flux_config(ConfigFile(source.files.dir + "/config.json")), std::move(placement));
   made.Transformer::load(source, made.config_.heads);
   return made;
 }

@@ -10,23 +10,19 @@ namespace {
 FileNames file_names(const WanConfig& c, const Parameters& p) {
   FileNames names;
   if (!p.contains("head.head.bias")) return names;
-  const std::int64_t d = c.width();
-  const auto same = [&](const std::string& name, const std::string& own, std::int64_t rows) {
-    names[name] = {{own, 0, rows, rows}};
-  };
-  each_linear(wan_spec(c), [&](const LinearSpec& linear, const std::vector<std::string>& each) {
-    for (const std::string& name : each) same(name, wan_own_name(name), linear.out);
+  each_linear(wan_spec(c), [&](const LinearSpec&, const std::vector<std::string>& each) {
+    for (const std::string& name : each) names[name] = {{wan_own_name(name)}};
   });
   for (std::int64_t i = 0; i < c.num_layers; ++i) {
     const std::string at = "blocks." + std::to_string(i) + ".";
     for (const char* norm : {"norm_q.weight", "norm_k.weight"}) {
-      same(at + "attn1." + norm, at + "self_attn." + norm, d);
-      same(at + "attn2." + norm, at + "cross_attn." + norm, d);
+      names[at + "attn1." + norm] = {{at + "self_attn." + norm}};
+      names[at + "attn2." + norm] = {{at + "cross_attn." + norm}};
     }
-    for (const char* part : {"weight", "bias"}) same(at + "norm2." + part, at + "norm3." + part, d);
-    same(at + "scale_shift_table", at + "modulation", 1);
+    for (const char* part : {"weight", "bias"}) names[at + "norm2." + part] = {{at + "norm3." + part}};
+    names[at + "scale_shift_table"] = {{at + "modulation"}};
   }
-  same("scale_shift_table", "head.modulation", 1);
+  names["scale_shift_table"] = {{"head.modulation"}};
   return names;
 }
 

@@ -17,7 +17,7 @@
 
 namespace ditfleet::pipeline {
 WanTransformer WanTransformer::load(const TransformerSource& source, Placement placement) {
-  WanTransformer made(read_wan_config(ConfigFile(source.dir + "/config.json")), std::move(placement));
+  WanTransformer made(read_wan_config(ConfigFile(source.files.dir + "/config.json")), std::move(placement));
   made.Transformer::load(source, made.config_.heads);
   return made;
 }

@@ -303,12 +303,7 @@ FileAbout about(std::string_view component, const Checkpoint& file) {
     if (inputs == 48) return {text, "it has 48 input channels, as TI2V-5B, which is not supported"};
     return {text + ", " + std::to_string(file.extent({"patch_embedding.weight"}, 0)) + " wide", ""};
   }
-  if (component == "text_encoder")
-    return {file.contains("encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight") ||
-                    file.contains("enc.blk.1.attn_rel_b.weight")
-                ? "UMT5 text encoder"
-                : "",
-            ""};
+  if (component == "text_encoder") return {is_umt5(file) ? "UMT5 text encoder" : "", ""};
   const std::int64_t channels = file.extent({"decoder.conv1.weight", "decoder.conv_in.weight"}, 1);
   return {"VAE of videos",
           channels == 48 ? "it has 48 latent channels, as that of TI2V-5B, which is not supported" : ""};
@@ -326,25 +321,28 @@ std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
 const Family& wan_family() {
   static const Family family{
       .description = &families::kWan,
-      .components = {{"transformer",
-                      "WanTransformer3DModel",
-                      Library::kDiffusers,
-                      {"fp8", "nf4"},
-                      false,
-                      {"blocks.0.self_attn.q.weight", "blocks.0.attn1.to_q.weight"}},
-                     {"transformer_2", "WanTransformer3DModel", Library::kDiffusers, {}, /*optional=*/true},
-                     {"text_encoder",
-                      "UMT5EncoderModel",
-                      Library::kTransformers,
-                      {"nf4"},
-                      false,
-                      {"encoder.block.0.layer.0.SelfAttention.q.weight", "enc.blk.0.attn_q.weight"}},
-                     {"vae",
-                      "AutoencoderKLWan",
-                      Library::kDiffusers,
-                      {},
-                      false,
-                      {"decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma"}}},
+      .components =
+          {{"transformer",
+            "WanTransformer3DModel",
+            Library::kDiffusers,
+            {"fp8", "nf4"},
+            false,
+            {"model.diffusion_model.", "diffusion_model."},
+            {"blocks.0.self_attn.q.weight", "blocks.0.attn1.to_q.weight"}},
+           {"transformer_2",
+            "WanTransformer3DModel",
+            Library::kDiffusers,
+            {},
+            /*optional=*/true,
+            {"model.diffusion_model.", "diffusion_model."}},
+           {"text_encoder", "UMT5EncoderModel", Library::kTransformers, {"nf4"}, false, kT5Prefixes, kT5Tensors},
+           {"vae",
+            "AutoencoderKLWan",
+            Library::kDiffusers,
+            {},
+            false,
+            {"vae.", "first_stage_model."},
+            {"decoder.middle.0.residual.0.gamma", "decoder.mid_block.resnets.0.norm1.gamma"}}},
       .load = WanNetwork::load,
       .load_tokenizers = load_tokenizers,
       .about = about,

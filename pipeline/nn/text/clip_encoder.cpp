@@ -45,7 +45,7 @@ ClipEncoder ClipEncoder::load(const ComponentFiles& from, Placement placement,
   ClipEncoder m;
   m.config_ = read_clip_config(ConfigFile(from.dir + "/config.json"));
   m.placement_ = placement;
-  auto p = Parameters::open(from, Library::kTransformers, placement, {"text_encoders.clip_l.transformer."});
+  auto p = Parameters::open(from, Library::kTransformers, placement);
   p.set_regions(std::move(regions));
   if (!quantize.empty()) p.quantize_on_load(quantize, takes_nf4);
   // transformers 4 saved the names below "text_model."; 5 saves them bare.

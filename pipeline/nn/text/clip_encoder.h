@@ -30,7 +30,7 @@ ClipConfig read_clip_config(const ConfigFile& file);
 
 class ClipEncoder final : public TextEncoder {
  public:
-  // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear). `regions`
+  // Reads config.json and the weights. `quantize`: empty, or "nf4" (every linear). `regions`
   // computes the values of quantized weights; null: LibTorch. Throws what ConfigFile and Parameters throw.
   static ClipEncoder load(const ComponentFiles& from, Placement placement,
                           std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {});

@@ -84,28 +84,27 @@ T5Config read_t5_config(const ConfigFile& file) {
   return c;
 }
 
+bool is_umt5(const Checkpoint& weights) {
+  return weights.contains("encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight") ||
+         weights.contains("enc.blk.1.attn_rel_b.weight");
+}
+
 namespace {
 
 // For a GGUF file: where each parameter is. Source of the names: llama.cpp's gguf-py, tensor_mapping.py.
 FileNames gguf_names(const T5Config& c) {
   FileNames names;
-  const auto same = [&](const std::string& name, const std::string& own, std::int64_t rows) {
-    names[name] = {{own, 0, rows, rows}};
-  };
-  const std::int64_t inner = c.num_heads * c.d_kv;
-  same("shared.weight", "token_embd.weight", c.vocab_size);
-  same("encoder.final_layer_norm.weight", "enc.output_norm.weight", c.d_model);
+  names["shared.weight"] = {{"token_embd.weight"}};
+  names["encoder.final_layer_norm.weight"] = {{"enc.output_norm.weight"}};
   for (std::int64_t i = 0; i < c.num_layers; ++i) {
     const std::string in = "encoder.block." + std::to_string(i) + ".layer.", at = "enc.blk." + std::to_string(i) + ".";
-    same(in + "0.layer_norm.weight", at + "attn_norm.weight", c.d_model);
-    same(in + "1.layer_norm.weight", at + "ffn_norm.weight", c.d_model);
-    same(in + "0.SelfAttention.relative_attention_bias.weight", at + "attn_rel_b.weight",
-         c.relative_attention_num_buckets);
-    for (const char* one : {"q", "k", "v"}) same(in + "0.SelfAttention." + one, at + "attn_" + one, inner);
-    same(in + "0.SelfAttention.o", at + "attn_o", c.d_model);
-    same(in + "1.DenseReluDense.wo", at + "ffn_down", c.d_model);
-    same(in + "1.DenseReluDense.wi_0", at + "ffn_gate", c.d_ff);
-    same(in + (c.gated ? "1.DenseReluDense.wi_1" : "1.DenseReluDense.wi"), at + "ffn_up", c.d_ff);
+    names[in + "0.layer_norm.weight"] = {{at + "attn_norm.weight"}};
+    names[in + "1.layer_norm.weight"] = {{at + "ffn_norm.weight"}};
+    names[in + "0.SelfAttention.relative_attention_bias.weight"] = {{at + "attn_rel_b.weight"}};
+    for (const char* one : {"q", "k", "v", "o"}) names[in + "0.SelfAttention." + one] = {{at + "attn_" + one}};
+    names[in + "1.DenseReluDense.wo"] = {{at + "ffn_down"}};
+    names[in + "1.DenseReluDense.wi_0"] = {{at + "ffn_gate"}};
+    names[in + (c.gated ? "1.DenseReluDense.wi_1" : "1.DenseReluDense.wi")] = {{at + "ffn_up"}};
   }
   return names;
 }
@@ -117,8 +116,7 @@ T5Encoder T5Encoder::load(const ComponentFiles& from, Placement placement, std::
   T5Encoder m;
   m.config_ = read_t5_config(ConfigFile(from.dir + "/config.json"));
   m.placement_ = placement;
-  auto p = Parameters::open(from, Library::kTransformers, placement,
-                            {"text_encoders.t5xxl.transformer.", "text_encoders.umt5xxl.transformer."});
+  auto p = Parameters::open(from, Library::kTransformers, placement);
   if (p.contains("token_embd.weight")) p.set_file_names(gguf_names(m.config_));
   p.set_regions(std::move(regions));
   if (!quantize.empty()) p.quantize_on_load(quantize, takes_nf4);

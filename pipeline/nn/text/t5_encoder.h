@@ -30,9 +30,17 @@ struct T5Config {
 // Throws Failure (kDataCorrupt); the message contains file and field.
 T5Config read_t5_config(const ConfigFile& file);
 
+// Tensors of which every file of a T5 or UMT5 encoder has one, in transformers' and llama.cpp's names.
+inline const std::vector<std::string_view> kT5Tensors{"encoder.block.0.layer.0.SelfAttention.q.weight",
+                                                      "enc.blk.0.attn_q.weight"};
+inline const std::vector<std::string_view> kT5Prefixes{"text_encoders.t5xxl.transformer.",
+                                                       "text_encoders.umt5xxl.transformer."};
+// Whether each layer has position biases, as in UMT5.
+bool is_umt5(const Checkpoint& weights);
+
 class T5Encoder final : public TextEncoder {
  public:
-  // Reads config.json and the weights in `dir`. `quantize`: empty, or "nf4" (every linear but wo).
+  // Reads config.json and the weights. `quantize`: empty, or "nf4" (every linear but wo).
   // `regions` computes the values of quantized weights; null: LibTorch. Throws what ConfigFile and Parameters throw.
   static T5Encoder load(const ComponentFiles& from, Placement placement,
                         std::shared_ptr<region::RegionHost> regions = nullptr, const std::string& quantize = {});

@@ -45,18 +45,17 @@ std::string no_f8_attention(const TransformerSource& source, const Placement& pl
   return direct && direct->has_f8() ? "" : "this GPU, or compile.attention, has no FlashAttention-3";
 }
 
-}  // namespace
-
-Parameters Transformer::open(const std::string& dir, const std::string& file, Placement placement, bool optional) {
-  if (!file.empty())
-    return Parameters(unwrap(Checkpoint::open_file(file, {"model.diffusion_model.", "diffusion_model."})), placement);
+// A folder without weights has no parameters.
+Parameters open_if_any(const ComponentFiles& files, const Placement& placement) {
   try {
-    return Parameters::open(dir, Library::kDiffusers, placement);
+    return Parameters::open(files, Library::kDiffusers, placement);
   } catch (const Failure& failure) {
-    if (!optional || failure.error().code != Code::kNotFound) throw;
+    if (!files.file.empty() || failure.error().code != Code::kNotFound) throw;
     return Parameters(Checkpoint(), placement);
   }
 }
+
+}  // namespace
 
 Transformer::Transformer(TransformerSpec spec, Placement placement)
     : spec_(std::make_shared<const TransformerSpec>(std::move(spec))), placement_(std::move(placement)) {}
@@ -70,10 +69,10 @@ void Transformer::load(const TransformerSource& source, std::int64_t heads) {
     if (const std::string why = no_f8_attention(source, placement_); why.empty())
       use_f8_attention();
     else
-      spdlog::warn("{}: attention is in {} instead of fp8, because {}", source.dir,
+      spdlog::warn("{}: attention is in {} instead of fp8, because {}", source.files.dir,
                    placement_.dtype == c10::ScalarType::BFloat16 ? "bf16" : "fp32", why);
   }
-  auto parameters = open(source.dir, source.file, placement_);
+  auto parameters = Parameters::open(source.files, Library::kDiffusers, placement_);
   set_up(parameters, *spec_, source.quantize);
   parameters.set_regions(source.regions);
   const bool apart = std::any_of(spec_->blocks.begin(), spec_->blocks.end(), [](const BlockSpec& blocks) {
@@ -92,7 +91,7 @@ void Transformer::load(const TransformerSource& source, std::int64_t heads) {
 
 std::vector<region::Program> Transformer::programs(const TransformerSpec& spec, const TransformerSource& source,
                                                    Placement placement, bool fp8_products) {
-  auto parameters = open(source.dir, source.file, placement, /*optional=*/true);
+  auto parameters = open_if_any(source.files, placement);
   set_up(parameters, spec, source.quantize);
   parameters.set_fp8_products(fp8_products);
   return BlockRegions::programs(source.f8_attention ? *with_f8_attention(spec) : spec, weight_formats(spec, parameters),

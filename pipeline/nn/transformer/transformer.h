@@ -26,8 +26,7 @@ class BlockRegions;
 
 // Where a transformer's weights come from, and how it computes.
 struct TransformerSource {
-  std::string dir;                   // with config.json and weights
-  std::string file = {};             // of the weights if they are not in `dir`
+  ComponentFiles files;
   std::string quantize = {};         // "fp8" (the linears of the blocks' programs), "nf4" (all linears) or empty
   std::string name = "transformer";  // of its weights in Placement::host_key
   std::int64_t adapter_rank = 0;     // columns beside each linear of compiled blocks
@@ -40,10 +39,6 @@ struct TransformerSource {
 class Transformer {
  public:
   virtual ~Transformer() = default;
-
-  // Opens the weights in `file`, or in `dir` if `file` is empty. `optional`: a `dir` without weights is no error.
-  // Throws what Parameters::open throws.
-  static Parameters open(const std::string& dir, const std::string& file, Placement placement, bool optional = false);
 
   // The programs of the blocks, without and with adapters, that compile() uses after load() with the same arguments.
   // Reads headers only. `fp8_products`: see Parameters::set_fp8_products. Throws what load() throws.

@@ -60,42 +60,33 @@ VaeSlots bind(Parameters& p, const VaeConfig& c) {
 // For a file in the names of BFL's and CompVis' own code ("ae.safetensors"): where each parameter is.
 FileNames bfl_names(const VaeConfig& c) {
   FileNames names;
-  const auto conv = [&](const std::string& name, const std::string& own, std::int64_t out) {
-    names[name] = {{own, 0, out, out}};
+  const auto resnet = [&](const std::string& name, const std::string& own) {
+    for (const char* one : {".norm1", ".norm2", ".conv1", ".conv2"}) names[name + one] = {{own + one}};
+    names[name + ".conv_shortcut"] = {{own + ".nin_shortcut"}};
   };
-  const auto resnet = [&](const std::string& name, const std::string& own, std::int64_t in, std::int64_t out) {
-    conv(name + ".norm1", own + ".norm1", in);
-    conv(name + ".norm2", own + ".norm2", out);
-    for (const char* one : {".conv1", ".conv2"}) conv(name + one, own + one, out);
-    conv(name + ".conv_shortcut", own + ".nin_shortcut", out);
-  };
-  const auto attention = [&](const std::string& name, const std::string& own, std::int64_t channels) {
+  const auto attention = [&](const std::string& name, const std::string& own) {
     for (const auto& [one, other] : {std::pair(".group_norm", ".norm"),
                                      {".to_q", ".q"},
                                      {".to_k", ".k"},
                                      {".to_v", ".v"},
                                      {".to_out.0", ".proj_out"}})
-      conv(name + one, own + other, channels);
+      names[name + one] = {{own + other}};
   };
-  const std::int64_t deepest = c.block_out_channels.back();
-  resnet("decoder.mid_block.resnets.0", "decoder.mid.block_1", deepest, deepest);
-  attention("decoder.mid_block.attentions.0", "decoder.mid.attn_1", deepest);
-  resnet("decoder.mid_block.resnets.1", "decoder.mid.block_2", deepest, deepest);
+  resnet("decoder.mid_block.resnets.0", "decoder.mid.block_1");
+  attention("decoder.mid_block.attentions.0", "decoder.mid.attn_1");
+  resnet("decoder.mid_block.resnets.1", "decoder.mid.block_2");
   const std::size_t blocks = c.block_out_channels.size();
-  std::int64_t channels = deepest;
   for (std::size_t i = 0; i < blocks; ++i) {  // numbered from the widest picture
     const std::string name = "decoder.up_blocks." + std::to_string(i),
                       own = "decoder.up." + std::to_string(blocks - 1 - i);
-    const std::int64_t out = c.block_out_channels[blocks - 1 - i];
     for (std::int64_t j = 0; j <= c.layers_per_block; ++j) {
       const std::string at = std::to_string(j);
-      resnet(name + ".resnets." + at, own + ".block." + at, channels, out);
-      attention(name + ".attentions." + at, own + ".attn." + at, out);
-      channels = out;
+      resnet(name + ".resnets." + at, own + ".block." + at);
+      attention(name + ".attentions." + at, own + ".attn." + at);
     }
-    conv(name + ".upsamplers.0.conv", own + ".upsample.conv", out);
+    names[name + ".upsamplers.0.conv"] = {{own + ".upsample.conv"}};
   }
-  conv("decoder.conv_norm_out", "decoder.norm_out", channels);
+  names["decoder.conv_norm_out"] = {{"decoder.norm_out"}};
   return names;
 }
 
@@ -110,8 +101,7 @@ VaeDecoder::VaeDecoder(const VaeConfig& config, VaeSlots slots, std::shared_ptr<
 VaeDecoder VaeDecoder::load(const ComponentFiles& from, Placement placement,
                             std::shared_ptr<region::RegionHost> regions) {
   const VaeConfig config = read_vae_config(ConfigFile(from.dir + "/config.json"));
-  auto parameters =
-      Parameters::open(from, Library::kDiffusers, for_convolutions(placement), {"vae.", "first_stage_model."});
+  auto parameters = Parameters::open(from, Library::kDiffusers, for_convolutions(placement));
   if (parameters.contains("decoder.mid.block_1.conv1.weight")) parameters.set_file_names(bfl_names(config));
   VaeDecoder made(config, bind(parameters, config), std::move(regions));
   parameters.finish("decoder.");

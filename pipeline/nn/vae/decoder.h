@@ -18,7 +18,7 @@ struct ComponentFiles;
 
 class VaeDecoder {
  public:
-  // Reads config.json and the decoder's weights in `dir`; ignores the encoder's weights. `regions` null: runs eagerly.
+  // Reads config.json and the decoder's weights; ignores the encoder's weights. `regions` null: runs eagerly.
   // Throws what ConfigFile, Parameters and region::make_channels_last throw.
   static VaeDecoder load(const ComponentFiles& from, Placement placement,
                          std::shared_ptr<region::RegionHost> regions = nullptr);

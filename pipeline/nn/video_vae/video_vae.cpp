@@ -92,57 +92,39 @@ VideoVaeCoder bind_decoder(Parameters& p, const VideoVaeConfig& c) {
 // For a file in the names of the model's own code: where each parameter is. Source: diffusers' conversion script.
 FileNames own_names(const VideoVaeConfig& c) {
   FileNames names;
-  const auto same = [&](const std::string& name, const std::string& own, std::int64_t rows) {
-    names[name] = {{own, 0, rows, rows}};
+  const auto resnet = [&](const std::string& name, const std::string& own) {
+    names[name + ".norm1.gamma"] = {{own + ".residual.0.gamma"}};
+    names[name + ".conv1"] = {{own + ".residual.2"}};
+    names[name + ".norm2.gamma"] = {{own + ".residual.3.gamma"}};
+    names[name + ".conv2"] = {{own + ".residual.6"}};
+    names[name + ".conv_shortcut"] = {{own + ".shortcut"}};
   };
-  const auto resnet = [&](const std::string& name, const std::string& own, std::int64_t in, std::int64_t out) {
-    same(name + ".norm1.gamma", own + ".residual.0.gamma", in);
-    same(name + ".conv1", own + ".residual.2", out);
-    same(name + ".norm2.gamma", own + ".residual.3.gamma", out);
-    same(name + ".conv2", own + ".residual.6", out);
-    same(name + ".conv_shortcut", own + ".shortcut", out);
+  const auto resample = [&](const std::string& name, const std::string& own) {
+    for (const char* one : {".resample.1", ".time_conv"}) names[name + one] = {{own + one}};
   };
-  const auto ends = [&](const std::string& coder, std::int64_t first, std::int64_t middle, std::int64_t last,
-                        std::int64_t out) {
-    same(coder + ".conv_in", coder + ".conv1", first);
+  for (const std::string coder : {"encoder", "decoder"}) {
     const std::string at = coder + ".mid_block.attentions.0", own = coder + ".middle.1";
-    resnet(coder + ".mid_block.resnets.0", coder + ".middle.0", middle, middle);
-    same(at + ".norm.gamma", own + ".norm.gamma", middle);
-    same(at + ".to_qkv", own + ".to_qkv", 3 * middle);
-    same(at + ".proj", own + ".proj", middle);
-    resnet(coder + ".mid_block.resnets.1", coder + ".middle.2", middle, middle);
-    same(coder + ".norm_out.gamma", coder + ".head.0.gamma", last);
-    same(coder + ".conv_out", coder + ".head.2", out);
-  };
-  const auto resample = [&](const std::string& name, const std::string& own, std::int64_t out, std::int64_t frames) {
-    same(name + ".resample.1", own + ".resample.1", out);
-    same(name + ".time_conv", own + ".time_conv", frames);
-  };
+    names[coder + ".conv_in"] = {{coder + ".conv1"}};
+    resnet(coder + ".mid_block.resnets.0", coder + ".middle.0");
+    for (const char* one : {".norm.gamma", ".to_qkv", ".proj"}) names[at + one] = {{own + one}};
+    resnet(coder + ".mid_block.resnets.1", coder + ".middle.2");
+    names[coder + ".norm_out.gamma"] = {{coder + ".head.0.gamma"}};
+    names[coder + ".conv_out"] = {{coder + ".head.2"}};
+  }
   const std::size_t levels = c.dim_mult.size();
-  const std::int64_t widest = c.channels(levels - 1);
-  ends("encoder", c.base_dim, widest, widest, 2 * c.z_dim);
-  ends("decoder", widest, widest, c.channels(0), 3);
-  std::int64_t channels = c.base_dim;
-  for (std::size_t i = 0, block = 0; i < levels; ++i) {
-    const auto next = [&](const char* list) { return "encoder." + std::string(list) + "." + std::to_string(block); };
-    for (std::int64_t j = 0; j < c.num_res_blocks; ++j, ++block)
-      resnet(next("down_blocks"), next("downsamples"), std::exchange(channels, c.channels(i)), c.channels(i));
-    if (i + 1 < levels) resample(next("down_blocks"), next("downsamples"), channels, channels), ++block;
-  }
-  channels = widest;
-  for (std::size_t i = 0, block = 0; i < levels;
-       ++i) {  // that code numbers the decoder's resnets and upsamplers together
+  // Both number the encoder's resnets and downsamplers together; the model's own code does so in the decoder, too.
+  int down = 0, up = 0;
+  for (std::size_t i = 0; i < levels; ++i) {
+    const auto next = [&](const char* list) { return "encoder." + std::string(list) + std::to_string(down); };
+    for (std::int64_t j = 0; j < c.num_res_blocks; ++j, ++down) resnet(next("down_blocks."), next("downsamples."));
+    if (i + 1 < levels) resample(next("down_blocks."), next("downsamples.")), ++down;
     const std::string at = "decoder.up_blocks." + std::to_string(i);
-    const std::int64_t out = c.channels(levels - 1 - i);
-    const auto next = [&] { return "decoder.upsamples." + std::to_string(block++); };
-    for (std::int64_t j = 0; j <= c.num_res_blocks; ++j)
-      resnet(at + ".resnets." + std::to_string(j), next(), std::exchange(channels, out), out);
-    if (i + 1 == levels) break;
-    channels = out / 2;
-    resample(at + ".upsamplers.0", next(), channels, 2 * out);
+    const auto own = [&] { return "decoder.upsamples." + std::to_string(up++); };
+    for (std::int64_t j = 0; j <= c.num_res_blocks; ++j) resnet(at + ".resnets." + std::to_string(j), own());
+    if (i + 1 < levels) resample(at + ".upsamplers.0", own());
   }
-  same("quant_conv", "conv1", 2 * c.z_dim);
-  same("post_quant_conv", "conv2", c.z_dim);
+  names["quant_conv"] = {{"conv1"}};
+  names["post_quant_conv"] = {{"conv2"}};
   return names;
 }
 
@@ -163,7 +145,7 @@ VideoVae VideoVae::load(const ComponentFiles& from, Placement placement, bool wi
   m.config_ = read_video_vae_config(ConfigFile(from.dir + "/config.json"));
   m.placement_ = placement;
   const std::int64_t z = m.config_.z_dim;
-  auto parameters = Parameters::open(from, Library::kDiffusers, placement, {"vae.", "first_stage_model."});
+  auto parameters = Parameters::open(from, Library::kDiffusers, placement);
   if (parameters.contains("decoder.middle.0.residual.0.gamma")) parameters.set_file_names(own_names(m.config_));
   m.slots_.decoder = bind_decoder(parameters, m.config_);
   m.slots_.post_quant = bind_conv(parameters, "post_quant_conv", z, z, 1, 1);

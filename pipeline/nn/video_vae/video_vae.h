@@ -20,7 +20,7 @@ struct ComponentFiles;
 // Thread-safe once loaded. Call decode() and encode() in inference mode.
 class VideoVae {
  public:
-  // Reads config.json and the weights in `dir`. Without the encoder its weights are not read. The VAE computes in the
+  // Reads config.json and the weights. Without the encoder its weights are not read. The VAE computes in the
   // placement's type. `regions`: as for VaeDecoder; null: eager. Throws what ConfigFile and Parameters throw.
   static VideoVae load(const ComponentFiles& from, Placement placement, bool with_encoder,
                        std::shared_ptr<region::RegionHost> regions = nullptr);
