@@ -145,6 +145,7 @@ if [ "$what" = precision ]; then
   once ditfleet fp8 image_28_s sampled run "$bench" fp8 --cache "$work/cold"
   peer fp8 image_28_s run "$python" "$peers" fp8
   once ditfleet nf4 step_ratio run "$bench" nf4 --cache "$work/cache"
+  once ditfleet gguf_q4_k step_ratio run "$bench" gguf --cache "$work/cache"
   once ditfleet lora_fp8 step_ratio run "$bench" lora_fp8 --cache "$work/cache"
   once ditfleet fp8 trajectory_cosine run "$bench" trajectory --model "$demo" --prompts "$prompts" --cache "$work/cache"
   peer fp8 trajectory_cosine run "$python" "$peers" trajectory --model "$demo" --prompts "$prompts"

@@ -6,6 +6,7 @@
 //
 // SCENARIO: fp8 | bf16  first forward, step and 28 steps; with --attention fp8, rows of fp8_attention8
 //           nf4         one step relative to bf16's, in turns
+//           gguf        the same with the linears in blocks of Q8_0, then of Q4_K
 //           lora_fp8    one step with a rank 64 adapter on q, k, v and o relative to none, in turns
 //           mixed       fp8: 200 jobs of four steps at eight sizes in random order
 //           whole       from a prompt to a PNG with the folder --model and its --quantize FORMAT (transformer):
@@ -15,7 +16,9 @@
 //           profile     a few fp8 steps for a profiler
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cosine_similarity.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linspace.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -33,6 +36,7 @@
 #include "pipeline/region/programs/dequantize.h"
 #include "pipeline/region/run/region.h"
 #include "pipeline/sampling/sampler.h"
+#include "pipeline/weights/gguf.h"
 #include "shared/core/background_threads.h"
 #include "shared/core/json.h"
 #include "shared/kernel_cache/cache.h"
@@ -49,7 +53,23 @@ using pipeline::LinearSlot;
 
 constexpr int kTrajectoryText = 32;  // text tokens of the demo model
 
-enum class Format { kBf16, kFp8, kNf4 };
+enum class Format { kBf16, kFp8, kNf4, kQ8_0, kQ4K };
+
+// Random blocks. Their scales make values of a weight's size.
+pipeline::QuantizedRows gguf_rows(Format format, std::int64_t rows, std::int64_t in) {
+  std::uint8_t number = 1;
+  while (pipeline::gguf_blocks(number).name != (format == Format::kQ8_0 ? "Q8_0" : "Q4_K")) ++number;
+  const auto& [name, id, values, bytes] = pipeline::gguf_blocks(number);
+  const at::Tensor codes =
+      at::randint(256, {rows * in / values, bytes}, at::TensorOptions(ScalarType::Byte).device(gpu));
+  const auto scale = [&](int at, double value) {
+    const at::Tensor half = at::full({codes.size(0)}, value, at::TensorOptions(ScalarType::Half).device(gpu));
+    codes.narrow(1, at, 2).copy_(half.unsqueeze(1).view(ScalarType::Byte));
+  };
+  scale(0, format == Format::kQ8_0 ? 2.7e-4 : 1e-4);
+  if (format == Format::kQ4K) scale(2, 7.5e-4);
+  return {codes.flatten(), {}, rows, number};
+}
 
 bool in_blocks(const std::string& name) {
   return name.find("transformer_blocks.") != std::string::npos && name.find(".norm") == std::string::npos;
@@ -66,8 +86,9 @@ void quantize(pipeline::TransformerWeights& weights, Format format,
     made->compute = ScalarType::BFloat16;
     made->dynamic = format == Format::kFp8;
     made->program = program;
-    made->parts.push_back(format == Format::kFp8 ? pipeline::quantize_fp8(slot->weight)
-                                                 : pipeline::quantize_nf4(slot->weight));
+    made->parts.push_back(format == Format::kFp8   ? pipeline::quantize_fp8(slot->weight)
+                          : format == Format::kNf4 ? pipeline::quantize_nf4(slot->weight)
+                                                   : gguf_rows(format, made->out, made->in));
     const std::int64_t columns = slot->lora_columns.count;
     slot->wide = columns > 0 ? at::zeros({slot->out(), columns}, slot->weight.options()) : at::Tensor();
     slot->weight = at::Tensor();
@@ -84,7 +105,7 @@ struct Run {
   static FluxTransformer load(Format format, const std::shared_ptr<region::RegionHost>& host, std::int64_t rank) {
     const auto c = config();
     auto weights = random_weights(c, rank);
-    quantize(weights, format, region::make_dequantizer(*host));
+    quantize(weights, format, region::make_dequantizer(*host, format == Format::kQ8_0 || format == Format::kQ4K));
     return FluxTransformer(c, std::move(weights), {gpu, ScalarType::BFloat16}, host);
   }
   void step() const { flux.velocity(in.latents, in.text, table->step(0), in.rope); }
@@ -149,10 +170,17 @@ void in_turns(const std::function<void()>& a, const std::function<void()>& b) {
   row("step_ratio", median(ratios), "x");
 }
 
-void nf4() {
+void to_bf16(Format format) {
   const auto host = open_host();
-  const Run bf16(Format::kBf16, host), quantized(Format::kNf4, host);
+  const Run bf16(Format::kBf16, host), quantized(format, host);
   in_turns([&] { quantized.step(); }, [&] { bf16.step(); });
+}
+
+void gguf() {
+  for (const auto& [name, format] : {std::pair("gguf_q8_0", Format::kQ8_0), {"gguf_q4_k", Format::kQ4K}}) {
+    scenario = name;
+    to_bf16(format);
+  }
 }
 
 void lora_fp8() {
@@ -352,7 +380,8 @@ int main(int argc, char** argv) {
   run(argc, argv,
       {{"fp8", [] { steps_of(Format::kFp8); }},
        {"bf16", [] { steps_of(Format::kBf16); }},
-       {"nf4", nf4},
+       {"nf4", [] { to_bf16(Format::kNf4); }},
+       {"gguf", gguf},
        {"lora_fp8", lora_fp8},
        {"mixed", mixed},
        {"whole", whole},

@@ -31,7 +31,7 @@ class Bench:
                 parameter.fill_(1.0)
             else:
                 parameter.normal_(0, 0.02, generator=generator)
-        self.model.set_attention_backend("_native_cudnn")
+        self.model.set_attention_backend(options.attention)
         torch.cuda.synchronize()
 
     def row(self, metric, value, unit, scenario=None):
@@ -117,6 +117,7 @@ def parse(scenarios):
     parser.add_argument("scenario", choices=scenarios)
     parser.add_argument("--model", help="a model folder, for scenarios of whole images")
     parser.add_argument("--prompts", help="a file of prompts, for scenarios of trained models")
+    parser.add_argument("--attention", default="_native_cudnn", help="diffusers' attention backend")
     parser.add_argument("--revision", default="unknown")
     parser.add_argument("--machine", default="unknown")
     return parser.parse_args()

@@ -40,6 +40,8 @@ class PrecisionBench(Bench):
         self.system = "diffusers compile_repeated_blocks"
         if self.format == "fp8":
             self.system = f"diffusers torchao {importlib.metadata.version('torchao')} compile_repeated_blocks"
+        if options.attention != "_native_cudnn":
+            self.system += " " + options.attention
         {"": self.transformer, "whole": self.whole, "trajectory": self.trajectory}[kind]()
 
     def transformer(self):
@@ -70,7 +72,7 @@ class PrecisionBench(Bench):
     def whole(self):
         pipe = diffusers.FluxPipeline.from_pretrained(self.options.model, torch_dtype=torch.bfloat16).to("cuda")
         pipe.set_progress_bar_config(disable=True)
-        pipe.transformer.set_attention_backend("_native_cudnn")
+        pipe.transformer.set_attention_backend(self.options.attention)
         if self.format == "fp8":
             quantize(pipe.transformer)
         pipe.transformer.compile_repeated_blocks(fullgraph=True)

@@ -14,6 +14,7 @@ from diffusers import AutoencoderKLWan, WanTransformer3DModel
 
 parser = argparse.ArgumentParser()
 parser.add_argument("scenario")
+parser.add_argument("--attention", help="diffusers' attention backend")
 parser.add_argument("--revision", default="unknown")
 parser.add_argument("--machine", default="unknown")
 flags = parser.parse_args()
@@ -24,7 +25,8 @@ generator = torch.Generator("cuda").manual_seed(0)
 def row(scenario, metric, value, unit):
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     versions = f"torch {torch.__version__} diffusers {diffusers.__version__}"
-    print(f"{now},{flags.revision},{flags.machine},{versions},diffusers regional,{scenario},{metric},{value:.6g},{unit}",
+    system = "diffusers regional" + (f" {flags.attention}" if flags.attention else "")
+    print(f"{now},{flags.revision},{flags.machine},{versions},{system},{scenario},{metric},{value:.6g},{unit}",
           flush=True)
 
 
@@ -55,6 +57,8 @@ def forward():
             parameter.normal_(0, 0.02, generator=generator)
         if any(key in name for key in model._keep_in_fp32_modules):
             parameter.data = parameter.data.float()
+    if flags.attention:
+        model.set_attention_backend(flags.attention)
     model.compile_repeated_blocks(fullgraph=True)
     for frames in (49, 81, 61):
         inputs = dict(hidden_states=torch.randn(1, 16, (frames - 1) // 4 + 1, 60, 104, generator=generator,
