@@ -13,7 +13,7 @@
 //           limit16  the same with 16 GiB
 //           none     the same without a limit
 //
-// A peak is total - free memory of the device in 10⁹ bytes, sampled every 5 ms.
+// Each also gives the time to load the folder. A peak is total - free memory of the device in 10⁹ bytes, sampled every 5 ms.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -53,6 +53,12 @@ struct Loaded {
   std::unique_ptr<pipeline::Model> model;
 };
 
+// "", "_fp8" or "_fp8_attention8", for names of scenarios.
+std::string formats() {
+  return (flags["--quantize"].empty() ? "" : "_" + flags["--quantize"]) +
+         (flags["--attention"].empty() ? "" : "_attention8");
+}
+
 Loaded load(double limit_gib = 0, int lora_slots = 0) {
   pipeline::EngineOptions o;
   o.device = flags["--device"];
@@ -66,14 +72,9 @@ Loaded load(double limit_gib = 0, int lora_slots = 0) {
   source.attention = flags["--attention"];
   const auto start = Clock::now();
   auto model = unwrap(engine->load_model(source));
-  std::fprintf(stderr, "loaded in %.1f s\n", since(start));
+  const std::string folder = std::filesystem::path(flags["--model"]).filename();
+  row("loaded_s", since(start), "s", "load_" + folder + formats());
   return {std::move(engine), std::move(model)};
-}
-
-// "", "_fp8" or "_fp8_attention8", for names of scenarios.
-std::string formats() {
-  return (flags["--quantize"].empty() ? "" : "_" + flags["--quantize"]) +
-         (flags["--attention"].empty() ? "" : "_attention8");
 }
 
 Video generate(pipeline::Model& model, const Request& r, bool decode = true) {
