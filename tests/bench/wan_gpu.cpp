@@ -13,7 +13,8 @@
 //           limit16  the same with 16 GiB
 //           none     the same without a limit
 //
-// Each also gives the time to load the folder. A peak is total - free memory of the device in 10⁹ bytes, sampled every 5 ms.
+// Each also gives the time to load the folder. A peak is total - free memory of the device in 10⁹ bytes, sampled every
+// 5 ms.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
