@@ -129,6 +129,23 @@ TEST_F(RegionParityAttention, ExpectedPlansAreMadeMeanwhile) {
   EXPECT_TRUE(a.equal(b));
 }
 
+// Rows that begin at odd places, and heads of an odd size: LibTorch's kernels are given copies.
+TEST_F(RegionParityAttention, AnyPlaceAndSizeIsRight) {
+  for (const auto& [size, apart] : {std::pair(64, 3 * 2 * 64 + 4), {12, 3 * 2 * 12}})
+    for (const auto& direct : all()) {
+      SCOPED_TRACE(direct->name() + " heads of " + std::to_string(size));
+      const auto [q, k, v] = columns(1, 300, 2, size, apart);
+      at::Tensor out = at::full(q.sizes(), 7, q.options());
+      if (!direct->run(q, k, v, out)) {
+        EXPECT_TRUE(out.eq(7).all().item<bool>());
+        out = attend(q, k, v, AttentionBackend::kAuto);
+      }
+      const auto exact = attend(q.to(c10::ScalarType::Double), k.to(c10::ScalarType::Double),
+                                v.to(c10::ScalarType::Double), AttentionBackend::kMath);
+      EXPECT_LE(testing::relative_error(out, exact), 1e-2);
+    }
+}
+
 TEST_F(RegionParityAttention, LeavesAloneWhatItCannotDo) {
   const auto [q, k, v] = columns(1, 32, 2, 64, 3 * 2 * 64 + 4);  // rows that begin at odd places
   const at::Tensor exact = at::randn({1, 32, 2, 64}, q.options().dtype(c10::ScalarType::Float));

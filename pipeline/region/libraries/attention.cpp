@@ -45,9 +45,17 @@ std::optional<AttentionBackend> parse_attention(std::string_view name) {
   return {};
 }
 
+bool has_aligned_rows(const at::Tensor& t) {
+  bool even = t.stride(-1) == 1 && reinterpret_cast<std::uintptr_t>(t.const_data_ptr()) % 16 == 0;
+  for (std::int64_t axis = 0; axis + 1 < t.dim(); ++axis) even = even && t.stride(axis) * t.element_size() % 16 == 0;
+  return even;
+}
+
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend) {
   const auto turned = [](const at::Tensor& t) {
-    return (t.dim() > 4 ? t.flatten(0, -4) : t.dim() < 4 ? t.unsqueeze(0) : t).transpose(1, 2);
+    // LibTorch's kernels read 16 bytes at a time and do not check.
+    const at::Tensor rows = t.is_cuda() && !has_aligned_rows(t) ? t.clone(at::MemoryFormat::Contiguous) : t;
+    return (t.dim() > 4 ? rows.flatten(0, -4) : t.dim() < 4 ? rows.unsqueeze(0) : rows).transpose(1, 2);
   };
   return heads_first(turned(q), turned(k), turned(v), backend).transpose(1, 2).contiguous();
 }

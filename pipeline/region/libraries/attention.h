@@ -23,4 +23,7 @@ const std::vector<AttentionBackend>& attention_backends();  // all of them
 // backend cannot do it. LibTorch does not have fa3; it counts as auto here.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionBackend backend);
 
+// Whether the rows, along the last axis, are contiguous and aligned to 16 bytes.
+bool has_aligned_rows(const at::Tensor& t);
+
 }  // namespace ditfleet::region

@@ -32,7 +32,7 @@ class CudnnAttention : public DirectAttention {
   bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
            const at::Tensor&) const override {
     for (const at::Tensor* t : {&q, &k, &v, &out})
-      if (!has_aligned_rows(*t)) return false;
+      if (!is_operand(*t)) return false;
     const auto plan = plan_for(attention_shape(q, k, v, out));
     if (!plan) return false;
     const c10::Device device(c10::DeviceType::CUDA, device_);

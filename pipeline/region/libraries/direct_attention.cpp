@@ -21,7 +21,8 @@ class FlashAttention : public DirectAttention {
   std::string name() const override { return "flash"; }
   bool run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
            const at::Tensor&) const override {
-    if (q.dim() != 4 || q.scalar_type() != c10::ScalarType::BFloat16 || q.size(3) > 256) return false;
+    if (q.dim() != 4 || q.scalar_type() != c10::ScalarType::BFloat16 || q.size(3) % 8 != 0 || q.size(3) > 256)
+      return false;
     out.copy_(attend(q, k, v, AttentionBackend::kFlash));
     return true;
   }
@@ -55,11 +56,8 @@ AttentionShape attention_shape(const at::Tensor& q, const at::Tensor& k, const a
       strides_of(q), strides_of(k), strides_of(v), strides_of(out), q.scalar_type() == c10::ScalarType::Float8_e4m3fn};
 }
 
-bool has_aligned_rows(const at::Tensor& t, c10::ScalarType type) {
-  if (t.dim() != 4 || t.numel() == 0 || t.scalar_type() != type) return false;
-  bool even = t.stride(3) == 1 && reinterpret_cast<std::uintptr_t>(t.const_data_ptr()) % 16 == 0;
-  for (int axis = 0; axis < 3; ++axis) even = even && t.stride(axis) * t.element_size() % 16 == 0;
-  return even;
+bool is_operand(const at::Tensor& t, c10::ScalarType type) {
+  return t.dim() == 4 && t.numel() > 0 && t.scalar_type() == type && has_aligned_rows(t);
 }
 
 std::shared_ptr<const DirectAttention> make_flash_attention() { return std::make_shared<FlashAttention>(); }

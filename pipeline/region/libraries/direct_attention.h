@@ -67,7 +67,7 @@ std::shared_ptr<const DirectAttention> make_direct_attention(int device, const s
 void open_attention(c10::Device device, c10::ScalarType type, std::int64_t heads, std::int64_t head_dim,
                     AttentionBackend backend, const DirectAttention* direct);
 
-// Whether a tensor [batch, tokens, heads, head size] has this type and contiguous rows that are aligned to 16 bytes.
-bool has_aligned_rows(const at::Tensor& t, c10::ScalarType type = c10::ScalarType::BFloat16);
+// Whether a tensor is [batch, tokens, heads, head size] of this type, not empty, with aligned rows.
+bool is_operand(const at::Tensor& t, c10::ScalarType type = c10::ScalarType::BFloat16);
 
 }  // namespace ditfleet::region

@@ -38,8 +38,8 @@ class Flash3Attention : public DirectAttention {
            const at::Tensor& v_scales) const override {
     const bool f8 = q.scalar_type() == c10::ScalarType::Float8_e4m3fn;
     for (const at::Tensor* t : {&q, &k, &v})
-      if (!has_aligned_rows(*t, q.scalar_type())) return false;
-    if (!has_aligned_rows(out)) return false;
+      if (!is_operand(*t, q.scalar_type())) return false;
+    if (!is_operand(out)) return false;
     if (q.scalar_type() != c10::ScalarType::BFloat16 && !f8) return false;
     if (q.size(3) % 8 != 0 || q.size(3) > 256) return false;
     auto stack = defaults_;

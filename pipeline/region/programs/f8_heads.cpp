@@ -17,7 +17,7 @@ F8Heads make_f8_heads(const RegionHost& host) {
   auto module = fixed_module(host, f8_heads_program());
   if (!module) return fp8_heads;
   return [module = std::move(module)](const at::Tensor& v) {
-    if (!has_aligned_rows(v) || v.size(3) % 8 != 0) return fp8_heads(v);
+    if (!is_operand(v) || v.size(3) % 8 != 0) return fp8_heads(v);
     const std::int64_t batch = v.size(0), tokens = v.size(1), heads = v.size(2), size = v.size(3);
     const at::Tensor codes = at::empty(v.sizes(), v.options().dtype(c10::ScalarType::Float8_e4m3fn)),
                      scales = at::zeros({2, batch, heads}, v.options().dtype(c10::ScalarType::Float));
