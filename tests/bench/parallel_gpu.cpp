@@ -89,6 +89,7 @@ std::map<std::string, double> wan(pipeline::Model& model) {
 
 // On one GPU, then on all.
 void compare(Measure measure) {
+  const std::string load = scenario == "flux" ? "load" : "load_" + scenario;
   const std::string by = flags["--exchange"] == "nccl" ? "_nccl" : "";
   std::map<std::string, double> alone;
   for (const int count : {1, gpus}) {
@@ -99,11 +100,11 @@ void compare(Measure measure) {
     auto seconds = measure(*model);
     const std::string of = "_" + std::to_string(count) + (count > 1 ? by : "");
     for (const auto& [name, s] : seconds) row(name + of + "_s", s, "s");
-    row("weights" + of + "_s", loaded, "s", "load");
+    row("weights" + of + "_s", loaded, "s", load);
     seconds["weights"] = loaded;
     if (count == 1) alone = seconds;
     for (const auto& [name, s] : seconds)
-      if (count > 1) row(name + "_ratio" + of, s / alone.at(name), "1", name == "weights" ? "load" : scenario);
+      if (count > 1) row(name + "_ratio" + of, s / alone.at(name), "1", name == "weights" ? load : scenario);
     model.reset();
     engine.reset();
     pipeline::release_cached_memory(gpu);
