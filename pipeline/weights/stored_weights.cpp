@@ -153,9 +153,11 @@ class StoredWeightsReader {
       if (found_.nf4_compute_ != "float32" && found_.nf4_compute_ != "bfloat16" && found_.nf4_compute_ != "float16")
         refuse("bnb_4bit_compute_dtype is " + found_.nf4_compute_ + "; it must be float32, bfloat16 or float16");
     } else if (method == "modelopt") {
-      unsupported("ModelOpt " + strings(config, "quant_algo", "FP8 or NVFP4") + " (fixed scales of activations)");
+      if (const std::string algorithm = strings(config, "quant_algo", strings(config, "quant_type", ""));
+          algorithm != "FP8")
+        unsupported("ModelOpt " + algorithm);
     } else if (method != "torchao" && method != "gguf") {
-      unsupported("\"" + method + "\" (quant_method; bitsandbytes NF4 and torchao float8 are)");
+      unsupported("\"" + method + "\" (quant_method; bitsandbytes NF4, torchao float8 and ModelOpt FP8 are)");
     }
   }
 
@@ -176,11 +178,6 @@ class StoredWeightsReader {
       read_scaled(old, name);
     } else if (const auto scaled = linear(".weight_scale"); !scaled.empty()) {
       read_scaled(scaled, name);
-    } else if (name.ends_with(".scale_input") || name.ends_with(".input_scale")) {
-      must_be(name, {DType::kF32});
-      must_have(name, {{}, {1}});
-      if (floats(name)[0] != 1)
-        unsupported("fp8 with fixed scales of activations (tensor " + name + ", as ModelOpt writes it)");
     } else if (name == "scaled_fp8") {
       must_be(name, {DType::kF8E4M3, DType::kF8E5M2, DType::kF32});
       found_.has_scales_ = true;
@@ -314,6 +311,29 @@ class StoredWeightsReader {
     if (format != "float8_e4m3fn" && format != "float8_e5m2")
       unsupported("ComfyUI's \"" + format + "\" (" + linear + ".weight)");
     comfy_formats_[linear] = format;
+    if (strings(layer, "full_precision_matrix_mult", "") == "true") precise_.insert(linear);
+  }
+
+  // Whether products are to quantize their inputs: the file has a scale for them, or a scale for each row, as LightX2V
+  // writes it. By row is at least as fine as that scale, and nothing saturates.
+  bool has_f8_inputs(const std::string& linear, const StoredWeight& w) const {
+    bool scaled = false;
+    for (const char* end : {".scale_input", ".input_scale"})
+      if (const std::string name = linear + end; checkpoint_.contains(name)) {
+        must_be(name, {DType::kF32});
+        must_have(name, {{}, {1}});
+        check(name, floats(name));
+        scaled = scaled || floats(name)[0] != 1;  // 1 stands for none
+      }
+    const auto& shape = tensor(w.codes).entry->shape;
+    if (shape.size() != 2 || shape[0] % 16 != 0 || shape[1] % 16 != 0 || precise_.contains(linear)) return false;
+    if (tensor(w.codes).entry->dtype != DType::kF8E4M3 || marks_full_precision()) return false;
+    const bool by_row = tensor(w.scales).entry->shape == std::vector<std::int64_t>{shape[0], 1};
+    return scaled || (by_row && w.scales.ends_with(".weight_scale") && !comfy_formats_.contains(linear));
+  }
+  // ComfyUI's marker has two elements then.
+  bool marks_full_precision() const {
+    return checkpoint_.contains("scaled_fp8") && tensor("scaled_fp8").entry->shape == std::vector<std::int64_t>{2};
   }
 
   void read_scaled(const std::string& linear, const std::string& scale) {
@@ -329,6 +349,7 @@ class StoredWeightsReader {
     }
     for (const char* input : {".scale_input", ".input_scale"})
       if (checkpoint_.contains(linear + input)) w.tensors.push_back(linear + input);
+    w.dynamic = has_f8_inputs(linear, w);
     add_fp8(linear, std::move(w));
   }
 
@@ -359,6 +380,7 @@ class StoredWeightsReader {
   const Checkpoint& checkpoint_;
   StoredWeights found_;
   std::map<std::string, std::string> comfy_formats_;  // by the linear's name
+  std::set<std::string> precise_;                     // linears whose products are not to be computed in fp8
 };
 
 Result<StoredWeights> StoredWeights::find(const Checkpoint& checkpoint, const json::object* config) {

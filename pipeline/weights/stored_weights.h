@@ -1,6 +1,7 @@
 // The linears of a component that its files store quantized: which ones, in which format, and their scales. Formats:
 // bitsandbytes NF4, torchao's Float8Tensor, ComfyUI's scaled fp8 (old and new names, one scale per tensor or row),
-// fp8 without scales, and the blocks of GGUF. Any other format is an error that contains its name.
+// ModelOpt's and LightX2V's fp8, fp8 without scales, and the blocks of GGUF. Any other format is an error that contains
+// its name.
 #pragma once
 
 #include <cstdint>

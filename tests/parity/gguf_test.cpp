@@ -1,8 +1,9 @@
-// Components from single files: GGUF, and the names of other programs. A file in blocks draws what a file with the
-// blocks' values draws, also when both are quantized on load and with adapters.
+// Components from single files: GGUF, stored fp8, and the names of other programs. A file in blocks draws what a file
+// with the blocks' values draws, also when both are quantized on load and with adapters.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,8 +21,11 @@
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/families/wan/wan.h"
+#include "pipeline/nn/parameters.h"
+#include "pipeline/nn/quantized.h"
 #include "pipeline/nn/vae/config.h"
 #include "pipeline/nn/video_vae/config.h"
+#include "pipeline/region/libraries/fp8.h"
 #include "pipeline/weights/checkpoint.h"
 #include "pipeline/weights/gguf.h"
 #include "pipeline/weights/safetensors_writer.h"
@@ -195,6 +199,65 @@ TEST(GgufAdapters, AreAppliedBesideBlocks) {
   EXPECT_GT(golden::distance(drawn, latents(image(), gguf)), 1e-3);
   EXPECT_LE(golden::distance(drawn, latents(image(), values, {.lora = lora})), 2e-5);
 }
+
+// The blocks' linears in fp8 with a scale for each row, as LightX2V writes them; or with one scale for all rows, the
+// same for each row or alone and beside a scale of inputs, as ModelOpt does.
+enum class Fp8Scales { kRows, kEqualRows, kModelOpt };
+
+std::string write_fp8(const Demo& demo, Fp8Scales kind) {
+  const auto checkpoint = unwrap(Checkpoint::open(demo.folder + "/transformer", Library::kDiffusers));
+  std::vector<TensorToWrite> tensors;
+  std::vector<TensorView> views;  // own the bytes, as `made` does
+  std::vector<at::Tensor> made;
+  const auto add = [&](const std::string& name, DType type, const at::Tensor& t, std::vector<std::int64_t> shape) {
+    made.push_back(t);
+    tensors.push_back(
+        {name, type, std::move(shape), {static_cast<const std::byte*>(t.const_data_ptr()), std::size_t(t.nbytes())}});
+  };
+  for (const std::string& name : checkpoint.names()) {
+    const auto [file, entry] = unwrap(checkpoint.tensor(name));
+    const TensorView& view = views.emplace_back(unwrap(file.view(*entry)));
+    if (entry->shape.size() != 2 || name.find("blocks.") == name.npos || name.find(".norm") != name.npos ||
+        !name.ends_with(".weight")) {
+      tensors.push_back({name, view.dtype, {view.shape.begin(), view.shape.end()}, view.bytes});
+      continue;
+    }
+    const at::Tensor weight = copy_to({at::kCPU, at::kBFloat16}, view);
+    QuantizedRows rows = quantize_fp8(weight);
+    if (kind != Fp8Scales::kRows) {
+      rows.scales = at::full({rows.rows}, weight.abs().max().item<float>() / 448);
+      rows.codes = region::fp8_codes(weight, rows.scales.unsqueeze(1));
+    }
+    const std::string linear = name.substr(0, name.size() - 7);
+    add(name, DType::kF8E4M3, rows.codes, entry->shape);
+    if (kind == Fp8Scales::kModelOpt) {
+      add(linear + ".weight_scale", DType::kF32, rows.scales.narrow(0, 0, 1), {});
+      add(linear + ".input_scale", DType::kF32, at::full({1}, 0.05F), {});
+    } else {
+      add(linear + ".weight_scale", DType::kF32, rows.scales, {rows.rows, 1});
+    }
+  }
+  const std::string path = temporary("fp8.safetensors");
+  unwrap(write_safetensors(path, tensors));
+  return path;
+}
+
+class StoredFp8 : public ::testing::TestWithParam<bool> {};
+
+TEST_P(StoredFp8, IsMultipliedAsItIs) {
+  const Demo& demo = GetParam() ? video() : image();
+  const Options bf16{.dtype = "bf16"};
+  const at::Tensor rows = latents(demo, write_fp8(demo, Fp8Scales::kRows), bf16);
+  if (&demo == &image()) {  // the video's second transformer would be quantized too
+    EXPECT_TRUE(at::equal(rows, latents(demo, {}, {.quantize = "fp8", .dtype = "bf16"})));
+  }
+  const at::Tensor equal_rows = latents(demo, write_fp8(demo, Fp8Scales::kEqualRows), bf16);
+  EXPECT_FALSE(at::equal(equal_rows, rows));
+  EXPECT_TRUE(at::equal(latents(demo, write_fp8(demo, Fp8Scales::kModelOpt), bf16), equal_rows));
+}
+
+INSTANTIATE_TEST_SUITE_P(Demo, StoredFp8, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "video" : "image"; });
 
 using Rename = std::string (*)(std::string name);
 

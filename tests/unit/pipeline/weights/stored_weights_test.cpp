@@ -252,7 +252,7 @@ TEST_F(StoredWeightsTest, RefusesOtherMethodsByName) {
   refuses(config(R"({"quant_method":"bitsandbytes","bnb_4bit_quant_type":"nf4","bnb_4bit_compute_dtype":"int8"})"),
           {"bnb_4bit_compute_dtype is int8", "bfloat16"});
   refuses(config(R"({"quant_method":"modelopt","quant_algo":"NVFP4"})"), {"ModelOpt NVFP4"});
-  refuses(config(R"({"quant_method":"modelopt","quant_algo":"FP8"})"), {"ModelOpt FP8", "fixed scales"});
+  refuses(config(R"({"quant_method":"modelopt","quant_type":"INT8"})"), {"ModelOpt INT8"});
   refuses(config(R"({"quant_method":"quanto"})"), {"\"quanto\"", "bitsandbytes NF4"});
   refuses(config("{}"), {"quant_method"});
   const auto tensor = [](const std::string& name) {
@@ -345,14 +345,55 @@ TEST_F(StoredWeightsTest, FindsScaledFp8InOldAndNewNames) {
   EXPECT_EQ(found->find("a")->tensors.size(), 3u);
 }
 
+// Products quantize their inputs if the file has a scale for inputs, or scales of rows in LightX2V's way.
+TEST_F(StoredWeightsTest, TellsWhoseProductsAreInFp8) {
+  const auto dynamic = [&](const std::function<void(Component&)>& change, std::int64_t in = 32) {
+    Component c;
+    c.tensors["a.weight"] = bytes(DType::kF8E4M3, {16, in}, std::string(static_cast<std::size_t>(16 * in), '1'));
+    c.tensors["a.weight_scale"] = floats({}, {0.5});
+    change(c);
+    const auto found = find(c);
+    EXPECT_TRUE(found.ok()) << found.error().message;
+    return found.ok() && found->find("a")->dynamic;
+  };
+  const auto scale_of_inputs = [](Component& c) { c.tensors["a.input_scale"] = floats({1}, {0.01F}); };
+  const auto by_row = [](Component& c) { c.tensors["a.weight_scale"] = floats({16, 1}, std::vector<float>(16, 0.5)); };
+  EXPECT_FALSE(dynamic([](Component&) {}));
+  EXPECT_TRUE(dynamic(scale_of_inputs));
+  EXPECT_TRUE(dynamic(by_row));
+  EXPECT_FALSE(dynamic(scale_of_inputs, 33)) << "cuBLASLt needs multiples of 16";
+  EXPECT_FALSE(dynamic([](Component& c) { c.tensors["a.input_scale"] = floats({}, {1}); })) << "stands for none";
+  EXPECT_TRUE(dynamic([&](Component& c) {
+    scale_of_inputs(c);
+    c.config = R"({"quant_method":"modelopt","quant_algo":"FP8"})";
+  }));
+  EXPECT_FALSE(dynamic([&](Component& c) {
+    by_row(c);
+    c.tensors["a.comfy_quant"] = text(R"({"format":"float8_e4m3fn"})");
+  }));
+  EXPECT_FALSE(dynamic([&](Component& c) {
+    scale_of_inputs(c);
+    c.tensors["a.comfy_quant"] = text(R"({"format":"float8_e4m3fn","full_precision_matrix_mult":true})");
+  }));
+  EXPECT_FALSE(dynamic([&](Component& c) {
+    scale_of_inputs(c);
+    c.tensors["scaled_fp8"] = bytes(DType::kF8E4M3, {2}, "12");
+  }));
+  EXPECT_FALSE(dynamic([&](Component& c) {
+    scale_of_inputs(c);
+    c.tensors["a.weight"].dtype = DType::kF8E5M2;
+  }));
+}
+
 TEST_F(StoredWeightsTest, RefusesDamagedOrOtherScaledFp8) {
   const auto with = [](const std::string& name, const Tensor& tensor) {
     Component c = comfy("a.weight_scale");
     c.tensors[name] = tensor;
     return c;
   };
-  refuses(with("a.input_scale", floats({}, {0.5})), {"a.input_scale", "fixed scales", "ModelOpt"});
-  refuses(with("a.scale_input", floats({}, {0.5})), {"a.scale_input"});
+  refuses(with("a.input_scale", floats({}, {-1})), {"a.input_scale", "not negative"});
+  refuses(with("a.input_scale", floats({2}, {1, 1})), {"a.input_scale", "[2]"});
+  refuses(with("a.scale_input", bytes(DType::kU8, {}, "1")), {"a.scale_input", "U8"});
   refuses(with("a.weight_scale", floats({3}, {1, 2, 3})), {"a.weight_scale", "[3]", "[2, 1]"});
   refuses(with("a.weight_scale", bytes(DType::kU8, {}, "1")), {"a.weight_scale", "U8"});
   refuses(with("a.weight", bytes(DType::kI8, {2, 3}, "123456")), {"integers", "I8"});
