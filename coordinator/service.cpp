@@ -48,6 +48,8 @@ Result<job::Catalogue> read_catalogue(const config::Settings& settings) {
     if (!entry) return entry.error();
     out.models.emplace(name, std::move(entry).value());
   }
+  for (const families::Family* family : families::served())
+    out.adapter_parts[std::string(family->name)] = family->adapter_parts;
   out.default_model = settings.default_model;
   if (out.default_model.empty() && out.models.size() == 1) out.default_model = out.models.begin()->first;
   if (!out.default_model.empty() && !out.models.contains(out.default_model)) {

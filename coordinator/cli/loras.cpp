@@ -1,7 +1,6 @@
 // `ditfleet loras {add,list,show,remove,pin,unpin}`: a tenant's LoRA adapters.
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <memory>
 #include <vector>
 
@@ -41,10 +40,20 @@ std::string size_text(std::int64_t bytes) {
 
 bool is_pinned(const json::value& lora) { return field(lora, "pinned").is_bool() && field(lora, "pinned").get_bool(); }
 
+// "304 layers, for dev,schnell\n"
+std::string fits_text(const json::value& lora) {
+  const std::string layers = text(lora, "layers");
+  if (layers.empty()) return {};
+  const std::string fits =
+      field(lora, "fits").is_array() ? names(lora, "fits", "no configured model") : "models unknown";
+  return layers + (layers == "1" ? " layer, for " : " layers, for ") + fits + "\n";
+}
+
 Result<void> done(const LoraFlags& flags, const Result<json::value>& answer, const char* what) {
   return print_answer(flags.target, answer, [what](const json::value& lora) {
-    return fmt::format("{} {}  {}  {}\n", what, text(lora, "name"), size_text(integer(lora, "bytes")),
-                       text(lora, "sha256"));
+    std::string out = fmt::format("{} {}  {}  {}\n", what, text(lora, "name"), size_text(integer(lora, "bytes")),
+                                  text(lora, "sha256"));
+    return std::string_view(what) == "added" ? out + fits_text(lora) : out;
   });
 }
 
@@ -62,16 +71,11 @@ Result<void> add(const LoraFlags& flags) {
   std::vector<std::string> parameters;
   for (const std::string& model : flags.models) parameters.push_back("model=" + percent_encoded(model));
   if (flags.pin) parameters.push_back("pinned=true");
-  std::error_code ec;
-  std::string file = flags.file;
-  HttpClient::Head head;
-  if (std::filesystem::is_directory(file, ec)) {
-    auto folder = safetensors::open_peft_folder(file);
-    if (!folder) return folder.error();
-    file = folder->file;
-    head = {std::move(folder->head), folder->begins};
-  }
-  return done(flags, client.send_file("PUT", route(flags, true, parameters), file, headers, head), "added");
+  const auto file = safetensors::open_adapter(flags.file);
+  if (!file) return file.error();
+  return done(flags,
+              client.send_file("PUT", route(flags, true, parameters), file->file, headers, {file->head, file->begins}),
+              "added");
 }
 
 std::string loras_table(const json::value& answer) {
@@ -93,10 +97,11 @@ std::string lora_text(const json::value& lora) {
   const std::string path = text(lora, "path"), rank = text(lora, "rank");
   return fmt::format(
       "{}{}\nsha256   {}\nsize     {}, {} tensors, {} parameters in {}\nrank     {}\nmodels   {}\nsource   {}\n"
-      "created  {}\n",
+      "created  {}\n{}",
       text(lora, "name"), is_pinned(lora) ? "  pinned" : "", text(lora, "sha256"), size_text(integer(lora, "bytes")),
       text(lora, "tensors"), text(lora, "parameters"), text(lora, "dtype"), rank.empty() ? "unknown" : rank,
-      names(lora, "models", "any"), path.empty() ? "an upload" : path, ago(integer(lora, "created_ms")));
+      names(lora, "models", "any"), path.empty() ? "an upload" : path, ago(integer(lora, "created_ms")),
+      fits_text(lora));
 }
 
 Result<void> show(const LoraFlags& flags) {

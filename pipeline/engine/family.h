@@ -109,7 +109,6 @@ struct Family {
   std::unique_ptr<Network> (*load)(Folder& folder);
   std::unique_ptr<Tokenizers> (*load_tokenizers)(const std::string& dir);
   FileAbout (*about)(std::string_view component, const Checkpoint& weights);
-  std::vector<std::string_view> adapter_parts;        // of names in adapters, with "_" for "."
   TransformerSpec (*spec)(const ConfigFile& config);  // of a transformer's config.json; null: it has no blocks
   // A small and a typical request. Between and beyond them, memory grows in proportion to width × height × frames.
   struct Extent {

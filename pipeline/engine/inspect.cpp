@@ -92,13 +92,6 @@ bool is_shard(std::string_view path) {
                     [](char c, char right) { return right == '0' ? c >= '0' && c <= '9' : c == right; });
 }
 
-bool has_parts(const std::vector<std::string>& names, const std::vector<std::string_view>& parts) {
-  return std::any_of(names.begin(), names.end(), [&](std::string name) {
-    std::replace(name.begin(), name.end(), '.', '_');
-    return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) { return name.find(part) != name.npos; });
-  });
-}
-
 // The components in the file, or why there is none.
 void find_components(const Families& families, const std::string& path, const std::vector<std::string>& names,
                      FileReport& report) {
@@ -145,7 +138,8 @@ Result<FileReport> Engine::inspect(const Families& families, const std::string& 
                                            std::to_string(names.size()) + " tensors are such as " +
                                            excerpt(names[names.size() / 2], 100);
     for (const Family* family : families)
-      if (adapts && has_parts(names, family->adapter_parts)) report.adapter_of.emplace_back(family->description->name);
+      if (adapts && safetensors::have_part(names, family->description->adapter_parts))
+        report.adapter_of.emplace_back(family->description->name);
     return report;
   });
 }

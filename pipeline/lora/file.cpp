@@ -432,18 +432,13 @@ Result<LoraFile> read_lora_file(const std::string& path, const LoraNames& names,
         "[lora] " + path +
             " is a pickle, which may run code when it is read; adapters must be safetensors (convert it first)",
         "loras");
-  std::error_code ec;
-  std::optional<safetensors::PeftFolder> folder;
-  if (std::filesystem::is_directory(path, ec)) {
-    auto opened = safetensors::open_peft_folder(path);
-    if (!opened) return Error{opened.error().code, "[lora] " + opened.error().message, "loras"};
-    folder = std::move(*opened);
-  }
-  auto file = SafetensorsFile::open(folder ? folder->file : path);
+  const auto whole = safetensors::open_adapter(path);
+  if (!whole) return Error{whole.error().code, "[lora] " + whole.error().message, "loras"};
+  auto file = SafetensorsFile::open(whole->file);
   if (!file) return unreadable(file.error());
   LoraFile out{std::move(*file), {}, {}, {}};
   auto metadata = out.file.metadata();
-  if (folder) metadata[safetensors::kAdapterConfig] = folder->config;
+  if (!whole->config.empty()) metadata[safetensors::kAdapterConfig] = whole->config;
   if (auto read = Reader(out.file, std::move(metadata), names, max_rank).read(out); !read) return read.error();
   return out;
 }

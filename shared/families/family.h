@@ -13,8 +13,9 @@
 namespace ditfleet::families {
 
 struct Family {
-  std::string_view name;                          // the `kind` of its models in GET /v1/models
-  std::span<const std::string_view> class_names;  // values of _class_name in model_index.json that belong to it
+  std::string_view name;                            // the `kind` of its models in GET /v1/models
+  std::span<const std::string_view> class_names;    // values of _class_name in model_index.json that belong to it
+  std::span<const std::string_view> adapter_parts;  // see Catalogue
   // Sets the entry's media, fields, defaults, max_pixels, guidance and tokens from the folder entry.dir. kNotFound or
   // kDataCorrupt; the message contains the file's path. Blocks on the disk.
   Result<void> (*read)(job::ModelEntry& entry);

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,8 @@ std::optional<Error> check_value(const ModelEntry& model, Field field, const Fie
 struct Catalogue {
   std::map<std::string, ModelEntry> models;
   std::string default_model;
+  // By the name of a family: parts of tensors' names in its adapters, with "_" for ".". Of all families.
+  std::map<std::string, std::span<const std::string_view>> adapter_parts;
 };
 
 }  // namespace ditfleet::job

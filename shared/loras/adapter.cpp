@@ -26,6 +26,8 @@ void each_field(Record& record, const Visit& visit) {
   visit("parameters", record.parameters);
   visit("rank", record.rank);
   visit("dtype", record.dtype);
+  visit("layers", record.layers);
+  visit("families", record.families);
 }
 
 }  // namespace

@@ -21,9 +21,11 @@ struct Adapter {
   std::int64_t created_ms = 0;      // since 1970
   // From the file's header.
   int tensors = 0;
-  std::int64_t parameters = 0;  // elements of all tensors
-  int rank = 0;                 // the largest; 0: unknown
-  std::string dtype;            // the most frequent element type, such as "BF16"
+  std::int64_t parameters = 0;        // elements of all tensors
+  int rank = 0;                       // the largest; 0: unknown
+  std::string dtype;                  // the most frequent element type, such as "BF16"
+  int layers = 0;                     // that it changes; 0: unknown
+  std::vector<std::string> families;  // that have layers of these names; empty: unknown
 
   bool operator==(const Adapter&) const = default;
   bool serves(std::string_view model) const;

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <system_error>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "shared/core/unique_fd.h"
 #include "shared/safetensors/adapter_keys.h"
 #include "shared/safetensors/header.h"
+#include "shared/safetensors/peft_folder.h"
 #include "shared/safetensors/pickle.h"
 
 namespace ditfleet::loras {
@@ -89,7 +91,7 @@ Result<void> ContentCheck::inspect(std::uint64_t file_bytes) {
   std::map<DType, std::int64_t> elements;
   std::vector<std::string> names;
   std::map<std::string_view, std::vector<std::string>> refused;  // by kind
-  bool adapts = false;
+  std::set<std::string_view> layers;
   for (const auto& tensor : header->tensors) {
     ++content.tensors;
     const auto count = static_cast<std::int64_t>((tensor.end - tensor.begin) * 8 /
@@ -105,20 +107,22 @@ Result<void> ContentCheck::inspect(std::uint64_t file_bytes) {
       return invalid_argument(what_ + ": '" + excerpt(tensor.name, 100) + "' is of type " +
                               std::string(safetensors::dtype_name(tensor.dtype)) +
                               "; adapters must be F32, BF16, F16, F64, F8_E4M3 or F8_E5M2");
-    adapts = true;
+    layers.insert(key.module);
     if (key.kind == AdapterKind::kDown && tensor.shape.size() >= 2)
       content.rank = std::max(content.rank, static_cast<int>(std::min<std::int64_t>(tensor.shape[0], 1 << 20)));
   }
   for (const auto& [kind, tensors] : refused)
     return invalid_argument(what_ + " is a " + std::string(kind) + " adapter (" + first_of(tensors) +
                             "); only LoRA, LoHa and LoKr can be applied");
-  if (!adapts)
+  if (layers.empty())
     return invalid_argument(what_ + " contains no LoRA adapter: none of its " + std::to_string(names.size()) +
                             " tensors has a LoRA name such as …lora_A.weight or …lora_down.weight" +
                             (names.empty() ? std::string() : " (they are " + first_of(names) + ")"));
   const auto most = std::max_element(elements.begin(), elements.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
   content.dtype = std::string(safetensors::dtype_name(most->first));
+  content.layers = static_cast<int>(layers.size());
+  content.names = std::move(names);
   content_ = content;
   head_ = {};
   return {};
@@ -159,22 +163,25 @@ Result<Content> ContentCheck::finish() {
 Result<InspectedFile> inspect_file(const std::string& path, std::int64_t most) {
   const std::string what = "the file '" + path + "'";
   const auto failed = [&](const std::string& why) { return unavailable(what + " cannot be read: " + why); };
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // opening a FIFO must not block
+  const auto whole = safetensors::open_adapter(path);
+  if (!whole) return invalid_argument(whole.error().message, "path");
+  const UniqueFd file(::open(whole->file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO must not block
   if (!file.valid()) return failed(std::strerror(errno));
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) return failed(std::strerror(errno));
   if (!S_ISREG(info.st_mode)) return invalid_argument(what + " is not a regular file", "path");
-  if (info.st_size > most) {
-    return Error{
-        Code::kPayloadTooLarge,
-        what + " has " + std::to_string(info.st_size) + " bytes; loras.max_upload_bytes is " + std::to_string(most),
-        "path"};
+  const std::int64_t bytes = whole->bytes(info.st_size);
+  if (bytes > most) {
+    return Error{Code::kPayloadTooLarge,
+                 what + " has " + std::to_string(bytes) + " bytes; loras.max_upload_bytes is " + std::to_string(most),
+                 "path"};
   }
+  if (::lseek(file.get(), static_cast<off_t>(whole->begins), SEEK_SET) < 0) return failed(std::strerror(errno));
   InspectedFile out;
   Sha256 hash;
-  ContentCheck check(what, static_cast<std::uint64_t>(info.st_size));
-  for (;;) {
-    const auto piece = read_up_to(file.get(), 1 << 20);
+  ContentCheck check(what, static_cast<std::uint64_t>(bytes));
+  for (std::optional<std::string> piece = whole->head;; piece.reset()) {
+    if (!piece || piece->empty()) piece = read_up_to(file.get(), 1 << 20);
     if (!piece) return failed(std::strerror(errno));
     if (piece->empty()) break;
     if (auto good = check.feed(*piece); !good) return invalid_argument(good.error().message, "path");
@@ -204,6 +211,13 @@ Result<std::string> resolve_path(const std::string& path, const std::string& fol
     return std::any_of(folders.begin(), folders.end(),
                        [&](const fs::path& folder) { return is_inside(file, folder.lexically_normal()); });
   };
+  const auto is_folder_of_peft = [&](const fs::path& folder) {
+    return std::all_of(safetensors::kPeftFiles.begin(), safetensors::kPeftFiles.end(), [&](const char* name) {
+      std::error_code missing;
+      const fs::path file = fs::canonical(folder / name, missing);
+      return !missing && is_allowed(file, roots);
+    });
+  };
   bool absent = false, left = false;
   for (const fs::path& root : roots) {
     ec.clear();
@@ -218,7 +232,7 @@ Result<std::string> resolve_path(const std::string& path, const std::string& fol
       absent = true;
     else if (!is_allowed(real, roots))
       left = true;
-    else if (!fs::is_regular_file(real, ec))
+    else if (!fs::is_regular_file(real, ec) && !is_folder_of_peft(real))
       absent = true;
     else
       return real.string();

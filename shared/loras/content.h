@@ -18,8 +18,10 @@ inline constexpr std::uint64_t kMaxHeaderBytes = 32u << 20;
 struct Content {
   int tensors = 0;
   std::int64_t parameters = 0;
-  int rank = 0;       // the largest; 0: unknown
-  std::string dtype;  // the most frequent element type
+  int rank = 0;                    // the largest; 0: unknown
+  std::string dtype;               // the most frequent element type
+  int layers = 0;                  // that it changes
+  std::vector<std::string> names;  // of the tensors
 };
 
 // Checks a file that arrives in pieces of any size; keeps only the header in memory. Not thread-safe.
@@ -50,7 +52,8 @@ struct InspectedFile {
   Content content;
 };
 
-// Hashes and checks a file of at most `most` bytes in one pass. Blocks.
+// Hashes and checks a file of at most `most` bytes, or PEFT's folder as one file (shared/safetensors/peft_folder.h), in
+// one pass. Blocks.
 // Errors: those of ContentCheck (param "path"), kPayloadTooLarge, kUnavailable (the file cannot be read).
 Result<InspectedFile> inspect_file(const std::string& path, std::int64_t most);
 
@@ -58,9 +61,9 @@ std::vector<std::filesystem::path> folders_of(std::string_view list);  // separa
 // Whether an absolute, normalized path is in a folder. Compares only the texts of the paths.
 bool is_inside(const std::filesystem::path& path, const std::filesystem::path& folder);
 
-// Returns the path, without symbolic links, of a regular file in one of the folders (separated by ':'). Searches each
-// folder for a relative path. Blocks.
-// kInvalidArgument (param "path"): no such file. The message reveals nothing about files outside the folders.
+// Returns the path, without symbolic links, of a regular file or PEFT's folder in one of the folders (separated by
+// ':'). Searches each folder for a relative path. Blocks. kInvalidArgument (param "path"): no such file. The message
+// reveals nothing about files outside the folders.
 Result<std::string> resolve_path(const std::string& path, const std::string& folders);
 
 }  // namespace ditfleet::loras

@@ -100,6 +100,13 @@ AdapterKey parse_adapter_key(std::string_view name) {
   return {Kind::kUnknown, name, {}};
 }
 
+bool have_part(const std::vector<std::string>& names, std::span<const std::string_view> parts) {
+  return std::any_of(names.begin(), names.end(), [&](std::string name) {
+    std::replace(name.begin(), name.end(), '.', '_');
+    return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) { return name.find(part) != name.npos; });
+  });
+}
+
 std::string_view other_model_of(const std::vector<std::string>& names) {
   for (std::string name : names) {
     std::replace(name.begin(), name.end(), '.', '_');

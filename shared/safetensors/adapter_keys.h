@@ -1,6 +1,7 @@
 // Splits the tensor names of adapter files into a module and the kind of tensor.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,9 @@ struct AdapterKey {
 // old .lora.down.weight and .lora_linear_layer.down.weight, the corresponding names of B, .alpha, .diff, .diff_b, other
 // names that begin with .diff_ (kUnknown), .lora_B.bias or .lora_B.NAME.bias, and LyCORIS' .hada_… and .lokr_….
 AdapterKey parse_adapter_key(std::string_view name);
+
+// Whether one of the names has one of these parts, with "_" for ".".
+bool have_part(const std::vector<std::string>& names, std::span<const std::string_view> parts);
 
 // The models that tensors of these names are for, such as "Stable Diffusion XL", if that can be told and they are not
 // of a family that DiTFleet has; else empty.

@@ -1,5 +1,6 @@
 #include "shared/safetensors/peft_folder.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -11,8 +12,6 @@ namespace ditfleet::safetensors {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::uintmax_t kMaxConfigBytes = 1 << 20;
 
 // The first `size` bytes, or all if there are fewer.
 std::string begin_of(const std::string& path, std::size_t size) {
@@ -31,28 +30,46 @@ std::string little_endian(std::uint64_t value) {
 
 }  // namespace
 
+Result<std::string> peft_config(std::string_view text, const std::string& what) {
+  if (text.size() > kMaxPeftConfigBytes) return invalid_argument(what + " has more than 1 MiB");
+  const auto config = parse_json(text);
+  if (!config) return invalid_argument(what + " is not JSON: " + config.error().message);
+  const json::object* fields = config->if_object();
+  if (!fields) return invalid_argument(what + " must be a JSON object");
+  const json::value* kind = fields->if_contains("peft_type");
+  if (kind && (!kind->is_string() || kind->get_string() != "LORA"))
+    return invalid_argument(what + ": peft_type is " + excerpt(json::serialize(*kind), 60) +
+                            "; only \"LORA\" can be applied");
+  json::object kept;
+  for (const char* key : {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"})
+    if (const json::value* value = fields->if_contains(key)) kept[key] = *value;
+  return json::serialize(kept);
+}
+
+Result<std::string> with_peft_config(std::string_view head, const std::string& config, const std::string& what) {
+  auto parsed = parse_json(head.substr(std::min<std::size_t>(head.size(), 8)));
+  if (!parsed) return invalid_argument(what + ": its header is not JSON: " + parsed.error().message);
+  if (!parsed->is_object()) return invalid_argument(what + ": its header must be a JSON object");
+  json::value& metadata = parsed->get_object()["__metadata__"];
+  if (!metadata.is_object()) metadata = json::object();
+  metadata.get_object()[kAdapterConfig] = config;
+  std::string text = json::serialize(*parsed);
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  return little_endian(text.size()) + text;
+}
+
 Result<PeftFolder> open_peft_folder(const std::string& folder) {
-  const std::string path = folder + "/adapter_config.json";
-  PeftFolder out{.file = folder + "/adapter_model.safetensors", .config = {}, .head = {}};
+  const std::string path = folder + "/" + kPeftFiles[0];
+  PeftFolder out{.file = folder + "/" + kPeftFiles[1], .config = {}, .head = {}};
   std::error_code ec;
   for (const std::string& file : {path, out.file})
     if (!fs::is_regular_file(file, ec))
       return Error{Code::kNotFound, folder + " has no " + fs::path(file).filename().string() +
                                         "; an adapter is a safetensors file, or a folder of PEFT with "
                                         "adapter_config.json and adapter_model.safetensors"};
-  if (fs::file_size(path, ec) > kMaxConfigBytes) return invalid_argument(path + " has more than 1 MiB");
-  const auto config = parse_json(begin_of(path, kMaxConfigBytes));
-  if (!config) return invalid_argument(path + " is not JSON: " + config.error().message);
-  const json::object* fields = config->if_object();
-  if (!fields) return invalid_argument(path + " must be a JSON object");
-  const json::value* kind = fields->if_contains("peft_type");
-  if (kind && (!kind->is_string() || kind->get_string() != "LORA"))
-    return invalid_argument(path + ": peft_type is " + excerpt(json::serialize(*kind), 60) +
-                            "; only \"LORA\" can be applied");
-  json::object kept;
-  for (const char* key : {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"})
-    if (const json::value* value = fields->if_contains(key)) kept[key] = *value;
-  out.config = json::serialize(kept);
+  auto config = peft_config(begin_of(path, kMaxPeftConfigBytes + 1), path);
+  if (!config) return config.error();
+  out.config = std::move(*config);
 
   const auto end = safetensors_header_end(begin_of(out.file, 8), out.file);
   if (!end) return invalid_argument(end.error().message);
@@ -60,15 +77,16 @@ Result<PeftFolder> open_peft_folder(const std::string& folder) {
   const std::string head = begin_of(out.file, static_cast<std::size_t>(*end));
   if (const auto header = parse_safetensors_header(head, fs::file_size(out.file, ec), out.file); !header)
     return invalid_argument(header.error().message);
-  auto parsed = parse_json(head.substr(8));
-  if (!parsed) return invalid_argument(out.file + ": its header is not JSON: " + parsed.error().message);
-  json::value& metadata = parsed->as_object()["__metadata__"];
-  if (!metadata.is_object()) metadata = json::object();
-  metadata.as_object()[kAdapterConfig] = out.config;
-  std::string text = json::serialize(*parsed);
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  out.head = little_endian(text.size()) + text;
+  auto joined = with_peft_config(head, out.config, out.file);
+  if (!joined) return joined.error();
+  out.head = std::move(*joined);
   return out;
+}
+
+Result<PeftFolder> open_adapter(const std::string& path) {
+  std::error_code ec;
+  if (fs::is_directory(path, ec)) return open_peft_folder(path);
+  return PeftFolder{.file = path, .config = {}, .head = {}};
 }
 
 }  // namespace ditfleet::safetensors

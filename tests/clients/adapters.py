@@ -31,6 +31,13 @@ def adapter(seed=0, rank=4, width=64):
     return safetensors({DOWN: ("F32", [rank, width], fill(rank * width * 4)), UP: ("F32", [width, rank], fill(rank * width * 4))})
 
 
+def form(*parts, boundary="zz"):
+    """Returns the body and headers of a form with (name, file name, contents)."""
+    body = b"".join(b'--%s\r\nContent-Disposition: form-data; name="%s"; filename="%s"\r\nContent-Type: application/octet-stream\r\n\r\n%s\r\n'
+                    % (boundary.encode(), name.encode(), file.encode(), data) for name, file, data in parts)
+    return body + f"--{boundary}--\r\n".encode(), {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+
+
 def digest(data):
     return hashlib.sha256(data).hexdigest()
 

@@ -1,10 +1,11 @@
 """LoRA adapters from files: the configured folders, the command line, and a restart of Redis."""
 import json
 import os
+import subprocess
 import tempfile
 import unittest
 
-from adapters import adapter, digest, Redis, RegistryCase
+from adapters import adapter, digest, form, Redis, RegistryCase, safetensors
 from fleet import Shared, cli, tiny_model, until
 
 
@@ -102,33 +103,100 @@ class Files(RegistryCase):
                 self.assertIn(told, done.stderr)
         self.assertEqual(self.names(), ["path"])
 
-    def test_a_folder_of_peft_is_uploaded_with_its_configuration(self):
-        config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": True, "alpha_pattern": {"to_q": 2}, "target_modules": ["to_q"]}
-        with tempfile.TemporaryDirectory() as folder:
-            def add(**changed):
-                with open(os.path.join(folder, "adapter_config.json"), "w") as f:
-                    json.dump({**config, **changed}, f)
-                return cli("loras", "add", "peft", folder, "--url", self.shared.fleet.url, "--json")
-            self.assertIn("has no adapter_model.safetensors", add().stderr)
-            file = adapter(7)
-            with open(os.path.join(folder, "adapter_model.safetensors"), "wb") as f:
-                f.write(file)
-            for kind in ("LOHA", 5):
-                refused = add(peft_type=kind)
-                self.assertEqual((refused.returncode, "peft_type is" in refused.stderr), (2, True), refused.stderr)
-            added = add()
-            self.assertEqual(added.returncode, 0, added.stderr)
-        stored = self.stored(json.loads(added.stdout)["sha256"])
+    CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": True, "alpha_pattern": {"to_q": 2}, "target_modules": ["to_q"]}
 
+    def has_the_configuration(self, stored, file):
+        """The stored file has the tensors of `file`, and in its metadata the configuration."""
         def parts(data):
             end = 8 + int.from_bytes(data[:8], "little")
             return json.loads(data[8:end]), data[end:]
         (before, tensors), (header, kept) = parts(file), parts(stored)
         self.assertEqual(kept, tensors)
         told = json.loads(header.pop("__metadata__")["lora_adapter_metadata"])
-        self.assertEqual(told, {key: config[key] for key in ("r", "lora_alpha", "use_rslora", "alpha_pattern")})
+        self.assertEqual(told, {key: self.CONFIG[key] for key in ("r", "lora_alpha", "use_rslora", "alpha_pattern")})
         before.pop("__metadata__", None)
         self.assertEqual(header, before)
+
+    @staticmethod
+    def write_folder(folder, file, config):
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+            json.dump(config, f)
+        if file:
+            with open(os.path.join(folder, "adapter_model.safetensors"), "wb") as f:
+                f.write(file)
+
+    def test_a_folder_of_peft_is_uploaded_with_its_configuration(self):
+        with tempfile.TemporaryDirectory() as folder:
+            def add(file, **changed):
+                self.write_folder(folder, file, {**self.CONFIG, **changed})
+                return cli("loras", "add", "peft", folder, "--url", self.shared.fleet.url, "--json")
+            self.assertIn("has no adapter_model.safetensors", add(None).stderr)
+            for kind in ("LOHA", 5):
+                refused = add(adapter(7), peft_type=kind)
+                self.assertEqual((refused.returncode, "peft_type is" in refused.stderr), (2, True), refused.stderr)
+            added = add(adapter(7))
+            self.assertEqual(added.returncode, 0, added.stderr)
+        self.has_the_configuration(self.stored(json.loads(added.stdout)["sha256"]), adapter(7))
+
+    def test_a_folder_of_peft_is_uploaded_as_two_parts(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.write_folder(folder, adapter(7), self.CONFIG)
+            url = self.shared.fleet.url + "/v1/loras/"
+            curl = ["curl", "-sS", "-X", "PUT", "-F", f"config=@{folder}/adapter_config.json", "-F", f"file=@{folder}/adapter_model.safetensors"]
+            lora = json.loads(subprocess.run(curl + [url + "two"], check=True, capture_output=True).stdout)
+            self.assertEqual((lora["rank"], lora["layers"]), (4, 1), lora)
+            self.has_the_configuration(self.stored(lora["sha256"]), adapter(7))
+            one = json.loads(subprocess.run(["curl", "-sS", "-X", "PUT", "-F", f"file=@{folder}/adapter_model.safetensors", url + "one"],
+                                            check=True, capture_output=True).stdout)
+            self.assertEqual(one["sha256"], digest(adapter(7)))
+        config, file = ("config", "adapter_config.json", json.dumps(self.CONFIG).encode()), ("file", "a.safetensors", adapter(7))
+        self.clean()
+
+        def put(*parts, cut=None, **other):
+            body, headers = form(*parts)
+            return self.first.request("PUT", "/v1/loras/form", body[:cut], {**headers, **other})
+        for parts, told in (((file, config), "before the file"), ((file, file), "two files"), ((config, config, file), "two parts"),
+                            ((config,), "no file"), ((), "no file"), ((config, ("file", "a", b"x")), "too small"), ((config, ("file", "a", b"\xff" * 64)), "header"),
+                            ((("config", "adapter_config.json", b'{"peft_type": "LOHA"}'), file), "peft_type"), ((("config", "c", b"[]"), file), "JSON object"),
+                            ((("config", "c", b" " * (1 << 20) + b"{}"), file), "1 MiB")):
+            with self.subTest(told, parts=[part[:2] for part in parts]):
+                self.refused(put(*parts), 400, told)
+        self.refused(put(config, file, cut=-9), 400, "incomplete")
+        self.refused(put(config, file, **{"Content-Type": "multipart/form-data"}), 400, "boundary")
+        self.assertEqual(self.chunk_keys(), [])
+
+    def test_a_folder_of_peft_is_registered_by_its_path(self):
+        top = self.top.name
+        self.write_folder(f"{top}/two/peft", adapter(7), self.CONFIG)
+        with open(f"{top}/two/peft/README.md", "w") as f:
+            f.write("not read")
+        answer = self.by_path("peft")
+        self.assertEqual(answer.status, 201, answer)
+        with tempfile.TemporaryDirectory() as folder:
+            self.write_folder(folder, adapter(7), self.CONFIG)
+            uploaded = json.loads(cli("loras", "add", "up", folder, "--url", self.shared.fleet.url, "--json").stdout)
+        self.assertEqual((answer.json()["sha256"], answer.json()["bytes"]), (uploaded["sha256"], uploaded["bytes"]), "the same adapter")
+        self.clean()
+        os.remove(f"{top}/two/peft/adapter_model.safetensors")
+        os.symlink(f"{top}/outside/d.safetensors", f"{top}/two/peft/adapter_model.safetensors")
+        self.refused(self.by_path("peft"), 400, "no file", param="path")
+        os.remove(f"{top}/two/peft/adapter_model.safetensors")
+        self.write_folder(f"{top}/two/peft", adapter(7), {**self.CONFIG, "peft_type": "LOHA"})
+        self.refused(self.by_path("peft"), 400, "peft_type", param="path")
+
+    def test_says_which_models_an_adapter_fits(self):
+        url = ("--url", self.shared.fleet.url)
+        added = cli("loras", "add", "flux", os.path.join(self.top.name, "one", "a.safetensors"), *url)
+        self.assertIn("1 layer, for tiny", added.stdout)
+        self.assertIn("1 layer, for tiny", cli("loras", "show", "flux", *url).stdout)
+        rank = ("F32", [2, 64], bytes(512))
+        wan = safetensors({f"diffusion_model.blocks.{i}.self_attn.q.lora_{side}.weight": rank if side == "A" else ("F32", [64, 2], bytes(512))
+                           for i in range(3) for side in "AB"})
+        lora = self.put("wan", wan).json()
+        self.assertEqual((lora["layers"], lora["fits"]), (3, []))
+        self.clean()
+        self.refused(self.put("wan", wan, query="?model=tiny"), 400, "'tiny' is flux", param="model")
 
     def test_a_redis_that_refuses_is_not_reported_as_unreachable(self):
         self.addCleanup(self.redis, "REPLICAOF", "NO", "ONE")

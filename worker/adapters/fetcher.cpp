@@ -15,6 +15,7 @@
 #include "shared/core/fd_io.h"
 #include "shared/core/unique_fd.h"
 #include "shared/loras/content.h"
+#include "shared/safetensors/peft_folder.h"
 #include "worker/adapters/metrics.h"
 
 namespace ditfleet::worker {
@@ -64,7 +65,10 @@ int rank(const Error& error) {
 Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::Location& location,
                                             const std::string& path, const std::vector<std::string>& folders) {
   const std::string its_file = location.one_place ? "its file '" + path + "'" : "its file";
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const auto whole = safetensors::open_adapter(path);
+  if (!whole)
+    return Error{whole.error().code, its_file + " cannot be read on this worker: " + whole.error().message, {}};
+  const UniqueFd file(::open(whole->file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.valid()) {
     const int code = errno;
     return Error{code == ENOENT || code == ENOTDIR ? Code::kNotFound : Code::kUnavailable,
@@ -97,11 +101,14 @@ Result<AdapterCopyPtr> copy_registered_file(AdapterCopies& copies, const loras::
                      "; register it again",
                  {}};
   };
-  if (found.st_size != location.bytes) return changed("it has " + std::to_string(found.st_size) + " bytes");
+  const std::int64_t bytes = whole->bytes(found.st_size);
+  if (bytes != location.bytes) return changed("it has " + std::to_string(bytes) + " bytes");
+  if (::lseek(file.get(), static_cast<off_t>(whole->begins), SEEK_SET) < 0)
+    return unavailable(its_file + " cannot be read: " + std::strerror(errno));
   auto writer = copies.begin(location.sha256, location.bytes);
   if (!writer) return writer.error();
-  while (true) {
-    const auto piece = read_up_to(file.get(), kPiece);
+  for (std::optional<std::string> piece = whole->head;; piece.reset()) {
+    if (!piece || piece->empty()) piece = read_up_to(file.get(), kPiece);
     if (!piece) return unavailable(its_file + " cannot be read: " + std::strerror(errno));
     if (piece->empty()) break;
     auto written = (*writer)->write(*piece);

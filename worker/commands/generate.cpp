@@ -186,7 +186,7 @@ void add_generate(CLI::App& app, Invocation& invoked) {
   job::add_field_flags(command, flags.fields, false);
   command
       .add_option("--lora", flags.loras,
-                  "Adapter: a safetensors file of PEFT/diffusers, kohya, BFL or XLabs, for the transformer, CLIP and "
+                  "Adapter: a safetensors file, or a folder of PEFT, for the transformer, CLIP and "
                   "T5; SCALE (default 1) may be negative; EXPERT is high, low or both (default); repeatable")
       ->type_name("FILE[:SCALE[:EXPERT]]")
       ->allow_extra_args(false);

@@ -50,7 +50,15 @@ Result<void> check(const LoraRequest& request, const job::Catalogue& catalogue) 
 
 }  // namespace
 
-json::object lora_json(const loras::Adapter& adapter) {
+bool lora_fits(const loras::Adapter& adapter, const job::ModelEntry& model) {
+  const auto& families = adapter.families;
+  return families.empty() || std::find(families.begin(), families.end(), model.kind) != families.end();
+}
+
+json::object lora_json(const loras::Adapter& adapter, const job::Catalogue& catalogue) {
+  json::array fits;
+  for (const auto& [name, model] : catalogue.models)
+    if (adapter.serves(name) && lora_fits(adapter, model)) fits.emplace_back(name);
   return {{"name", adapter.name},
           {"object", "lora"},
           {"tenant", adapter.tenant},
@@ -64,11 +72,13 @@ json::object lora_json(const loras::Adapter& adapter) {
           {"tensors", adapter.tensors},
           {"parameters", adapter.parameters},
           {"rank", adapter.rank > 0 ? json::value(adapter.rank) : json::value(nullptr)},
-          {"dtype", adapter.dtype}};
+          {"dtype", adapter.dtype},
+          {"layers", adapter.layers > 0 ? json::value(adapter.layers) : json::value(nullptr)},
+          {"fits", adapter.families.empty() ? json::value(nullptr) : json::value(std::move(fits))}};
 }
 
 std::string lora_etag(const loras::Adapter& adapter) {
-  return '"' + adapter.sha256 + '.' + sha256_hex(json::serialize(lora_json(adapter))).substr(0, 16) + '"';
+  return '"' + adapter.sha256 + '.' + sha256_hex(adapter.to_json()).substr(0, 16) + '"';
 }
 
 bool matches_lora(std::string_view if_match, const loras::Adapter& adapter) {

@@ -15,7 +15,9 @@
 
 namespace ditfleet::gateway {
 
-json::object lora_json(const loras::Adapter& adapter);
+json::object lora_json(const loras::Adapter& adapter, const job::Catalogue& catalogue);
+// Whether the adapter's layers have names of the model's family, or it cannot be told.
+bool lora_fits(const loras::Adapter& adapter, const job::ModelEntry& model);
 
 // An adapter's properties without its bytes: the fields of a JSON body, or the query parameters of an upload.
 struct LoraRequest {

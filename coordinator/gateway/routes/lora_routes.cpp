@@ -9,6 +9,7 @@
 
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/errors.h"
+#include "coordinator/gateway/routes/lora_form.h"
 #include "coordinator/gateway/routes/lora_json.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/wall_clock.h"
@@ -16,6 +17,7 @@
 #include "shared/loras/registry.h"
 #include "shared/loras/registry_mirror.h"
 #include "shared/loras/upload.h"
+#include "shared/safetensors/adapter_keys.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -41,7 +43,8 @@ Result<Response> refused(const Request& request, const std::string& name, const 
 }
 
 bool is_upload_type(std::string_view type) {
-  return type.empty() || type == "application/octet-stream" || type == "application/x-safetensors";
+  return type.empty() || type == "application/octet-stream" || type == "application/x-safetensors" ||
+         type == "multipart/form-data";
 }
 
 Error digest_differs(const std::string& expected, const std::string& found) {
@@ -49,20 +52,31 @@ Error digest_differs(const std::string& expected, const std::string& found) {
       "the file has the SHA-256 " + found + ", not " + expected + "; it may have been damaged in transfer", "sha256");
 }
 
-Adapter adapter_of(const std::string& tenant, const std::string& name, const LoraRequest& asked,
-                   const loras::InspectedFile& file, const std::string& path) {
-  return {.tenant = tenant,
-          .name = name,
-          .sha256 = file.sha256,
-          .bytes = file.bytes,
-          .path = path,
-          .models = asked.models,
-          .pinned = asked.pinned.value_or(false),
-          .created_ms = unix_ms(),
-          .tensors = file.content.tensors,
-          .parameters = file.content.parameters,
-          .rank = file.content.rank,
-          .dtype = file.content.dtype};
+// kInvalidArgument: it is for another family than a model that the request names.
+Result<Adapter> adapter_of(const std::string& tenant, const std::string& name, const LoraRequest& asked,
+                           const loras::InspectedFile& file, const std::string& path, const job::Catalogue& catalogue) {
+  Adapter made{.tenant = tenant,
+               .name = name,
+               .sha256 = file.sha256,
+               .bytes = file.bytes,
+               .path = path,
+               .models = asked.models,
+               .pinned = asked.pinned.value_or(false),
+               .created_ms = unix_ms(),
+               .tensors = file.content.tensors,
+               .parameters = file.content.parameters,
+               .rank = file.content.rank,
+               .dtype = file.content.dtype,
+               .layers = file.content.layers,
+               .families = {}};
+  for (const auto& [family, parts] : catalogue.adapter_parts)
+    if (safetensors::have_part(file.content.names, parts)) made.families.push_back(family);
+  for (const std::string& model : asked.models)
+    if (const auto& entry = catalogue.models.at(model); !lora_fits(made, entry))
+      return invalid_argument("the adapter's layers have names of " + made.families.front() + ", but model '" + model +
+                                  "' is " + entry.kind,
+                              "model");
+  return made;
 }
 
 using Found = std::pair<std::string, loras::InspectedFile>;  // the path and its file
@@ -136,7 +150,7 @@ asio::awaitable<Result<Response>> list(const ApiContext& context, CallPtr call) 
   if (!fresh) co_return fresh.error();
   const auto found = context.dependencies.adapters->list(*tenant, page->after, page->most);
   json::array list;
-  for (const Adapter& adapter : found.adapters) list.push_back(lora_json(adapter));
+  for (const Adapter& adapter : found.adapters) list.push_back(lora_json(adapter, context.dependencies.catalogue));
   const std::string next = found.more ? found.adapters.back().name : std::string();
   co_return json_response(200, {{"object", "list"}, {"loras", std::move(list)}, {"next_cursor", next}})
       .with("Cache-Control", "no-store");
@@ -151,7 +165,7 @@ asio::awaitable<Result<Response>> get(const ApiContext& context, CallPtr call) {
   if (!found) co_return registry_error(found.error());
   if (!*found) co_return no_such_lora(name);
   const std::string etag = lora_etag(**found);
-  Response response = json_response(200, lora_json(**found));
+  Response response = json_response(200, lora_json(**found, context.dependencies.catalogue));
   if (names_etag(call->request.header("If-None-Match"), etag)) {
     response = {};
     response.status = 304;
@@ -168,7 +182,7 @@ asio::awaitable<Result<Response>> remove(const ApiContext& context, CallPtr call
   if (!condition) co_return refused(call->request, name, condition.error());
   auto removed = co_await context.dependencies.loras->remove(*tenant, name, soon(), condition->now());
   if (!removed) co_return refused(call->request, name, removed.error());
-  json::object body = lora_json(*removed);
+  json::object body = lora_json(*removed, context.dependencies.catalogue);
   body["deleted"] = true;
   co_return json_response(200, body);
 }
@@ -187,7 +201,7 @@ asio::awaitable<Result<Response>> patch(const ApiContext& context, CallPtr call)
   if (!condition) co_return refused(call->request, name, condition.error());
   auto changed = co_await context.dependencies.loras->set_pinned(*tenant, name, *pinned, soon(), condition->now());
   if (!changed) co_return refused(call->request, name, changed.error());
-  co_return json_response(200, lora_json(*changed)).with("ETag", lora_etag(*changed));
+  co_return json_response(200, lora_json(*changed, context.dependencies.catalogue)).with("ETag", lora_etag(*changed));
 }
 
 // Of each tenant: bytes of its unfinished uploads; files that are being registered by path.
@@ -226,7 +240,7 @@ asio::awaitable<Result<Response>> store(const ApiContext& context, Puts& puts, C
     co_return refused(call->request, adapter.name, created.error());
   if (!created) co_return registry_error(created.error());
   (void)co_await context.refresh_adapters();  // if it fails, follow() refreshes within a second
-  co_return json_response(*created ? 201 : 200, lora_json(adapter))
+  co_return json_response(*created ? 201 : 200, lora_json(adapter, context.dependencies.catalogue))
       .with("Location", "/v1/loras/" + adapter.name)
       .with("ETag", lora_etag(adapter));
 }
@@ -258,15 +272,17 @@ asio::awaitable<Result<Response>> put_file(const ApiContext& context, Puts& puts
   if (!found) co_return found.error();
   const auto& [path, file] = *found;
   if (!asked->sha256.empty() && asked->sha256 != file.sha256) co_return digest_differs(asked->sha256, file.sha256);
-  Adapter adapter = adapter_of(tenant, name, *asked, file, path);
+  auto adapter = adapter_of(tenant, name, *asked, file, path, context.dependencies.catalogue);
+  if (!adapter) co_return adapter.error();
   const std::string no_upload;
-  co_return co_await store(context, puts, call, std::move(adapter), no_upload, condition);
+  co_return co_await store(context, puts, call, std::move(*adapter), no_upload, condition);
 }
 
 // Stores the body in Redis and checks it piece by piece, so that a bad one is refused early.
 // kDeadlineExceeded: the client was too slow.
 asio::awaitable<Result<loras::InspectedFile>> receive(const ApiContext& context, CallPtr call, loras::Upload& upload,
-                                                      std::string tenant, Reserved& coming) {
+                                                      std::string tenant, Reserved& coming,
+                                                      std::shared_ptr<LoraForm> form) {
   BodyReader& body = *call->request.stream;
   const auto most = static_cast<std::uint64_t>(context.dependencies.settings.loras.max_upload_bytes);
   const auto too_large = [&](std::uint64_t bytes, const char* at_least) {
@@ -278,28 +294,38 @@ asio::awaitable<Result<loras::InspectedFile>> receive(const ApiContext& context,
   if (body.length() && *body.length() > most) co_return too_large(*body.length(), "");
   const auto sized = static_cast<std::int64_t>(body.length().value_or(0));
   if (auto good = check_quota(context, tenant, call->param(0), coming.add(sized)); !good) co_return good.error();
-  const auto check = std::make_shared<loras::ContentCheck>("the upload", body.length());
+  const auto check = std::make_shared<loras::ContentCheck>("the upload", form ? std::nullopt : body.length());
   for (;;) {
     auto piece = co_await context.read_piece(call);
     if (!piece)
       co_return piece.error().code == Code::kUnavailable ? Error{Code::kCanceled, piece.error().message, {}}
                                                          : piece.error();
     if (piece->empty()) break;
-    const std::uint64_t bytes = static_cast<std::uint64_t>(upload.bytes()) + piece->size();
+    const std::size_t size = piece->size();
+    const std::uint64_t bytes = static_cast<std::uint64_t>(upload.bytes()) + size;
     if (bytes > most) co_return too_large(bytes, "at least ");
     if (sized == 0) {
-      const auto sum = coming.add(static_cast<std::int64_t>(piece->size()));
+      const auto sum = coming.add(static_cast<std::int64_t>(size));
       if (auto good = check_quota(context, tenant, call->param(0), sum); !good) co_return good.error();
     }
     // The header has up to 32 MiB of JSON.
-    std::function<Result<void>()> feed = [check, piece = *piece] { return check->feed(piece); };
-    auto fed = co_await context.off_loop<void>(call, check->knows_content() ? 0 : piece->size(), std::move(feed));
+    std::function<Result<std::string>()> feed = [check, form, piece = std::move(*piece)]() -> Result<std::string> {
+      auto bytes = form ? form->feed(piece) : piece;
+      if (!bytes) return bytes;
+      if (auto good = check->feed(*bytes); !good) return good.error();
+      return bytes;
+    };
+    const auto fed = co_await context.off_loop<std::string>(call, check->knows_content() ? 0 : size, std::move(feed));
     if (!fed) co_return fed.error();
     if (auto room = co_await context.service.check_room(); !room) co_return registry_error(room.error());
-    auto written = co_await upload.write(*piece, soon());
+    auto written = co_await upload.write(*fed, soon());
     if (!written) co_return registry_error(written.error());
   }
-  std::function<Result<loras::Content>()> end = [check] { return check->finish(); };
+  std::function<Result<loras::Content>()> end = [check, form]() -> Result<loras::Content> {
+    if (form)
+      if (auto whole = form->finish(); !whole) return whole.error();
+    return check->finish();
+  };
   auto content =
       co_await context.off_loop<loras::Content>(call, static_cast<std::size_t>(upload.bytes()), std::move(end));
   if (!content) co_return content.error();
@@ -312,18 +338,25 @@ asio::awaitable<Result<Response>> put_upload(const ApiContext& context, Puts& pu
                                              std::string name, loras::Condition condition) {
   const std::string type = media_type_of(call->request.header("Content-Type"));
   if (!is_upload_type(type)) {
-    co_return status_response(415,
-                              "the body is '" + excerpt(type, 100) +
-                                  "'; send a safetensors file with 'Content-Type: application/octet-stream', or "
-                                  "{\"path\": …} with 'Content-Type: application/json'",
-                              "unsupported_media_type");
+    co_return status_response(
+        415,
+        "the body is '" + excerpt(type, 100) +
+            "'; send a safetensors file with 'Content-Type: application/octet-stream' or in a form, or "
+            "{\"path\": …} with 'Content-Type: application/json'",
+        "unsupported_media_type");
   }
   const auto asked = parse_lora_query(call->request, context.dependencies.catalogue);
   if (!asked) co_return asked.error();
   if (asked->pinned.value_or(false) && !call->caller.sees_all) co_return pin_refused();
+  std::shared_ptr<LoraForm> form;
+  if (type == "multipart/form-data") {
+    auto reader = FormReader::open(call->request.header("Content-Type"));
+    if (!reader) co_return reader.error();
+    form = std::make_shared<LoraForm>(std::move(*reader));
+  }
   loras::Upload upload(*context.dependencies.loras);
   Reserved coming{puts.uploading[tenant]};
-  auto file = co_await receive(context, call, upload, tenant, coming);
+  auto file = co_await receive(context, call, upload, tenant, coming, std::move(form));
   if (file && !asked->sha256.empty() && asked->sha256 != file->sha256)
     file = digest_differs(asked->sha256, file->sha256);
   if (!file) {
@@ -332,8 +365,12 @@ asio::awaitable<Result<Response>> put_upload(const ApiContext& context, Puts& pu
       co_return status_response(408, file.error().message, "request_timeout");
     co_return file.error();
   }
-  Adapter adapter = adapter_of(tenant, name, *asked, *file, "");
-  auto response = co_await store(context, puts, call, std::move(adapter), upload.id(), condition);
+  auto adapter = adapter_of(tenant, name, *asked, *file, "", context.dependencies.catalogue);
+  if (!adapter) {
+    co_await upload.discard(soon());
+    co_return adapter.error();
+  }
+  auto response = co_await store(context, puts, call, std::move(*adapter), upload.id(), condition);
   const int status = response ? response->status : http_status(response.error().code);
   if (status >= 400 && status < 500) co_await upload.discard(soon());
   co_return response;

@@ -285,8 +285,6 @@ const Family& flux_family() {
       .load = FluxNetwork::load,
       .load_tokenizers = load_tokenizers,
       .about = about,
-      .adapter_parts = {"double_blocks", "single_blocks", "single_transformer_blocks", "attn_to_", "attn_add_",
-                        "norm1_context", "ff_net", "ff_context"},
       .spec = [](const ConfigFile& config) { return flux_spec(read_flux_config(config)); },
       .small = {512, 512, 1},
       .typical = {1024, 1024, 1}};

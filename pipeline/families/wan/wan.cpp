@@ -346,7 +346,6 @@ const Family& wan_family() {
       .load = WanNetwork::load,
       .load_tokenizers = load_tokenizers,
       .about = about,
-      .adapter_parts = {"self_attn", "cross_attn", "attn1", "attn2"},
       .spec = [](const ConfigFile& config) { return wan_spec(read_wan_config(config)); },
       .small = {832, 480, 25},
       .typical = {832, 480, 81}};

@@ -10,6 +10,9 @@ using job::Field;
 // diffusers loads the folders of all as FluxPipeline, too: they have the same parts.
 constexpr std::string_view kClassNames[] = {"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline",
                                             "FluxKontextPipeline", "FluxKontextInpaintPipeline"};
+constexpr std::string_view kAdapterParts[] = {"double_blocks", "single_blocks", "single_transformer_blocks",
+                                              "attn_to_",      "attn_add_",     "norm1_context",
+                                              "ff_net",        "ff_context"};
 constexpr std::int64_t kLargestSide = 2048;
 constexpr std::int64_t kMostSteps = 200, kMostTextTokens = 512;
 constexpr std::int64_t kDefaultLatentSide = 128;  // FluxPipeline's default_sample_size
@@ -65,6 +68,6 @@ Result<void> read(job::ModelEntry& entry) {
 
 }  // namespace
 
-const Family kFlux = {.name = "flux", .class_names = kClassNames, .read = read};
+const Family kFlux = {.name = "flux", .class_names = kClassNames, .adapter_parts = kAdapterParts, .read = read};
 
 }  // namespace ditfleet::families

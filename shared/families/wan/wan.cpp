@@ -9,6 +9,7 @@ using job::Field;
 
 constexpr std::string_view kImageToVideo = "WanImageToVideoPipeline";
 constexpr std::string_view kClassNames[] = {"WanPipeline", kImageToVideo};
+constexpr std::string_view kAdapterParts[] = {"self_attn", "cross_attn", "attn1", "attn2"};
 constexpr std::int64_t kSideMultiple = 16;  // the VAE's factor times the patch
 constexpr int kDefaultWidth = 832, kDefaultHeight = 480, kFramesPerLatent = 4;
 constexpr std::int64_t kLargestSide = 2048, kMostFrames = 257, kMostSteps = 200, kMostTextTokens = 512;
@@ -66,6 +67,6 @@ Result<void> read(job::ModelEntry& entry) {
 
 }  // namespace
 
-const Family kWan = {.name = "wan", .class_names = kClassNames, .read = read};
+const Family kWan = {.name = "wan", .class_names = kClassNames, .adapter_parts = kAdapterParts, .read = read};
 
 }  // namespace ditfleet::families

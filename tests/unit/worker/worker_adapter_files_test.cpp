@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "shared/core/bytes.h"
+#include "shared/loras/content.h"
 #include "tests/system/temporary_folder.h"
 #include "worker/adapters/fetcher.h"
 #include "worker/adapters/loader.h"
@@ -163,12 +164,39 @@ TEST_F(AdapterFiles, OnlyRegularFilesBelowAFolderAreCopied) {
   EXPECT_EQ(code(folder + "/deep/a", {dir_ + "/none", folder}), "ok");
   EXPECT_EQ(code(folder + "/deep/a", {}), "permission_denied");
   EXPECT_EQ(code(folder + "/missing", {folder}), "not_found");
-  EXPECT_EQ(code(folder + "/deep", {folder}), "data_corrupt");
+  EXPECT_EQ(code(folder + "/deep", {folder}), "not_found") << "a folder, but not PEFT's";
   ASSERT_EQ(::mkfifo((folder + "/pipe").c_str(), 0600), 0);
   EXPECT_EQ(code(folder + "/pipe", {folder}), "data_corrupt") << "it must not wait for a writer";
   fs::create_directory_symlink(folder + "/deep", dir_ + "/alias");
   EXPECT_EQ(code(dir_ + "/alias/a", {folder}), "ok") << "a link from outside to inside";
   EXPECT_EQ(code(folder + "/deep/a", {dir_ + "/alias"}), "ok") << "a folder that is a link";
+}
+
+// PEFT's folder is copied as one file, and only as it was when it was registered.
+TEST_F(AdapterFiles, AFolderOfPeftIsCopiedAsOneFile) {
+  const std::string folder = dir_ + "/in/peft",
+                    header = R"({"a.lora_A.weight":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}})";
+  fs::create_directories(folder);
+  const auto write_config = [&](int alpha) {
+    std::ofstream(folder + "/adapter_config.json") << R"({"r":1,"lora_alpha":)" << alpha << "}";
+  };
+  write_config(2);
+  std::ofstream(folder + "/adapter_model.safetensors", std::ios::binary)
+      << static_cast<char>(header.size()) << std::string(7, '\0') << header << "x";
+  const auto found = loras::inspect_file(folder, 1 << 20);
+  ASSERT_TRUE(found.ok()) << found.error().message;
+  loras::Location location;
+  location.sha256 = found->sha256;
+  location.bytes = found->bytes;
+  const auto copied = copy_registered_file(copies_, location, folder, {dir_ + "/in"});
+  ASSERT_TRUE(copied.ok()) << copied.error().message;
+  std::ifstream in((*copied)->path(), std::ios::binary);
+  const std::string whole((std::istreambuf_iterator<char>(in)), {});
+  EXPECT_EQ(sha256_hex(whole), found->sha256);
+  EXPECT_NE(whole.find("lora_alpha"), std::string::npos);
+  write_config(3);
+  EXPECT_EQ(copy_registered_file(copies_, location, folder, {dir_ + "/in"}).error().code, Code::kDataCorrupt);
+  EXPECT_EQ(copy_registered_file(copies_, location, folder, {}).error().code, Code::kPermissionDenied);
 }
 
 }  // namespace
