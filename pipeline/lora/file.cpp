@@ -363,9 +363,6 @@ class Reader {
       if (!value) return unreadable(value.error());
       alpha = number_of(*value);
       if (!alpha) return wrong(shown(module.alpha->name) + " must be one finite number");
-      if (scaling.gives_alpha(target.component))
-        return wrong("both " + shown(module.alpha->name) +
-                     " and lora_adapter_metadata both give an alpha; remove one of them");
     }
     if (!by_alpha) return 1.0;
     const auto scale = scaling.scale(target.component, names_.split(module.name).rest, rank, alpha);

@@ -85,17 +85,20 @@ Result<LoraScaling> LoraScaling::parse(const std::map<std::string, std::string>&
 Result<double> LoraScaling::scale(std::size_t component, std::string_view module, std::int64_t rank,
                                   std::optional<double> alpha) const {
   const Settings& s = of(component);
-  if (!alpha) {
-    alpha = s.alpha;
-    if (!alpha && s.present) alpha = kPeftsAlpha;
-    for (const auto& [pattern, value] : s.patterns) {
-      const auto matches = pattern.matches(module);
-      if (!matches) return wrong_pattern("alpha_pattern", matches.error());
-      if (!*matches) continue;
-      alpha = value;
-      break;
-    }
+  std::optional<double> said = s.alpha;
+  for (const auto& [pattern, value] : s.patterns) {
+    const auto matches = pattern.matches(module);
+    if (!matches) return wrong_pattern("alpha_pattern", matches.error());
+    if (!*matches) continue;
+    said = value;
+    break;
   }
+  // SimpleTuner saves both.
+  if (alpha && said && static_cast<float>(*alpha) != static_cast<float>(*said))
+    return invalid_argument("the alpha of " + excerpt(std::string(module), 120) +
+                            " is one number in a tensor and another in " + kKey + "; remove one of them");
+  if (!alpha) alpha = said;
+  if (!alpha && s.present) alpha = kPeftsAlpha;
   if (!alpha) return 1;
   const auto r = static_cast<double>(rank);
   return *alpha / (s.rslora ? std::sqrt(r) : r);

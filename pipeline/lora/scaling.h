@@ -20,15 +20,10 @@ class LoraScaling {
   // kInvalidArgument (the message lacks the file name): the metadata is not such JSON, or requests DoRA.
   static Result<LoraScaling> parse(const std::map<std::string, std::string>& metadata, const LoraBase& base);
 
-  // Whether the metadata gives an alpha for this component or for some of its modules. Alpha tensors would then
-  // conflict.
-  bool gives_alpha(std::size_t component) const {
-    return of(component).alpha.has_value() || !of(component).patterns.empty();
-  }
   // The scale of a module: alpha / rank, or alpha / √rank with rslora. `module` is the name without the component.
   // `alpha` comes from the file's tensors. Without any alpha, alpha is 8 (PEFT's default) if the metadata has settings
-  // for the component; otherwise the scale is 1. kInvalidArgument (the message lacks the file name): matching a pattern
-  // takes too long.
+  // for the component; otherwise the scale is 1. kInvalidArgument (the message lacks the file name): the tensors and
+  // the metadata give different alphas, or matching a pattern takes too long.
   Result<double> scale(std::size_t component, std::string_view module, std::int64_t rank,
                        std::optional<double> alpha) const;
 

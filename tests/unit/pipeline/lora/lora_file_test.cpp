@@ -490,7 +490,7 @@ TEST_F(LoraFileTest, RefusesAnEmptyFileAndTwoOpinionsOnAlpha) {
   auto tensors = pair_of(kQ, kWidth, kWidth);
   tensors[kQ + ".alpha"] = {{}, {1.0f}};
   EXPECT_SAYS(refusal(read_these(tensors, {{"lora_adapter_metadata", R"({"transformer.lora_alpha":8})"}})),
-              "remove one of them");
+              "is one number in a tensor and another in lora_adapter_metadata; remove one of them");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ TEST_F(LoraFileTest, ScalesByAlpha) {
   tensors[kQ + ".alpha"] = {{}, {2.0f}};
   EXPECT_DOUBLE_EQ(terms(tensors)[0].scale, 0.5);
   EXPECT_DOUBLE_EQ(terms(tensors, {{"lora_adapter_metadata", R"({"transformer.use_rslora":true})"}})[0].scale, 1.0);
+  EXPECT_DOUBLE_EQ(terms(tensors, {{"lora_adapter_metadata", R"({"lora_alpha":2,"use_rslora":true})"}})[0].scale, 1.0);
   tensors.erase(kQ + ".alpha");
   const auto with = [&](const std::string& json) { return terms(tensors, {{"lora_adapter_metadata", json}})[0].scale; };
   EXPECT_DOUBLE_EQ(with(R"({"transformer.lora_alpha":8})"), 2.0);
