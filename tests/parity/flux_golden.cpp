@@ -84,6 +84,34 @@ Result<Media> draw(Model& model, const GenerationRequest& request) {
   return model.decode(**generation);
 }
 
+std::vector<Layout> all_layouts(const std::string& family) {
+  std::vector<Layout> layouts;
+  for (const auto& picture : std::filesystem::directory_iterator(fixtures() / "layouts" / family)) {
+    if (!picture.is_directory()) continue;
+    const Case of{family, picture.path().filename().string(), "layouts"};
+    const auto file = unwrap(SafetensorsFile::open(of.file()));
+    const json::value request = unwrap(parse_json(file.metadata().at("request")));
+    const json::object& left_out = request.at("left_out").as_object();
+    for (const auto& adapter : std::filesystem::directory_iterator(picture)) {
+      Layout& layout = layouts.emplace_back(of, adapter.path().stem().string(), adapter.path().string());
+      if (const auto* names = left_out.if_contains(layout.name))
+        for (const auto& name : names->as_array()) layout.left_out.emplace_back(name.as_string());
+    }
+  }
+  std::sort(layouts.begin(), layouts.end(), [](const Layout& a, const Layout& b) { return a.path < b.path; });
+  return layouts;
+}
+
+void expect_left_out(const std::vector<std::string>& warnings, const Layout& layout) {
+  ASSERT_EQ(warnings.size(), layout.left_out.empty() ? 0u : 1u) << (warnings.empty() ? "no warning" : warnings[0]);
+  if (warnings.empty()) return;
+  EXPECT_NE(warnings[0].find("left out, as in diffusers, " + std::to_string(layout.left_out.size()) + " tensors: "),
+            std::string::npos)
+      << warnings[0];
+  for (const std::string& name : layout.left_out)
+    EXPECT_NE(warnings[0].find(name), std::string::npos) << name << " is not in: " << warnings[0];
+}
+
 at::Tensor read_tensor(const std::string& path, const std::string& name) {
   const auto file = unwrap(SafetensorsFile::open(path));
   const TensorView view = unwrap(file.tensor(name));

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,18 @@ struct Golden {
   std::string path;
 };
 Golden load(const Case& which);
+
+// A file or folder below tests/fixtures/layouts, and the case that has its picture.
+struct Layout {
+  Case picture;
+  std::string name;                   // "kohya"
+  std::string path;                   // of the adapter
+  std::vector<std::string> left_out;  // the tensors that diffusers drops
+  friend void PrintTo(const Layout& layout, std::ostream* to) { *to << layout.path; }
+};
+std::vector<Layout> all_layouts(const std::string& family);  // sorted
+// The warnings of a generation name what diffusers drops of its only adapter, and nothing else.
+void expect_left_out(const std::vector<std::string>& warnings, const Layout& layout);
 
 // Runs the three stages.
 Result<Media> draw(Model& model, const GenerationRequest& request);

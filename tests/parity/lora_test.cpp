@@ -66,6 +66,7 @@ LoraGolden load(const std::string& name) {
 struct Drawn {
   Media image;
   at::Tensor latents, pooled, embeds;
+  std::vector<std::string> warnings;
 };
 
 class LoraTest : public ::testing::Test {
@@ -73,7 +74,7 @@ class LoraTest : public ::testing::Test {
   static void SetUpTestSuite() {
     EngineOptions options = golden::test_options("fp32", 0);
     options.lora_slots = 4;
-    options.max_lora_rank = 16;
+    options.max_lora_rank = 32;  // of LoKr
     engine_ = unwrap(Engine::create(options, {&flux_family()})).release();
     model_ = unwrap(engine_->load_model({"golden", golden::Case{"dev", "plain"}.model_dir()})).release();
   }
@@ -86,7 +87,7 @@ class LoraTest : public ::testing::Test {
   static Drawn draw(const GenerationRequest& request) {
     auto prepared = unwrap(model().encode(request));
     unwrap(model().denoise(*prepared, nullptr));
-    Drawn drawn{unwrap(model().decode(*prepared)), {}, {}, {}};
+    Drawn drawn{unwrap(model().decode(*prepared)), {}, {}, {}, prepared->warnings()};
     const std::string dump = (fs::temp_directory_path() / ("ditfleet_lora_" + std::to_string(::getpid()) + "_" +
                                                            std::to_string(++dumps_) + ".safetensors"))
                                  .string();
@@ -102,6 +103,10 @@ class LoraTest : public ::testing::Test {
   static void expect_golden(const Drawn& drawn, const LoraGolden& g) {
     EXPECT_LE(golden::distance(drawn.pooled, g.tensor("pooled_prompt_embeds")), 1e-4);
     EXPECT_LE(golden::distance(drawn.embeds, g.tensor("prompt_embeds")), 1e-4);
+    expect_picture(drawn, g, fs::path(g.path).stem().string());
+  }
+  template <class Golden>
+  static void expect_picture(const Drawn& drawn, const Golden& g, const std::string& name) {
     const double latents = golden::distance(drawn.latents, g.tensor("latents"));
     EXPECT_LE(latents, 1e-4);
     const at::Tensor pixels = g.tensor("pixels");
@@ -113,7 +118,7 @@ class LoraTest : public ::testing::Test {
       most = std::max(most, d);
       mean += d / static_cast<double>(drawn.image.rgb.size());
     }
-    std::printf("%s: latents %.1e, pixels max %d mean %.4f\n", fs::path(g.path).stem().c_str(), latents, most, mean);
+    std::printf("%s: latents %.1e, pixels max %d mean %.4f\n", name.c_str(), latents, most, mean);
     EXPECT_LE(most, 1);
     EXPECT_LE(mean, 0.02);
   }
@@ -154,6 +159,19 @@ TEST_F(LoraTest, EveryFormatOfAFileDrawsTheSame) {
     }
   }
 }
+
+class LoraLayout : public LoraTest, public ::testing::WithParamInterface<golden::Layout> {};
+
+TEST_P(LoraLayout, DrawsWhatDiffusersDraws) {
+  const golden::Layout& layout = GetParam();
+  golden::Golden g = golden::load(layout.picture);
+  g.request.loras = {{layout.path}};
+  const Drawn drawn = draw(g.request);
+  expect_picture(drawn, g, layout.picture.name + " " + layout.name);
+  golden::expect_left_out(drawn.warnings, layout);
+}
+INSTANTIATE_TEST_SUITE_P(Flux, LoraLayout, ::testing::ValuesIn(golden::all_layouts("flux")),
+                         [](const auto& info) { return info.param.picture.name + "_" + info.param.name; });
 
 TEST_F(LoraTest, LeavesTheModelAsItWas) {
   GenerationRequest plain = load("one").request;
