@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "shared/core/bytes.h"
+#include "tests/paths.h"
 #include "tests/system/temporary_folder.h"
 
 namespace ditfleet::loras {
@@ -55,6 +56,17 @@ TEST(LoraContent, IsTheSameHoweverTheBytesCome) {
       EXPECT_EQ(pickle.error().code, Code::kInvalidArgument);
     }
   }
+}
+
+TEST(LoraContent, TakesEveryLayoutOfTrainers) {
+  int files = 0;
+  for (fs::recursive_directory_iterator at(source_path("tests/fixtures/layouts")), end; at != end; ++at) {
+    if (at.depth() < 2 || at->path().extension() != ".safetensors") continue;
+    ++files;
+    const auto inspected = inspect_file(at->path().string(), 1 << 20);
+    EXPECT_TRUE(inspected.ok()) << inspected.error().message;
+  }
+  EXPECT_GT(files, 60);
 }
 
 // What no model could apply is refused when it is registered, by its name.
