@@ -16,7 +16,7 @@ using job::Expert;
 void warn(const LoraRequest& request, const Adapter& adapter, bool experts, std::vector<std::string>& warnings) {
   const std::string name =
       excerpt(request.name.empty() ? std::filesystem::path(request.path).filename().string() : request.name, 128);
-  if (!adapter.unused.empty()) warnings.push_back("adapter " + name + ": left out, as in diffusers, " + adapter.unused);
+  if (!adapter.unused.empty()) warnings.push_back("adapter " + name + ": left out " + adapter.unused);
   const Expert named = expert_in_name(name);
   if (experts && named != Expert::kBoth && named != request.expert)
     warnings.push_back("adapter " + name + " seems to be for the expert " + std::string(expert_name(named)) +

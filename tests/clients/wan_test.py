@@ -79,7 +79,7 @@ class TestWan(unittest.TestCase):
     def test_what_is_left_out_is_a_warning(self):
         warnings = self.draw(loras=[{"name": "fast-high_noise", "expert": "low"}])[0]["warnings"]
         self.assertEqual(len(warnings), 2, warnings)
-        self.assertIn("adapter fast-high_noise: left out, as in diffusers, 5 tensors: diffusion_model.", warnings[0])
+        self.assertIn("adapter fast-high_noise: left out 5 tensors: diffusion_model.", warnings[0])
         self.assertEqual(warnings[1], "adapter fast-high_noise seems to be for the expert high, but is used for low")
         self.assertEqual(self.draw(loras=[{"name": "ink"}])[0]["warnings"], [])
 
@@ -121,7 +121,7 @@ class TestWan(unittest.TestCase):
         files = [Path(folder.name) / name for name in ("service.mp4", "worker.mp4")]
         done = cli("generate", "a red circle", *flags, "--url", shared.fleet.url, "-o", files[0])
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("left out, as in diffusers", done.stderr)
+        self.assertIn("left out ", done.stderr)
 
         def generate(*loras):
             return run(BIN / "ditfleet-worker", "generate", "--model", TWO, "--device", "cpu", "--prompt", "a red circle",
