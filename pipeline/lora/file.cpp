@@ -138,10 +138,19 @@ class Reader {
     std::vector<const TensorEntry*> left;
     std::vector<std::string> foreign, lacking;  // weights that this base does not have
     bool of_transformer = false;                // some of these
+    const auto has = [&](std::string_view prefix) {
+      return std::any_of(file_.entries().begin(), file_.entries().end(),
+                         [&](const TensorEntry& entry) { return entry.name.starts_with(prefix); });
+    };
+    const bool copied = has("transformer.") || has("lora_transformer_");  // then kohya's names are of another copy
     for (const TensorEntry& entry : file_.entries()) {
       const auto key = safetensors::parse_adapter_key(entry.name);
       if (key.kind == Kind::kRefused) {
         refused[key.part].push_back(entry.name);
+        continue;
+      }
+      if (copied && entry.name.starts_with("lora_unet_")) {
+        left.push_back(&entry);
         continue;
       }
       const bool known = key.kind != Kind::kUnknown && (key.kind != Kind::kDiffBias || names_.base().takes_diff_b);

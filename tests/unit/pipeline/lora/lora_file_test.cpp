@@ -460,8 +460,7 @@ TEST_F(LoraFileTest, RefusesTheSameWeightTwice) {
 TEST_F(LoraFileTest, RefusesOverlappingSpellings) {
   const std::string fused = "double_blocks.0.img_attn.qkv", xlabs = "double_blocks.0.processor.qkv_lora1",
                     k = "transformer.transformer_blocks.0.attn.to_k";
-  const std::string linear1 = "lora_unet_single_blocks_0_linear1",
-                    mlp = "transformer.single_transformer_blocks.0.proj_mlp";
+  const std::string linear1 = "single_blocks.0.linear1", mlp = "transformer.single_transformer_blocks.0.proj_mlp";
   const auto both = [&](const std::map<std::string, FileTensor>& a, std::map<std::string, FileTensor> b,
                         const std::string& first, const std::string& second) {
     b.insert(a.begin(), a.end());
@@ -483,6 +482,20 @@ TEST_F(LoraFileTest, RefusesOverlappingSpellings) {
   apart.merge(pair_of(kQ, kWidth, kWidth));
   apart.merge(pair_of("double_blocks.1.img_attn.qkv", kWidth, 3 * kWidth));
   EXPECT_EQ(terms(apart).size(), 3u);
+}
+
+// As diffusers does, without comparing the two.
+TEST_F(LoraFileTest, LeavesOutASecondCopyInKohyasNames) {
+  for (const std::string prefix : {"transformer.", "lora_transformer_"}) {
+    auto tensors = pair_of(prefix + "transformer_blocks.0.attn.to_q", kWidth, kWidth);
+    tensors.merge(pair_of("lora_unet_double_blocks_0_img_attn_qkv", kWidth, 3 * kWidth, 2, ".lora_down.weight",
+                          ".lora_up.weight"));
+    write(tensors);
+    const auto file = read_lora_file(path_, names(), 128);
+    ASSERT_TRUE(file) << file.error().message;
+    EXPECT_EQ(file->terms.size(), 1u);
+    EXPECT_EQ(file->unused.size(), 2u);
+  }
 }
 
 TEST_F(LoraFileTest, RefusesAnEmptyFileAndTwoOpinionsOnAlpha) {
