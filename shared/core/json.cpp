@@ -1,10 +1,27 @@
 #include "shared/core/json.h"
 
+#include <algorithm>
 #include <boost/json/src.hpp>
+#include <cmath>
 #include <string>
 #include <utility>
 
 namespace ditfleet {
+namespace {
+
+// The parser makes infinity of a number that no double can hold, and serialize() then writes a word that is not JSON.
+bool is_finite(const json::value& value) {
+  switch (value.kind()) {
+    case json::kind::double_: return std::isfinite(value.get_double());
+    case json::kind::array: return std::all_of(value.get_array().begin(), value.get_array().end(), is_finite);
+    case json::kind::object:
+      return std::all_of(value.get_object().begin(), value.get_object().end(),
+                         [](const auto& member) { return is_finite(member.value()); });
+    default: return true;
+  }
+}
+
+}  // namespace
 
 Result<json::value> parse_json(std::string_view text, json::storage_ptr storage) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // ignored, as RFC 8259 §8.1 permits
@@ -26,7 +43,9 @@ Result<json::value> parse_json(std::string_view text, json::storage_ptr storage)
   if (ec) {
     return invalid_argument("not valid JSON near byte " + std::to_string(read) + ": " + ec.message());
   }
-  return parser.release();
+  json::value parsed = parser.release();
+  if (!is_finite(parsed)) return invalid_argument("the JSON has a number beyond ±1.8e308");
+  return parsed;
 }
 
 std::vector<std::string> strings_of(const json::value& value) {

@@ -161,6 +161,7 @@ class Bodies(Base):
             ("null", b"null", ["object"]),
             ("NaN", good.replace("32", "NaN", 1).encode(), ["JSON"]),
             ("Infinity", good.replace("32", "Infinity", 1).encode(), ["JSON"]),
+            ("a number beyond a double", good.replace("32", "1e400", 1).encode(), ["JSON", "1.8e308"]),
             ("a comment", b"{/* */}", ["JSON"]),
             ("deep nesting", b"[" * 30000, ["JSON"]),
             ("deep objects", b'{"a":' * 6000, ["JSON"]),
