@@ -31,9 +31,16 @@ struct RankOptions {
   bool copy_engines = true;           // GPUs exchange attention's rows by them if they can; false: by NCCL
 };
 
+// A component in a file of weights.
+struct FilePart {
+  std::string family;             // the `kind` of models in GET /v1/models
+  std::string text;               // the variant, and the types of its tensors
+  std::vector<std::string> keys;  // of models.NAME in the configuration; any of them, if there are several
+};
+
 // What a file of weights is.
 struct FileReport {
-  std::vector<std::string> components;  // what a model can take from it, with the key of the configuration
+  std::vector<FilePart> components;     // what a model can take from it
   std::string problem;                  // why the file is of no use, or what it lacks; empty: none was seen
   std::vector<std::string> adapter_of;  // families whose linears have such names, if the file is an adapter
 };

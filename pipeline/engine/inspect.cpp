@@ -64,11 +64,10 @@ std::string types_of(const Checkpoint& file) {
   return text;
 }
 
-std::string keys_of(const Family& family, const Component& one) {
-  std::string keys = "models.NAME." + std::string(one.name);
+std::vector<std::string> keys_of(const Family& family, const Component& one) {
+  std::vector<std::string> keys{std::string(one.name)};
   for (const Component& other : family.components)
-    if (other.name == std::string(one.name) + "_2" && other.class_name == one.class_name)
-      keys += " or " + std::string(other.name);
+    if (other.name == std::string(one.name) + "_2" && other.class_name == one.class_name) keys.emplace_back(other.name);
   return keys;
 }
 
@@ -109,7 +108,8 @@ void find_components(const Families& families, const std::string& path, const st
       else if (!missing.empty())
         report.problem = text + ": " + missing;
       else
-        report.components.push_back(text + " (" + types_of(part) + "), for " + keys_of(*family, one));
+        report.components.push_back(
+            {std::string(family->description->name), text + " (" + types_of(part) + ")", keys_of(*family, one)});
     }
   if (report.components.empty() && report.problem.empty()) report.problem = unsupported;
 }

@@ -424,6 +424,26 @@ TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
   }
   Program one("ditfleet-worker", {"inspect", dir_ + "/dev.safetensors"});
   EXPECT_EQ(one.wait(), 0) << one.err();
+
+  all.emplace_back("--json");
+  Program objects("ditfleet-worker", all);
+  EXPECT_EQ(objects.wait(), 1) << objects.err();
+  std::istringstream json_lines(objects.out());
+  std::map<std::string, json::value> by_name;
+  for (const auto& [name, content, says] : files) {
+    std::string line;
+    std::getline(json_lines, line);
+    const auto object = parse_json(line);
+    ASSERT_TRUE(object) << line;
+    EXPECT_EQ(object->at("file").as_string(), dir_ + "/" + name);
+    EXPECT_EQ(object->at("problem").as_string().empty(), says.front() != '!') << line;
+    by_name[name] = *object;
+  }
+  EXPECT_EQ(json::serialize(by_name["i2v.safetensors"].at("components")),
+            R"j([{"family":"wan","text":"Wan transformer, image to video, 8 wide (4 in F32)",)j"
+            R"j("keys":["transformer","transformer_2"]}])j");
+  EXPECT_EQ(by_name["whole.safetensors"].at("components").as_array().size(), 4u);
+  EXPECT_EQ(json::serialize(by_name["peft.safetensors"].at("adapter_of")), R"(["flux"])");
 }
 
 }  // namespace
