@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sodium.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -95,7 +96,7 @@ Result<std::string> read_file(const std::string& path) {
   return std::move(out).str();
 }
 
-Result<void> write_file_atomically(const std::string& path, std::string_view bytes) {
+Result<void> write_file_atomically(const std::string& path, std::string_view bytes, bool keep_mode) {
   const std::string temporary = path + ".tmp-" + new_nonce();
   const auto failed = [&](const char* what) {
     const int e = errno;
@@ -104,6 +105,10 @@ Result<void> write_file_atomically(const std::string& path, std::string_view byt
   };
   const UniqueFd file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (!file.valid()) return failed("create");
+  if (struct stat old = {};
+      keep_mode && ::stat(path.c_str(), &old) == 0 &&
+      (::fchown(file.get(), old.st_uid, old.st_gid) != 0 || ::fchmod(file.get(), old.st_mode & 07777) != 0))
+    return failed("keep the owner and mode of");
   if (!write_all(file.get(), bytes)) return failed("write");
   if (::fsync(file.get()) != 0) return failed("sync");
   if (::rename(temporary.c_str(), path.c_str()) != 0) return failed("rename to");

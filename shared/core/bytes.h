@@ -20,7 +20,7 @@ bool is_valid_utf8(std::string_view text);  // rejects overlong forms and surrog
 // Reads a whole file. Errors: kNotFound, kUnavailable (unreadable). Blocks.
 Result<std::string> read_file(const std::string& path);
 // Writes and syncs PATH.tmp-…, renames it to PATH and syncs the folder. A reader sees either the old or the new file.
-// Errors: kUnavailable. Blocks.
-Result<void> write_file_atomically(const std::string& path, std::string_view bytes);
+// `keep_mode`: with the mode, owner and group of the old file, if there is one. Errors: kUnavailable. Blocks.
+Result<void> write_file_atomically(const std::string& path, std::string_view bytes, bool keep_mode = false);
 
 }  // namespace ditfleet

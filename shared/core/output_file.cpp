@@ -26,14 +26,14 @@ Result<void> write_into(const std::string& path, std::string_view bytes) {
 
 }  // namespace
 
-Result<void> write_output_file(const std::string& path, std::string_view bytes) {
+Result<void> write_output_file(const std::string& path, std::string_view bytes, bool keep_mode) {
   struct stat info = {};
   if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
     return write_into(path, bytes);
   std::error_code unknown;
-  if (!std::filesystem::is_symlink(path, unknown)) return write_file_atomically(path, bytes);
+  if (!std::filesystem::is_symlink(path, unknown)) return write_file_atomically(path, bytes, keep_mode);
   const auto target = std::filesystem::canonical(path, unknown);
-  return write_file_atomically(unknown ? path : target.string(), bytes);  // a dangling link is replaced
+  return write_file_atomically(unknown ? path : target.string(), bytes, keep_mode);  // a dangling link is replaced
 }
 
 }  // namespace ditfleet

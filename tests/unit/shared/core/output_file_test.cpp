@@ -60,6 +60,9 @@ TEST_F(OutputFile, OtherFilesAreReplacedAndFoldersAreNot) {
   ASSERT_TRUE(write_output_file(path("file"), "old").ok());
   ASSERT_TRUE(write_output_file(path("file"), "new").ok());
   EXPECT_EQ(*read_file(path("file")), "new");
+  fs::permissions(path("file"), fs::perms(0640));
+  ASSERT_TRUE(write_output_file(path("file"), "newer", /*keep_mode=*/true).ok());
+  EXPECT_EQ(fs::status(path("file")).permissions(), fs::perms(0640));
   fs::create_directories(path("folder"));
   EXPECT_FALSE(write_output_file(path("folder"), "x").ok());
   EXPECT_FALSE(write_output_file(path("nowhere/file"), "x").ok());
