@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "shared/config/edit.h"
 #include "shared/config/lists.h"
 #include "shared/config/options.h"
 #include "shared/config/settings.h"
@@ -62,18 +63,8 @@ std::string to_yaml(const Settings& settings, bool with_secrets) {
   emit_options(out, settings, with_secrets);
   out << YAML::Key << "models" << YAML::Value << YAML::BeginMap;
   for (const auto& [name, model] : settings.models) {
-    out << YAML::Key << YAML::DoubleQuoted << name << YAML::Value << YAML::BeginMap;
-    out << YAML::Key << "path" << YAML::Value << YAML::DoubleQuoted << model.path;
-    for (const auto& [component, file] : model.files)
-      out << YAML::Key << component << YAML::Value << YAML::DoubleQuoted << file;
-    if (model.quantize.contains("*"))
-      out << YAML::Key << "quantize" << YAML::Value << "auto";
-    else if (!model.quantize.empty())
-      out << YAML::Key << "quantize" << YAML::Value << model.quantize;
-    if (!model.vae_dtype.empty()) out << YAML::Key << "vae_dtype" << YAML::Value << model.vae_dtype;
-    if (!model.attention.empty()) out << YAML::Key << "attention" << YAML::Value << model.attention;
-    if (model.objective_s > 0) out << YAML::Key << "objective_s" << YAML::Value << model.objective_s;
-    out << YAML::EndMap;
+    out << YAML::Key << YAML::DoubleQuoted << name << YAML::Value;
+    emit_model(out, model);
   }
   out << YAML::EndMap << YAML::Key << "tenants" << YAML::Value << YAML::BeginMap;
   for (const auto& [name, tenant] : settings.tenants) {

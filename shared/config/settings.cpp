@@ -85,11 +85,6 @@ Error unknown_key(const Assignment& a) {
   return wrong(a, "unknown key '" + a.key() + "'" + hint);
 }
 
-bool is_model_name(const std::string& name) {
-  return !name.empty() && name.size() <= 64 && is_valid_utf8(name) &&
-         name.find_first_of(" \t\r\n:/|{}\"'\\") == std::string::npos;
-}
-
 Result<void> apply_model(const Assignment& a, const std::string& base, Settings& settings) {
   if (a.path.size() < 2)
     return wrong(a, "'models' is '" + a.value +
@@ -99,9 +94,7 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
   leaves.insert(leaves.end(), std::begin(kFileComponents), std::end(kFileComponents));
   if (std::find(leaves.begin(), leaves.end(), leaf) == leaves.end() || (a.path.size() > 3 && leaf != "quantize"))
     return wrong(a, "unknown key '" + a.key() + "'" + suggestion(leaf, leaves));
-  if (!is_model_name(a.path[1]))
-    return wrong(a, "model name '" + a.path[1] +
-                        "' must have 1 to 64 characters, without spaces, colons, slashes, bars, quotes or braces");
+  if (const auto named = check_model_name(a.path[1]); !named) return wrong(a, named.error().message);
   ModelSetting& model = settings.models[a.path[1]];
   if (a.path.size() == 4) {
     if (a.value.empty()) return wrong(a, "'" + a.key() + "' is empty; it must be a format, such as fp8 or nf4");
@@ -263,6 +256,14 @@ Result<Settings> checked(Settings settings, const std::vector<Error>& errors) {
 
 }  // namespace
 
+Result<void> check_model_name(const std::string& name) {
+  if (!name.empty() && name.size() <= 64 && is_valid_utf8(name) &&
+      name.find_first_of(" \t\r\n:/|{}\"'\\") == std::string::npos)
+    return {};
+  return invalid_argument("model name '" + name +
+                          "' must have 1 to 64 characters, without spaces, colons, slashes, bars, quotes or braces");
+}
+
 Result<std::map<std::string, std::string>> parse_quantize(std::string_view text) {
   if (text == "auto") return std::map<std::string, std::string>{{"*", "auto"}};
   std::map<std::string, std::string> formats;
@@ -286,7 +287,7 @@ Result<Settings> load(const Sources& sources) {
   std::error_code ec;
   const fs::path here = fs::current_path(ec);
   if (!sources.file.empty()) {
-    const auto text = read_file(sources.file);
+    const auto text = sources.text ? Result<std::string>(*sources.text) : read_file(sources.file);
     if (!text) return Error{text.error().code, "cannot read the configuration: " + text.error().message};
     apply_all(from_yaml(*text, sources.file), (here / sources.file).parent_path().string(), settings, errors);
   }

@@ -175,7 +175,11 @@ struct Sources {
   std::string file;               // empty: no file
   std::vector<std::string> sets;  // "section.key=value"; later ones win
   bool environment = true;
+  std::optional<std::string> text = {};  // of the file, in place of what it has
 };
+
+// kInvalidArgument: requests cannot name a model so.
+Result<void> check_model_name(const std::string& name);
 
 // Merges the sources and checks the result.
 // kInvalidArgument: the message has a line for each wrong value: the source (file:line, variable or --set), the key,
