@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "shared/core/child_process.h"
 #include "shared/core/listen_address.h"
 #include "shared/core/short_numbers.h"
 
@@ -12,6 +13,19 @@ int report(const std::string& command, const Error& error) {
   std::fprintf(stderr, "ditfleet %s: %s%s\n", command.c_str(), error.message.c_str(), hint);
   if (error.code == Code::kCanceled) return kExitInterrupted;
   return error.code == Code::kInvalidArgument ? kExitUsage : kExitFailure;
+}
+
+std::filesystem::path own_folder() {
+  std::error_code ec;
+  return std::filesystem::read_symlink("/proc/self/exe", ec).parent_path();
+}
+
+Result<std::string> worker_program() {
+  const std::string beside = (own_folder() / "ditfleet-worker").string();
+  std::error_code ec;
+  if (std::filesystem::exists(beside, ec)) return beside;
+  if (auto found = find_program("ditfleet-worker")) return *found;
+  return not_found("ditfleet-worker is neither next to this program (" + beside + ") nor on PATH; build or install it");
 }
 
 void print(const json::value& value) { std::printf("%s\n", json_text(value).c_str()); }

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "shared/config/settings.h"
 #include "shared/core/json.h"
@@ -22,6 +25,20 @@ using Invocation = std::function<int()>;
 // Prints "ditfleet COMMAND: message" to stderr. kExitUsage for kInvalidArgument, kExitInterrupted for kCanceled, else
 // kExitFailure.
 int report(const std::string& command, const Error& error);
+
+// The folder of this program.
+std::filesystem::path own_folder();
+// The path of ditfleet-worker: next to this program, else on PATH. kNotFound.
+Result<std::string> worker_program();
+
+// What `ditfleet config check` says about a configuration.
+struct ConfigurationCheck {
+  std::optional<config::Settings> settings;  // unless they cannot be loaded
+  std::vector<std::string> problems, warnings;
+  int exit_code = kExitOk;
+};
+// Loads a configuration, and reads the files that it names and every model's folder.
+ConfigurationCheck check_configuration(const config::Sources& sources);
 
 // Prints JSON on one line of stdout.
 void print(const json::value& value);
@@ -56,6 +73,7 @@ void add_generate(CLI::App& app, Invocation& run);
 void add_jobs(CLI::App& app, Invocation& run);
 void add_keys(CLI::App& app, Invocation& run);  // and tenants
 void add_loras(CLI::App& app, Invocation& run);
+void add_models(CLI::App& app, Invocation& run);
 void add_workers(CLI::App& app, Invocation& run);
 void add_explain(CLI::App& app, Invocation& run);
 void add_cache(CLI::App& app, Invocation& run);

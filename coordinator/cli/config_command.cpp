@@ -55,25 +55,8 @@ void check_files(const config::Settings& settings, std::vector<std::string>& pro
     for (const auto& [component, file] : model.files) want("models." + name + "." + component, file);
 }
 
-// A configuration is valid if it loads, the files that it names can be used and every model's folder can be served.
 int check(const ConfigFlags& flags) {
-  std::vector<std::string> problems, warnings;
-  int failure = kExitFailure;
-  const auto settings = config::load(flags.sources);
-  if (!settings) {
-    for (const auto line : split(settings.error().message, '\n')) problems.emplace_back(line);
-    if (settings.error().code == Code::kInvalidArgument) failure = kExitUsage;  // as in every other command
-  } else {
-    if (const auto good = config::check_gateway(*settings); !good) {
-      problems.push_back(good.error().message);
-      failure = kExitUsage;
-    }
-    for (const auto& [name, model] : settings->models) {
-      const auto entry = families::read_model_entry(name, model.path, families::served());
-      if (!entry) problems.push_back(entry.error().message);
-    }
-    check_files(*settings, problems, warnings);
-  }
+  const auto [settings, problems, warnings, exit_code] = check_configuration(flags.sources);
   for (const std::string& warning : warnings) std::fprintf(stderr, "warning: %s\n", warning.c_str());
   if (flags.json) {
     print(json::object{{"ok", problems.empty()}, {"problems", json::value_from(problems)}});
@@ -84,7 +67,7 @@ int check(const ConfigFlags& flags) {
   } else {
     for (const std::string& problem : problems) std::fprintf(stderr, "ditfleet config check: %s\n", problem.c_str());
   }
-  return problems.empty() ? kExitOk : failure;
+  return exit_code;
 }
 
 json::value to_json(const YAML::Node& node) {
@@ -152,6 +135,31 @@ int reference(const ConfigFlags& flags) {
 }
 
 }  // namespace
+
+// A configuration is valid if it loads, the files that it names can be used and every model's folder can be served.
+ConfigurationCheck check_configuration(const config::Sources& sources) {
+  ConfigurationCheck check;
+  auto& problems = check.problems;
+  int failure = kExitFailure;
+  auto settings = config::load(sources);
+  if (!settings) {
+    for (const auto line : split(settings.error().message, '\n')) problems.emplace_back(line);
+    if (settings.error().code == Code::kInvalidArgument) failure = kExitUsage;  // as in every other command
+  } else {
+    if (const auto good = config::check_gateway(*settings); !good) {
+      problems.push_back(good.error().message);
+      failure = kExitUsage;
+    }
+    for (const auto& [name, model] : settings->models) {
+      const auto entry = families::read_model_entry(name, model.path, families::served());
+      if (!entry) problems.push_back(entry.error().message);
+    }
+    check_files(*settings, problems, check.warnings);
+    check.settings = std::move(*settings);
+  }
+  if (!problems.empty()) check.exit_code = failure;
+  return check;
+}
 
 void add_config(CLI::App& app, Invocation& run) {
   auto* command = app.add_subcommand("config", "Check or show the configuration");

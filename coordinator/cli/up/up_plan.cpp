@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "coordinator/cli/command.h"
 #include "coordinator/cli/up/try_to_listen.h"
 #include "shared/core/bytes.h"
 #include "shared/core/deadline.h"
@@ -51,11 +52,6 @@ Result<config::Settings> settings_of(const UpFlags& flags) {
     if (!flags.quantize.empty()) sources.sets.push_back("models." + name + ".quantize=" + flags.quantize);
   }
   return config::load(sources);
-}
-
-fs::path own_folder() {
-  std::error_code ec;
-  return fs::read_symlink("/proc/self/exe", ec).parent_path();
 }
 
 // If no model is configured, the demo model beside this build is served.
@@ -212,20 +208,11 @@ Result<void> plan_children(UpPlan& plan) {
 
   const int count = plan.settings.worker.count;
   if (count == 0) return {};
-  std::error_code ec;
-  std::string worker = (own_folder() / "ditfleet-worker").string();
-  if (!fs::exists(worker, ec)) {
-    const auto found = find_program("ditfleet-worker");
-    if (!found)
-      return Error{Code::kNotFound,
-                   "ditfleet-worker is neither next to this program (" + worker +
-                       ") nor on PATH; build it, or run with --workers 0",
-                   {}};
-    worker = *found;
-  }
+  const auto worker = worker_program();
+  if (!worker) return not_found(worker.error().message + ", or run with --workers 0");
   for (int i = 1; i <= count; ++i) {
     const std::string label = "worker-" + std::to_string(i);
-    std::vector<std::string> argv = {worker, "run", "--config", file};
+    std::vector<std::string> argv = {*worker, "run", "--config", file};
     if (count > 1 && !plan.settings.worker.name.empty())
       argv.insert(argv.end(), {"--set", "worker.name=" + plan.settings.worker.name + "-" + std::to_string(i)});
     if (const auto metrics = ListenAddress::parse(plan.settings.worker.metrics_listen, "worker.metrics_listen");
