@@ -1,8 +1,7 @@
 #include "pipeline/lora/block_diagonal.h"
+#include "shared/safetensors/values.h"
 
 #include <bit>
-
-#include "pipeline/lora/finite.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -20,7 +19,8 @@ bool all_zero(std::span<const std::byte> bytes, std::size_t element) {
 
 bool is_block_diagonal(const TensorView& up, std::span<const LoraPiece> linears) {
   const auto count = static_cast<std::int64_t>(linears.size());
-  if (count == 0 || up.shape.size() != 2 || up.shape[1] % count != 0 || !all_finite(up.dtype, {})) return false;
+  if (count == 0 || up.shape.size() != 2 || up.shape[1] % count != 0 || !safetensors::all_finite(up.dtype, {}))
+    return false;
   const auto element = static_cast<std::size_t>(dtype_bits(up.dtype)) / 8;
   const std::size_t row = static_cast<std::size_t>(up.shape[1]) * element, block = row / linears.size();
   std::size_t begin = 0;  // within the row

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -12,12 +10,12 @@
 #include <tuple>
 
 #include "pipeline/lora/block_diagonal.h"
-#include "pipeline/lora/finite.h"
 #include "pipeline/lora/scaling.h"
 #include "shared/core/excerpt.h"
 #include "shared/safetensors/adapter_keys.h"
 #include "shared/safetensors/peft_folder.h"
 #include "shared/safetensors/pickle.h"
+#include "shared/safetensors/values.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -36,41 +34,6 @@ bool is_pickle(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   in.read(head.data(), head.size());
   return safetensors::is_pickle({head.data(), static_cast<std::size_t>(in.gcount())});
-}
-
-template <class Word>
-Word word_at(const TensorView& view, std::size_t index) {
-  Word word;
-  std::memcpy(&word, view.bytes.data() + index * sizeof(Word), sizeof(Word));
-  return word;
-}
-
-double half_to_double(std::uint16_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  const double size = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
-  return bits & 0x8000 ? -size : size;
-}
-
-double f8_e4m3_to_double(std::uint8_t bits) {
-  const int exponent = bits >> 3 & 15, fraction = bits & 7;
-  const double size = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
-  return bits & 0x80 ? -size : size;
-}
-
-// The single, finite element of an alpha tensor.
-std::optional<double> number_of(const TensorView& view) {
-  if (view.bytes.size() * 8 != static_cast<std::size_t>(dtype_bits(view.dtype))) return {};
-  if (view.dtype == DType::kI64) return static_cast<double>(word_at<std::int64_t>(view, 0));
-  if (view.dtype == DType::kI32) return static_cast<double>(word_at<std::int32_t>(view, 0));
-  if (!all_finite(view.dtype, view.bytes).value_or(false)) return {};
-  switch (view.dtype) {
-    case DType::kF32: return std::bit_cast<float>(word_at<std::uint32_t>(view, 0));
-    case DType::kBF16: return std::bit_cast<float>(std::uint32_t{word_at<std::uint16_t>(view, 0)} << 16);
-    case DType::kF16: return half_to_double(word_at<std::uint16_t>(view, 0));
-    case DType::kF8E5M2: return half_to_double(static_cast<std::uint16_t>(word_at<std::uint8_t>(view, 0) << 8));
-    case DType::kF8E4M3: return f8_e4m3_to_double(word_at<std::uint8_t>(view, 0));
-    default: return std::bit_cast<double>(word_at<std::uint64_t>(view, 0));
-  }
 }
 
 std::string shape_of(const TensorView& view) { return shape_text({view.shape.begin(), view.shape.end()}); }
@@ -261,7 +224,7 @@ class Reader {
   }
 
   Result<void> check_finite(const TensorView& view) const {
-    const auto finite = all_finite(view.dtype, view.bytes);
+    const auto finite = safetensors::all_finite(view.dtype, view.bytes);
     if (!finite)
       return wrong(shown(view.name) + " is of type " + std::string(dtype_name(view.dtype)) +
                    "; adapters must be F32, BF16, F16, F64, F8_E4M3 or F8_E5M2");
@@ -370,7 +333,7 @@ class Reader {
     if (module.alpha) {
       const auto value = file_.view(*module.alpha);
       if (!value) return unreadable(value.error());
-      alpha = number_of(*value);
+      alpha = safetensors::number_of(value->dtype, value->bytes);
       if (!alpha) return wrong(shown(module.alpha->name) + " must be one finite number");
     }
     if (!by_alpha) return 1.0;

@@ -6,9 +6,9 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/lora/file.h"
-#include "pipeline/lora/finite.h"
 #include "pipeline/nn/parameters.h"
 #include "shared/core/excerpt.h"
+#include "shared/safetensors/values.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -21,7 +21,7 @@ std::int64_t aligned(std::int64_t elements) {
 at::Tensor cast(const LoraFile& file, const TensorView& view, const at::Tensor& values, c10::ScalarType type) {
   at::Tensor out = values.to(type).contiguous();
   const DType to = type == c10::ScalarType::BFloat16 ? DType::kBF16 : DType::kF32;
-  if (!all_finite(to, {static_cast<const std::byte*>(out.const_data_ptr()), out.nbytes()}).value_or(false))
+  if (!safetensors::all_finite(to, {static_cast<const std::byte*>(out.const_data_ptr()), out.nbytes()}).value_or(false))
     fail(Code::kInvalidArgument,
          "[lora] " + file.file.path() + ": " + excerpt(view.name, 120) + " has values that overflow " +
              std::string(dtype_name(to)) +

@@ -8,6 +8,7 @@
 
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
+#include "shared/safetensors/values.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -213,32 +214,6 @@ std::uint64_t Checkpoint::bytes() const {
   return total;
 }
 
-namespace {
-
-// Whether a number of this type has the bits of a NaN or an infinity. Types without such bits have none.
-template <class Bits>
-bool any_with(std::span<const std::byte> bytes, Bits mask) {
-  bool found = false;
-  for (std::size_t at = 0; at + sizeof(Bits) <= bytes.size(); at += sizeof(Bits)) {
-    Bits bits;
-    std::memcpy(&bits, bytes.data() + at, sizeof bits);
-    found |= static_cast<Bits>(bits & mask) == mask;
-  }
-  return found;
-}
-
-bool has_not_finite(DType dtype, std::span<const std::byte> bytes) {
-  switch (dtype) {
-    case DType::kF32: return any_with<std::uint32_t>(bytes, 0x7F800000);
-    case DType::kF16: return any_with<std::uint16_t>(bytes, 0x7C00);
-    case DType::kBF16: return any_with<std::uint16_t>(bytes, 0x7F80);
-    case DType::kF8E4M3: return any_with<std::uint8_t>(bytes, 0x7F);
-    default: return false;
-  }
-}
-
-}  // namespace
-
 Result<std::string> Checkpoint::not_finite() const {
   constexpr std::uint64_t kChunk = 4 << 20;
   std::vector<std::byte> memory(kChunk);
@@ -247,7 +222,7 @@ Result<std::string> Checkpoint::not_finite() const {
     for (std::uint64_t begin = 0; begin < size; begin += kChunk) {
       const std::span chunk(memory.data(), static_cast<std::size_t>(std::min(kChunk, size - begin)));
       if (auto read = stored.file.read(*stored.entry, begin, chunk); !read) return read.error();
-      if (has_not_finite(stored.entry->dtype, chunk)) return name;
+      if (safetensors::all_finite(stored.entry->dtype, chunk) == false) return name;
     }
   }
   return std::string();

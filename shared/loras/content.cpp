@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -23,6 +22,7 @@
 #include "shared/safetensors/header.h"
 #include "shared/safetensors/peft_folder.h"
 #include "shared/safetensors/pickle.h"
+#include "shared/safetensors/values.h"
 
 namespace ditfleet::loras {
 namespace {
@@ -31,12 +31,6 @@ namespace fs = std::filesystem;
 
 using safetensors::AdapterKind;
 using safetensors::DType;
-
-bool has_adapter_type(DType type) {
-  static constexpr std::array kTypes{DType::kF32, DType::kBF16,   DType::kF16,
-                                     DType::kF64, DType::kF8E4M3, DType::kF8E5M2};
-  return std::find(kTypes.begin(), kTypes.end(), type) != kTypes.end();
-}
 
 // Of some tensors: "'a', 'b' and 7 more".
 std::string first_of(const std::vector<std::string>& names) {
@@ -103,7 +97,7 @@ Result<void> ContentCheck::inspect(std::uint64_t file_bytes) {
     if (key.kind == AdapterKind::kRefused) refused[key.part].push_back(tensor.name);
     if (key.kind == AdapterKind::kRefused || key.kind == AdapterKind::kUnknown || key.kind == AdapterKind::kAlpha)
       continue;
-    if (!has_adapter_type(tensor.dtype))
+    if (!safetensors::all_finite(tensor.dtype, {}))
       return invalid_argument(what_ + ": '" + excerpt(tensor.name, 100) + "' is of type " +
                               std::string(safetensors::dtype_name(tensor.dtype)) +
                               "; adapters must be F32, BF16, F16, F64, F8_E4M3 or F8_E5M2");
