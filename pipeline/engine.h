@@ -36,6 +36,7 @@ struct FilePart {
   std::string family;             // the `kind` of models in GET /v1/models
   std::string text;               // the variant, and the types of its tensors
   std::vector<std::string> keys;  // of models.NAME in the configuration; any of them, if there are several
+  std::string known = {};         // the model that DiTFleet ships for it ("known:…" as a path); empty: none
 };
 
 // What a file of weights is.

@@ -18,7 +18,7 @@
 #include "coordinator/cli/command.h"
 #include "coordinator/cli/json_fields.h"
 #include "shared/config/edit.h"
-#include "shared/config/hub_cache.h"
+#include "shared/config/model_path.h"
 #include "shared/core/bytes.h"
 #include "shared/core/child_process.h"
 #include "shared/core/fd_io.h"
@@ -65,7 +65,7 @@ Result<Parts> parts_of(const std::vector<std::string>& given) {
     WeightFile file{text, ""};
     for (const std::string component : config::kFileComponents)
       if (text.starts_with(component + "=")) file = {text.substr(component.size() + 1), component};
-    const auto found = config::hub_path(file.path);
+    const auto found = config::model_path(file.path);
     if (!found) return found.error();
     std::error_code ec;
     file.path = fs::absolute(*found, ec).lexically_normal().string();
@@ -80,10 +80,6 @@ Result<Parts> parts_of(const std::vector<std::string>& given) {
       parts.folder = std::move(file.path);
     }
   }
-  if (parts.folder.empty())
-    return invalid_argument(
-        "a model folder is missing: files of weights have no tokenizers and no scheduler; give a folder in diffusers' "
-        "layout or hf:ORG/NAME before them, whose weights they replace");
   return parts;
 }
 
@@ -142,25 +138,42 @@ Result<void> assign(const WeightFile& file, const json::value& report, const std
   return {};
 }
 
+// "known:NAME" of the first file that has a part of a known model; else empty.
+std::string known_model(const std::vector<json::value>& reports) {
+  for (const json::value& report : reports)
+    for (const json::value& part : items(report, "components"))
+      if (const std::string known = text(part, "known"); !known.empty()) return "known:" + known;
+  return {};
+}
+
 Result<config::ModelSetting> setting_of(const ModelsFlags& flags) {
   if (auto named = config::check_model_name(flags.name); !named) return named.error();
   auto quantize = config::parse_quantize(flags.quantize);
   if (!quantize) return quantize.error();
   const auto parts = parts_of(flags.parts);
   if (!parts) return parts.error();
-  const auto entry = families::read_model_entry(flags.name, parts->folder, families::served());
-  if (!entry) return entry.error();
+  std::vector<json::value> reports;
+  if (!parts->files.empty()) {
+    std::vector<std::string> words{"inspect", "--json"};
+    for (const WeightFile& file : parts->files) words.push_back(file.path);
+    const auto run = run_worker(std::move(words));
+    if (!run) return run.error();
+    reports = objects_of(run->output);
+    if (reports.size() != parts->files.size()) return internal_error("ditfleet-worker inspect failed: " + run->output);
+  }
   config::ModelSetting model{.path = parts->folder, .quantize = std::move(*quantize)};
-  if (parts->files.empty()) return model;
-  std::vector<std::string> words{"inspect", "--json"};
-  for (const WeightFile& file : parts->files) words.push_back(file.path);
-  const auto run = run_worker(std::move(words));
-  if (!run) return run.error();
-  const auto reports = objects_of(run->output);
-  if (reports.size() != parts->files.size()) return internal_error("ditfleet-worker inspect failed: " + run->output);
+  if (model.path.empty()) model.path = known_model(reports);
+  if (model.path.empty())
+    return invalid_argument(
+        "a model folder is missing: files of weights have no tokenizers and no scheduler, and none of them is the "
+        "transformer of a known model; give a folder in diffusers' layout or hf:ORG/NAME before them, whose weights "
+        "they replace");
+  const auto folder = config::model_path(model.path);
+  if (!folder) return folder.error();
+  const auto entry = families::read_model_entry(flags.name, *folder, families::served());
+  if (!entry) return entry.error();
   for (std::size_t i = 0; i < reports.size(); ++i)
-    if (auto done = assign(parts->files[i], reports[i], entry->kind, parts->folder, model.files); !done)
-      return done.error();
+    if (auto done = assign(parts->files[i], reports[i], entry->kind, *folder, model.files); !done) return done.error();
   return model;
 }
 
@@ -252,9 +265,9 @@ void add_models(CLI::App& app, Invocation& run) {
   command->add_option("name", flags->name, "The model's name in requests")->required()->type_name("NAME");
   command
       ->add_option("parts", flags->parts,
-                   "A model folder in diffusers' layout or hf:ORG/NAME[@REVISION], and files that replace the weights "
-                   "of its components: safetensors or GGUF. Their content says which component they are; "
-                   "COMPONENT=FILE names it")
+                   "A model folder in diffusers' layout, hf:ORG/NAME[@REVISION] or known:NAME, and files that replace "
+                   "the weights of its components: safetensors or GGUF. Their content says which component they are; "
+                   "COMPONENT=FILE names it. Without a folder, the files must be those of a known model")
       ->required()
       ->type_name("FOLDER [FILE…]");
   command->add_option("--quantize", flags->quantize, "Quantize components while they are loaded (models.NAME.quantize)")

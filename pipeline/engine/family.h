@@ -48,8 +48,9 @@ struct Component {
 
 // What Engine::inspect() says about a component in a file.
 struct FileAbout {
-  std::string text;     // the model and variant; empty: the file has another component
-  std::string problem;  // why the variant is not supported; empty: it is
+  std::string text;        // the model and variant; empty: the file has another component
+  std::string problem;     // why the variant is not supported; empty: it is
+  std::string known = {};  // the model of deploy/known-models that it fits; empty: none
 };
 
 struct Family;

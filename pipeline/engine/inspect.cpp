@@ -23,7 +23,8 @@ std::optional<std::string> prefix_of(const std::vector<std::string>& names, std:
   return found;
 }
 
-// "blocks.7.ffn.0.weight is missing": what most blocks of a list have and one lacks. Empty: nothing.
+// "blocks.7.ffn.0.weight is missing": what most blocks of a list have and one lacks. Empty: nothing. What is directly
+// below a number is of a step: text_embedding has steps 0 and 2, adaLN_modulation 1.
 std::string missing_in_blocks(const std::vector<std::string>& names) {
   std::map<std::string, std::map<std::int64_t, std::set<std::string>>> lists;  // by what is before the number
   for (const std::string& name : names)
@@ -38,7 +39,8 @@ std::string missing_in_blocks(const std::vector<std::string>& names) {
   for (const auto& [list, blocks] : lists) {
     std::map<std::string, std::size_t> counts;
     for (const auto& [number, parts] : blocks)
-      for (const std::string& part : parts) ++counts[part];
+      for (const std::string& part : parts)
+        if (part.find('.', 1) != part.npos) ++counts[part];
     const std::int64_t last = blocks.rbegin()->first;
     for (std::int64_t i = 0; i <= last; ++i)
       for (const auto& [part, count] : counts)
@@ -100,7 +102,7 @@ void find_components(const Families& families, const std::string& path, const st
       const auto prefix = prefix_of(names, one);
       if (!prefix) continue;
       const Checkpoint part = unwrap(Checkpoint::open_file(path, {*prefix}));
-      const auto [text, problem] = family->about(one.name, part);
+      const auto [text, problem, known] = family->about(one.name, part);
       if (text.empty()) continue;
       const std::string missing = one.name == "vae" ? "" : missing_in_blocks(part.names());
       if (!problem.empty())
@@ -109,7 +111,7 @@ void find_components(const Families& families, const std::string& path, const st
         report.problem = text + ": " + missing;
       else
         report.components.push_back(
-            {std::string(family->description->name), text + " (" + types_of(part) + ")", keys_of(*family, one)});
+            {std::string(family->description->name), text + " (" + types_of(part) + ")", keys_of(*family, one), known});
     }
   if (report.components.empty() && report.problem.empty()) report.problem = unsupported;
 }

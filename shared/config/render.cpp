@@ -97,11 +97,11 @@ std::vector<OptionHelp> option_table() {
         std::find_if(rows.rbegin(), rows.rend(), [&](const OptionHelp& row) { return section_of(row.key) == section; });
     rows.insert(after.base(), list);
   }
-  rows.push_back(
-      {"models.NAME.path", "path", "",
-       "Folder, in diffusers' layout, of the model that requests call NAME; or hf:ORG/NAME, which is looked for in the "
-       "local cache of Hugging Face's hub. models.NAME=FOLDER is the same.",
-       "DITFLEET_MODELS__NAME__PATH"});
+  rows.push_back({"models.NAME.path", "path", "",
+                  "Folder, in diffusers' layout, of the model that requests call NAME; or known:NAME, a "
+                  "model whose configuration and tokenizers DiTFleet ships; or hf:ORG/NAME, which is looked for in the "
+                  "local cache of Hugging Face's hub. models.NAME=FOLDER is the same.",
+                  "DITFLEET_MODELS__NAME__PATH"});
   rows.push_back(
       {"models.NAME.transformer", "path", "",
        "A safetensors or GGUF file with the transformer's weights, in place of the folder's: in the names of "

@@ -7,8 +7,8 @@
 #include <set>
 #include <utility>
 
-#include "shared/config/hub_cache.h"
 #include "shared/config/lists.h"
+#include "shared/config/model_path.h"
 #include "shared/config/options.h"
 #include "shared/config/sources.h"
 #include "shared/core/bytes.h"
@@ -118,7 +118,7 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
     return wrong(a, "'" + a.key() + "' is empty; it must be a " +
                         (leaf == "path" ? "model folder in diffusers' layout" : "safetensors or GGUF file"));
   } else {
-    const auto path = hub_path(a.value);
+    const auto path = model_path(a.value);
     if (!path) return wrong(a, path.error().message);
     (leaf == "path" ? model.path : model.files[leaf]) = resolve_path(*path, base);
   }

@@ -176,7 +176,7 @@ TEST_F(QuantizedLoad, StacksKeepTheirRows) {
   const at::Tensor q = at::randn({16, 32}), k = at::randn({16, 32}), v = at::randn({16, 32});
   const auto fp8 = [](Tensors& tensors, const std::string& name, const at::Tensor& weight, ScalarType type) {
     tensors[name + ".weight"] = weight.to(type);
-    tensors[name + ".weight_scale"] = at::ones({16, 1}) * 0.5;
+    tensors[name + ".weight_scale"] = at::ones({16}) * 0.5;
   };
   const auto values = [](const at::Tensor& weight, ScalarType type) {
     return weight.to(type).to(ScalarType::Float) * 0.5;

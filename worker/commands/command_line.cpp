@@ -4,7 +4,7 @@
 #include <iostream>
 #include <utility>
 
-#include "shared/config/hub_cache.h"
+#include "shared/config/model_path.h"
 #include "shared/core/sha256.h"
 #include "shared/families/served.h"
 #include "shared/job/validate.h"
@@ -24,11 +24,11 @@ void add_configuration_flags(CLI::App& command, config::Sources& sources) {
 }
 
 void add_model_folder(CLI::App& command, std::string& dir) {
-  command.add_option("--model", dir, "Model folder in the diffusers layout, or hf:ORG/NAME")
+  command.add_option("--model", dir, "Model folder in the diffusers layout, hf:ORG/NAME or known:NAME")
       ->required()
       ->type_name("DIR")
       ->transform([](std::string text) {
-        const auto path = config::hub_path(text);
+        const auto path = config::model_path(text);
         if (!path) throw CLI::ValidationError("--model", path.error().message);
         return *path;
       });

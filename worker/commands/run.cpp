@@ -13,7 +13,7 @@
 #include <memory>
 #include <thread>
 
-#include "shared/config/hub_cache.h"
+#include "shared/config/model_path.h"
 #include "shared/core/host_name.h"
 #include "shared/core/revision.h"
 #include "shared/core/stop_signals.h"
@@ -61,7 +61,7 @@ Result<config::Settings> settings_with(const RunFlags& flags) {
     }
     auto quantize = config::parse_quantize(flags.quantize);
     if (!quantize) return quantize.error();
-    const auto path = config::hub_path(model.substr(at + 1));
+    const auto path = config::model_path(model.substr(at + 1));
     if (!path) return invalid_argument("--model: " + path.error().message);
     settings->models[model.substr(0, at)] = {.path = *path, .quantize = *quantize};
   }

@@ -227,7 +227,10 @@ FileAbout about(std::string_view component, const Checkpoint& file) {
     if (inputs == 384 || inputs == 128)
       return {text, "it has " + std::to_string(inputs) + " input channels, as " +
                         (inputs == 384 ? "Fill" : "Control (Canny, Depth)") + ", which is not supported"};
-    return {text, ""};
+    const bool whole = file.extent({"img_in.weight", "x_embedder.weight"}, 0) == 3072 &&
+                       (file.contains("single_blocks.37.linear2.weight") ||
+                        file.contains("single_transformer_blocks.37.proj_out.weight"));
+    return {text, "", whole ? guided ? "FLUX.1-dev" : "FLUX.1-schnell" : ""};
   }
   if (component == "text_encoder") {
     const std::int64_t width =

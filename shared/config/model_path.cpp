@@ -1,7 +1,8 @@
-#include "shared/config/hub_cache.h"
+#include "shared/config/model_path.h"
 
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 
 #include "shared/core/bytes.h"
 #include "shared/core/text.h"
@@ -22,6 +23,28 @@ fs::path cache() {
   return (xdg.empty() ? variable("HOME") / ".cache" : xdg) / "huggingface" / "hub";
 }
 
+// Beside the programs of a package, or in the tree that they were built in.
+fs::path known_models() {
+  std::error_code ec;
+  const fs::path program = fs::read_symlink("/proc/self/exe", ec);
+  for (fs::path folder = program.parent_path(); folder.has_relative_path(); folder = folder.parent_path())
+    for (const char* models : {"share/ditfleet/models", "deploy/known-models"})
+      if (fs::is_directory(folder / models, ec)) return folder / models;
+  return {};
+}
+
+Result<std::string> known_path(const std::string& name) {
+  const fs::path models = known_models();
+  std::error_code ec;
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(models, ec))
+    if (fs::exists(entry.path() / "model_index.json", ec)) names.insert(entry.path().filename().string());
+  if (names.contains(name)) return (models / name).string();
+  std::string list;
+  for (const std::string& one : names) list += (list.empty() ? "" : ", ") + one;
+  return not_found("known:" + name + " is not a known model; there are " + (list.empty() ? "none on this host" : list));
+}
+
 // A name of the hub, or of a file: nothing that leads elsewhere.
 bool is_plain(std::string_view name) {
   return !name.empty() && name != "." && name != ".." &&
@@ -30,7 +53,8 @@ bool is_plain(std::string_view name) {
 
 }  // namespace
 
-Result<std::string> hub_path(const std::string& text) {
+Result<std::string> model_path(const std::string& text) {
+  if (text.starts_with("known:")) return known_path(text.substr(6));
   if (!text.starts_with("hf:")) return text;
   const auto at = text.find('@');
   const std::string revision = at == text.npos ? "main" : text.substr(at + 1);
