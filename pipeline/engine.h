@@ -36,7 +36,8 @@ struct FilePart {
   std::string family;             // the `kind` of models in GET /v1/models
   std::string text;               // the variant, and the types of its tensors
   std::vector<std::string> keys;  // of models.NAME in the configuration; any of them, if there are several
-  std::string known = {};         // the model that DiTFleet ships for it ("known:…" as a path); empty: none
+  // The models that DiTFleet ships for it ("known:…" as a path): with one such file, and with two if that is another.
+  std::vector<std::string> known = {};
 };
 
 // What a file of weights is.

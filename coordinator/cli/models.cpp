@@ -138,12 +138,13 @@ Result<void> assign(const WeightFile& file, const json::value& report, const std
   return {};
 }
 
-// "known:NAME" of the first file that has a part of a known model; else empty.
+// "known:NAME" if files have parts of a known model; else empty. Two such files may make another model.
 std::string known_model(const std::vector<json::value>& reports) {
+  std::vector<std::vector<std::string>> found;
   for (const json::value& report : reports)
     for (const json::value& part : items(report, "components"))
-      if (const std::string known = text(part, "known"); !known.empty()) return "known:" + known;
-  return {};
+      if (auto known = strings_of(field(part, "known")); !known.empty()) found.push_back(std::move(known));
+  return found.empty() ? std::string() : "known:" + found[0][std::min(found.size(), found[0].size()) - 1];
 }
 
 Result<config::ModelSetting> setting_of(const ModelsFlags& flags) {

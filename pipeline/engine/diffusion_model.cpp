@@ -83,7 +83,7 @@ std::unique_ptr<Model> DiffusionModel::load(const Family& family, const LoadCont
   LoadContext context = asked;
   check_components(family, context.source.dir);
   auto begun = Clock::now();
-  auto tokenizers = family.load_tokenizers(context.source.dir);
+  auto tokenizers = family.load_tokenizers(context.source);
   const auto tokenizers_took = duration_cast<microseconds>(Clock::now() - begun);
   const Fit fitted = fit(family, context, /*always=*/false);
   if (context.source.quantize.contains("*"))

@@ -181,7 +181,7 @@ Result<std::unique_ptr<Tokenizers>> Engine::load_tokenizers(const Families& fami
   return result_of("tokenize " + dir, [&] {
     const Family& family = family_of(families, dir);
     check_components(family, dir, "tokenizer");
-    return family.load_tokenizers(dir);
+    return family.load_tokenizers({.name = {}, .dir = dir});
   });
 }
 

@@ -48,9 +48,10 @@ struct Component {
 
 // What Engine::inspect() says about a component in a file.
 struct FileAbout {
-  std::string text;        // the model and variant; empty: the file has another component
-  std::string problem;     // why the variant is not supported; empty: it is
-  std::string known = {};  // the model of deploy/known-models that it fits; empty: none
+  std::string text;     // the model and variant; empty: the file has another component
+  std::string problem;  // why the variant is not supported; empty: it is
+  // The models of deploy/known-models that it fits: with one such file, and with two if that is another one.
+  std::vector<std::string> known = {};
 };
 
 struct Family;
@@ -108,7 +109,7 @@ struct Family {
   std::vector<Component> components;    // text encoders in the order of Network::text_encoders(), and others
   // Checks every configuration of the folder before it reads weights. Compiles no blocks.
   std::unique_ptr<Network> (*load)(Folder& folder);
-  std::unique_ptr<Tokenizers> (*load_tokenizers)(const std::string& dir);
+  std::unique_ptr<Tokenizers> (*load_tokenizers)(const ModelSource& source);
   FileAbout (*about)(std::string_view component, const Checkpoint& weights);
   TransformerSpec (*spec)(const ConfigFile& config);  // of a transformer's config.json; null: it has no blocks
   // A small and a typical request. Between and beyond them, memory grows in proportion to width × height × frames.

@@ -105,7 +105,15 @@ RequestSize size_of(const Network& network, const Settings& s, int gpus) {
           .gpus = gpus};
 }
 
-RequestSize size_of(const Network& network, const GenerationRequest& request, const parallel::Team& team) {
+// A plan needs no picture: one of the size by which requests without a size are scheduled stands for it.
+RequestSize size_of(const Network& network, GenerationRequest request, const parallel::Team& team) {
+  const job::ModelEntry& entry = network.entry;
+  if (const auto image = entry.fields.find(job::Field("image"));
+      !request.image && image != entry.fields.end() && image->second.required) {
+    Media blank{.width = std::max(entry.free_width, 1), .height = std::max(entry.free_height, 1), .rgb = {}};
+    blank.rgb.resize(static_cast<std::size_t>(blank.width) * static_cast<std::size_t>(blank.height) * 3);
+    request.image = std::make_shared<const Media>(std::move(blank));
+  }
   return size_of(network, settings_of(network, request), request.alone.value_or(false) ? 1 : team.count);
 }
 

@@ -14,7 +14,7 @@ namespace ditfleet::pipeline {
 Settings settings_of(const Network& network, const GenerationRequest& request);
 RequestSize size_of(const Network& network, const Settings& settings, int gpus);
 // The same for a request of a model that these ranks denoise together.
-RequestSize size_of(const Network& network, const GenerationRequest& request, const parallel::Team& team);
+RequestSize size_of(const Network& network, GenerationRequest request, const parallel::Team& team);
 
 // Loads a folder on tensors without memory. Reads configuration and headers; compiles nothing. Thread-safe.
 class Needs {

@@ -38,6 +38,7 @@ std::optional<c10::ScalarType> scalar_type(DType dtype) {
 constexpr std::int64_t kBlock = 16 << 20;           // bytes that a thread reads at a time on a CPU
 constexpr std::int64_t kLeastShared = 4 << 10;      // bytes that ranks read together
 constexpr const char* kComfyMarker = "scaled_fp8";  // checked by StoredWeights
+constexpr const char* kComfyTokenizer = "spiece_model";
 constexpr std::int64_t kNf4Block = 64, kFp8Multiple = 16;
 
 bool is_fp8(const StoredTensor& stored) {
@@ -220,7 +221,8 @@ at::Tensor Parameters::blocks_as(const StoredTensor& from, std::int64_t begin, s
 std::vector<std::string> Parameters::unused(std::string_view prefix) const {
   std::vector<std::string> left;
   for (const std::string& name : names())
-    if (name.starts_with(prefix) && !taken_.contains(name) && name != kComfyMarker) left.push_back(name);
+    if (name.starts_with(prefix) && !taken_.contains(name) && name != kComfyMarker && name != kComfyTokenizer)
+      left.push_back(name);
   return left;
 }
 

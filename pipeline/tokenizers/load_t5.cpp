@@ -68,10 +68,9 @@ Result<Pieces> from_tokenizer_json(const json::object& file, const std::string& 
   return pieces;
 }
 
-Result<Pieces> from_sentencepiece(const std::string& path, std::int64_t extra_id_count) {
-  const Result<std::string> bytes = read_file(path);
-  if (!bytes) return bytes.error();
-  auto model = parse_sentencepiece_model(*bytes);
+// `path`: for messages.
+Result<Pieces> from_sentencepiece(std::string_view bytes, const std::string& path, std::int64_t extra_id_count) {
+  auto model = parse_sentencepiece_model(bytes);
   if (!model) return corrupt(path, model.error().message);
   Pieces pieces;
   for (const SentencePieceModel::Piece& piece : model->pieces) {
@@ -91,7 +90,7 @@ Result<Pieces> from_sentencepiece(const std::string& path, std::int64_t extra_id
 
 }  // namespace
 
-Result<Tokenizer> Tokenizer::load_t5(const std::string& dir) {
+Result<Tokenizer> Tokenizer::load_t5(const std::string& dir, const std::string& otherwise) {
   const auto folder =
       read_tokenizer_folder(dir, {{"eos_token", "</s>"}, {"unk_token", "<unk>"}, {"pad_token", "<pad>"}});
   if (!folder) return folder.error();
@@ -105,11 +104,15 @@ Result<Tokenizer> Tokenizer::load_t5(const std::string& dir) {
     extra_id_count = value->as_int64();
   }
   std::error_code ignored;
-  if (!folder->tokenizer_json && !std::filesystem::exists(model_path, ignored)) {
+  const bool has_model = std::filesystem::exists(model_path, ignored);
+  if (!folder->tokenizer_json && !has_model && otherwise.empty()) {
     return Error{Code::kNotFound, "[tokenizer] " + dir + " has neither tokenizer.json nor spiece.model"};
   }
+  Result<std::string> bytes = otherwise;
+  if (!folder->tokenizer_json && has_model) bytes = read_file(model_path);
+  if (!bytes) return bytes.error();
   auto pieces = folder->tokenizer_json ? from_tokenizer_json(*folder->tokenizer_json, dir + "/tokenizer.json")
-                                       : from_sentencepiece(model_path, extra_id_count);
+                                       : from_sentencepiece(*bytes, model_path, extra_id_count);
   if (!pieces) return pieces.error();
 
   // The special tokens if the configuration has no extra_special_tokens: the model file's or the configuration's, plus

@@ -27,7 +27,8 @@ class Tokenizer {
   // or spiece.model. kNotFound: the message lists the missing files. kDataCorrupt: it contains the file and the
   // problem.
   static Result<Tokenizer> load_clip(const std::string& dir);
-  static Result<Tokenizer> load_t5(const std::string& dir);
+  // `otherwise`: the content of a spiece.model, for a folder that has neither file.
+  static Result<Tokenizer> load_t5(const std::string& dir, const std::string& otherwise = {});
 
   // Accepts empty text; truncates text that is too long. kInvalidArgument: the text is not UTF-8, or max_length is too
   // small for the begin and end tokens. kDataCorrupt: the vocabulary cannot represent the text.

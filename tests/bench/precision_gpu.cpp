@@ -309,7 +309,7 @@ std::vector<std::vector<at::Tensor>> trajectories(const std::string& quantize, c
   source.attention = attention;
   const pipeline::LoadContext context{
       .source = source, .placement = {gpu, ScalarType::BFloat16}, .regions = open_host(), .adapters = {}, .memory = {}};
-  const auto tokenizers = pipeline::flux_family().load_tokenizers(source.dir);
+  const auto tokenizers = pipeline::flux_family().load_tokenizers(source);
   pipeline::Folder folder(pipeline::flux_family(), context, tokenizers.get());
   const auto network = pipeline::load_network(folder);
   pipeline::Transformer::compile(network->transformers(), context.regions);

@@ -1,5 +1,6 @@
 """Known models: single files without a folder. The files are sparse: only their headers are read."""
 import json
+import math
 import os
 import struct
 import subprocess
@@ -7,6 +8,8 @@ import tempfile
 import unittest
 
 from fleet import DITFLEET, cli
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 BF16 = 2
 
@@ -58,6 +61,32 @@ def t5():
     return tensors
 
 
+def wan(width, inner, blocks, inputs):
+    """Wan's transformer in its own names."""
+    tensors = {"patch_embedding.weight": [width, inputs, 1, 2, 2], "patch_embedding.bias": [width], "head.modulation": [1, 2, width]}
+    tensors |= linear("text_embedding.0", width, 4096) | linear("text_embedding.2", width, width) | linear("time_embedding.0", width, 256)
+    tensors |= linear("time_embedding.2", width, width) | linear("time_projection.1", 6 * width, width) | linear("head.head", 64, width)
+    for i in range(blocks):
+        at = f"blocks.{i}."
+        tensors |= linear(at + "ffn.0", inner, width) | linear(at + "ffn.2", width, inner)
+        tensors |= {at + "modulation": [1, 6, width], at + "norm3.weight": [width], at + "norm3.bias": [width]}
+        for attention in ("self_attn", "cross_attn"):
+            for name in "qkvo":
+                tensors |= linear(f"{at}{attention}.{name}", width, width)
+            tensors |= {f"{at}{attention}.norm_{name}.weight": [width] for name in "qk"}
+    return tensors
+
+
+def umt5():
+    tensors = {"shared.weight": [256384, 4096], "encoder.final_layer_norm.weight": [4096]}
+    for i in range(24):
+        at = f"encoder.block.{i}.layer."
+        tensors |= {f"{at}0.SelfAttention.{name}.weight": [4096, 4096] for name in "qkvo"} | {f"{at}{j}.layer_norm.weight": [4096] for j in (0, 1)}
+        tensors |= {f"{at}1.DenseReluDense.{name}.weight": [10240, 4096] for name in ("wi_0", "wi_1")} | {f"{at}1.DenseReluDense.wo.weight": [4096, 10240]}
+        tensors[f"{at}0.SelfAttention.relative_attention_bias.weight"] = [32, 64]
+    return tensors
+
+
 def vae():
     """The decoder, in the names of Black Forest Labs."""
     tensors = {}
@@ -90,7 +119,7 @@ def write(path, tensors):
     header, end = {}, 0
     for name, shape in tensors.items():
         begin = end
-        end += BF16 * int.__mul__(*(shape + [1])[:2]) * (shape[2] * shape[3] if len(shape) == 4 else 1)
+        end += BF16 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     with open(path, "wb") as f:
@@ -104,7 +133,9 @@ class KnownModels(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory(prefix="ditfleet-known-")
         cls.files = {name: write(os.path.join(cls.folder.name, name + ".safetensors"), tensors) for name, tensors in
-                     (("dev", transformer(True)), ("schnell", transformer(False)), ("clip_l", clip()), ("t5xxl", t5()), ("ae", vae()))}
+                     (("dev", transformer(True)), ("schnell", transformer(False)), ("clip_l", clip()), ("t5xxl", t5()), ("ae", vae()), ("umt5", umt5()),
+                      ("small", wan(1536, 8960, 30, 16)), ("t2v", wan(5120, 13824, 40, 16)), ("t2v_low_noise", wan(5120, 13824, 40, 16)),
+                      ("t2v_high_noise", wan(5120, 13824, 40, 16)), ("i2v_high_noise", wan(5120, 13824, 40, 36)), ("i2v_low_noise", wan(5120, 13824, 40, 36)))}
 
     @classmethod
     def tearDownClass(cls):
@@ -125,6 +156,19 @@ class KnownModels(unittest.TestCase):
                 self.assertEqual(told["entry"], {"path": known, "transformer": self.files[name], "text_encoder": self.files["clip_l"],
                                                  "text_encoder_2": self.files["t5xxl"], "vae": self.files["ae"]})
                 self.assertEqual(cli("config", "check", "--config", config).returncode, 0)
+
+    def test_wan_is_known_by_its_transformers(self):
+        """The VAE is missing, so that the message names the folder that was chosen."""
+        for names, known in ((("small",), "Wan2.1-T2V-1.3B"), (("t2v",), "Wan2.1-T2V-14B"), (("t2v_high_noise", "t2v_low_noise"), "Wan2.2-T2V-A14B"),
+                             (("i2v_high_noise", "i2v_low_noise"), "Wan2.2-I2V-A14B")):
+            with self.subTest(known):
+                added, _ = self.add(*names, "umt5")
+                self.assertIn(f"{known}/vae", added.stderr)
+
+    def test_a_model_that_needs_an_image_is_planned_without(self):
+        config = os.path.join(self.folder.name, "image.yaml")
+        added = cli("models", "add", "i2v", os.path.join(SOURCE, "tests/fixtures/wan/i2v/model"), "--config", config)
+        self.assertEqual(added.returncode, 0, added.stderr)
 
     def test_a_part_that_is_missing_is_named(self):
         added, config = self.add("dev", "clip_l", "ae")

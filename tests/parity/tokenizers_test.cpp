@@ -5,9 +5,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <span>
 
-#include "pipeline/engine.h"
+#include "pipeline/device/failure.h"
+#include "pipeline/engine/family.h"
 #include "pipeline/families/flux/flux.h"
+#include "pipeline/families/wan/wan.h"
+#include "pipeline/weights/safetensors_writer.h"
+#include "shared/core/bytes.h"
 #include "shared/core/json.h"
 #include "tests/paths.h"
 
@@ -100,6 +105,32 @@ struct TokenizerFolderErrors : testing::Test {
   }
   std::filesystem::path dir;
 };
+
+// ComfyUI's files of UMT5 have the tokenizer as a tensor.
+TEST_F(TokenizerFolderErrors, AFileOfWeightsMayHaveTheTokenizer) {
+  namespace fs = std::filesystem;
+  const fs::path whole = dir / "whole/tokenizer", without = dir / "without/tokenizer";
+  for (const fs::path& to : {whole, without}) {
+    fs::create_directories(to);
+    fs::copy(kFixtures / "models/plain/tokenizer_2", to, fs::copy_options::recursive);
+  }
+  fs::remove(without / "tokenizer.json");
+  fs::remove(without / "spiece.model");
+  const std::string model = pipeline::unwrap(read_file((whole / "spiece.model").string())),
+                    file = (dir / "umt5.safetensors").string();
+  pipeline::unwrap(pipeline::write_safetensors(file, {{"text_encoders.umt5xxl.spiece_model",
+                                                       pipeline::DType::kU8,
+                                                       {static_cast<std::int64_t>(model.size())},
+                                                       std::as_bytes(std::span(model))}}));
+  fs::remove(whole / "tokenizer.json");
+  const auto of_folder = pipeline::wan_family().load_tokenizers({.name = {}, .dir = whole.parent_path().string()});
+  const auto of_file = pipeline::wan_family().load_tokenizers(
+      {.name = {}, .dir = without.parent_path().string(), .files = {{"text_encoder", file}}});
+  for (const char* prompt : {"a red circle", "ünïcode  ﬀ <extra_id_0>"})
+    EXPECT_EQ(pipeline::unwrap(of_file->tokenize(prompt, 64)), pipeline::unwrap(of_folder->tokenize(prompt, 64)));
+  EXPECT_THROW(pipeline::wan_family().load_tokenizers({.name = {}, .dir = without.parent_path().string()}),
+               pipeline::Failure);
+}
 
 TEST_F(TokenizerFolderErrors, MissingFilesAreNamed) {
   copy("bare");

@@ -441,7 +441,7 @@ TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
   }
   EXPECT_EQ(json::serialize(by_name["i2v.safetensors"].at("components")),
             R"j([{"family":"wan","text":"Wan transformer, image to video, 8 wide (4 in F32)",)j"
-            R"j("keys":["transformer","transformer_2"],"known":""}])j");
+            R"j("keys":["transformer","transformer_2"],"known":[]}])j");
   EXPECT_EQ(by_name["whole.safetensors"].at("components").as_array().size(), 4u);
   EXPECT_EQ(json::serialize(by_name["peft.safetensors"].at("adapter_of")), R"(["flux"])");
 }

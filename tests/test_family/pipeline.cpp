@@ -141,7 +141,7 @@ const pipeline::Family& test_video_family() {
   static const pipeline::Family family{.description = &kTestVideo,
                                        .components = {},
                                        .load = TestNetwork::load,
-                                       .load_tokenizers = [](const std::string&) -> std::unique_ptr<Tokenizers> {
+                                       .load_tokenizers = [](const ModelSource&) -> std::unique_ptr<Tokenizers> {
                                          return std::make_unique<TestTokenizers>();
                                        },
                                        .spec = nullptr,

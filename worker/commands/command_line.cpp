@@ -87,7 +87,8 @@ Result<config::Settings> settings_of(const config::Sources& sources) {
   return settings;
 }
 
-Result<job::JobSpec> spec_of(job::FieldFlags fields, const std::string& out, const std::string& dir) {
+Result<job::JobSpec> spec_of(job::FieldFlags fields, const std::string& out, const std::string& dir,
+                             bool needs_pictures) {
   for (auto& [field, text] : fields) {
     if (field.row().type != job::FieldType::kImage) continue;
     auto file = sha256_of_file(text);
@@ -96,6 +97,8 @@ Result<job::JobSpec> spec_of(job::FieldFlags fields, const std::string& out, con
   }
   auto model = families::read_model_entry("model", dir, families::served());
   if (!model) return model.error();
+  for (auto& [field, limits] : model->fields)
+    if (!needs_pictures && field.row().type == job::FieldType::kImage) limits.required = false;
   auto body = job::body_of(fields, "--out", out);
   if (!body) return body.error();
   auto parsed = job::parse_spec(json::value(std::move(*body)));

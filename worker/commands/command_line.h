@@ -52,9 +52,11 @@ void add_model_flags(CLI::App& command, ModelFlags& flags);
 Result<config::Settings> settings_of(const config::Sources& sources);
 
 // The complete and valid spec of a request to the model in `dir`; `out`: the file to write. The flag of an image names
-// its file; the spec has the file's SHA-256. Its adapters are the preset's, without digests. Errors: kInvalidArgument
-// (the message contains the flag), those of families::read_model_entry() and sha256_of_file().
-Result<job::JobSpec> spec_of(job::FieldFlags fields, const std::string& out, const std::string& dir);
+// its file; the spec has the file's SHA-256. Its adapters are the preset's, without digests. Without `needs_pictures`
+// an image that the model needs may be missing. Errors: kInvalidArgument (the message contains the flag), those of
+// families::read_model_entry() and sha256_of_file().
+Result<job::JobSpec> spec_of(job::FieldFlags fields, const std::string& out, const std::string& dir,
+                             bool needs_pictures = true);
 
 // Returns kExitOk if the command is done. Otherwise prints "ditfleet-worker COMMAND: message" to stderr and returns
 // kExitUsage for kInvalidArgument, else kExitFailure.

@@ -39,7 +39,8 @@ std::string line_of(const Report& report) {
   for (const pipeline::FilePart& part : report.file.components) {
     line += (line.empty() ? "" : "; ") + part.text + ", for models.NAME.";
     for (const std::string& key : part.keys) line += (key == part.keys.front() ? "" : " or ") + key;
-    if (!part.known.empty()) line += ", with path: known:" + part.known;
+    for (const std::string& known : part.known)
+      line += (known == part.known.front() ? ", with path: known:" : " or known:") + known;
   }
   if (problem.empty()) return line.empty() ? report.adapter : line;
   return "cannot be used: " + line + (line.empty() ? "" : "; but ") + problem;
@@ -48,8 +49,10 @@ std::string line_of(const Report& report) {
 json::object as_json(const std::string& path, const pipeline::FileReport& file) {
   json::array components;
   for (const pipeline::FilePart& part : file.components)
-    components.push_back(json::object{
-        {"family", part.family}, {"text", part.text}, {"keys", json::value_from(part.keys)}, {"known", part.known}});
+    components.push_back(json::object{{"family", part.family},
+                                      {"text", part.text},
+                                      {"keys", json::value_from(part.keys)},
+                                      {"known", json::value_from(part.known)}});
   return {{"file", path},
           {"components", std::move(components)},
           {"adapter_of", json::value_from(file.adapter_of)},

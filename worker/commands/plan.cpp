@@ -137,7 +137,7 @@ Result<void> run(PlanFlags flags) {
   auto settings = settings_of(flags.model.memory.over(flags.model.sources));
   if (!settings) return settings.error();
   flags.fields.try_emplace(job::Field("prompt"), "a");
-  auto spec = spec_of(flags.fields, "", flags.model.dir);
+  auto spec = spec_of(flags.fields, "", flags.model.dir, /*needs_pictures=*/false);
   if (!spec) return spec.error();
   auto source = source_of(flags.model);
   if (!source) return source.error();

@@ -230,7 +230,8 @@ FileAbout about(std::string_view component, const Checkpoint& file) {
     const bool whole = file.extent({"img_in.weight", "x_embedder.weight"}, 0) == 3072 &&
                        (file.contains("single_blocks.37.linear2.weight") ||
                         file.contains("single_transformer_blocks.37.proj_out.weight"));
-    return {text, "", whole ? guided ? "FLUX.1-dev" : "FLUX.1-schnell" : ""};
+    if (whole) return {text, "", {guided ? "FLUX.1-dev" : "FLUX.1-schnell"}};
+    return {text, "", {}};
   }
   if (component == "text_encoder") {
     const std::int64_t width =
@@ -244,9 +245,9 @@ FileAbout about(std::string_view component, const Checkpoint& file) {
   return {"VAE of images", channels == 4 ? "it has 4 latent channels, as Stable Diffusion's; FLUX.1's has 16" : ""};
 }
 
-std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
-  Tokenizer clip = unwrap(Tokenizer::load_clip(dir + "/tokenizer")),
-            t5 = unwrap(Tokenizer::load_t5(dir + "/tokenizer_2"));
+std::unique_ptr<Tokenizers> load_tokenizers(const ModelSource& source) {
+  Tokenizer clip = unwrap(Tokenizer::load_clip(source.dir + "/tokenizer")),
+            t5 = unwrap(Tokenizer::load_t5(source.dir + "/tokenizer_2"));
   const int length = *clip.model_max_length();
   std::vector<Prompts::Encoder> encoders;
   encoders.push_back({"clip", "CLIP", "clip_ids", std::move(clip), length, /*pads=*/true});

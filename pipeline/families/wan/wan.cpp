@@ -33,6 +33,7 @@ namespace {
 
 // Latent frames after which decoding and encoding have reached their peaks: the caches of the convolutions are full.
 constexpr std::int64_t kFramesToPeak = 3;
+constexpr std::string_view kStoredTokenizer = "spiece_model";
 
 // "1, 0.75, 0.5": from at most 1, falling, above 0.
 std::vector<double> read_sigmas(std::string_view text) {
@@ -294,6 +295,18 @@ at::Tensor WanNetwork::encode_image(const Settings& settings) const {
   return at::cat({mask, latents}, 1).to(placement.dtype);
 }
 
+// Both transformers of Wan 2.2 have the tensors of Wan 2.1's.
+std::vector<std::string> known_models(std::int64_t inputs, std::int64_t width, const Checkpoint& file) {
+  const auto has_block = [&](int number) {
+    const std::string block = "blocks." + std::to_string(number);
+    return file.contains(block + ".ffn.2.weight") || file.contains(block + ".ffn.net.2.weight");
+  };
+  if (inputs == 16 && width == 1536 && has_block(29) && !has_block(30)) return {"Wan2.1-T2V-1.3B"};
+  if (width != 5120 || !has_block(39) || has_block(40)) return {};
+  if (inputs == 36) return {"Wan2.2-I2V-A14B"};
+  return inputs == 16 ? std::vector<std::string>{"Wan2.1-T2V-14B", "Wan2.2-T2V-A14B"} : std::vector<std::string>();
+}
+
 FileAbout about(std::string_view component, const Checkpoint& file) {
   if (component == "transformer") {
     const std::int64_t inputs = file.extent({"patch_embedding.weight"}, 1);
@@ -301,7 +314,8 @@ FileAbout about(std::string_view component, const Checkpoint& file) {
     if (file.contains("img_emb.proj.1.weight") || file.contains("condition_embedder.image_embedder.norm1.weight"))
       return {text, "it takes CLIP's image embeddings (Wan 2.1 image to video), which is not supported"};
     if (inputs == 48) return {text, "it has 48 input channels, as TI2V-5B, which is not supported"};
-    return {text + ", " + std::to_string(file.extent({"patch_embedding.weight"}, 0)) + " wide", ""};
+    const std::int64_t width = file.extent({"patch_embedding.weight"}, 0);
+    return {text + ", " + std::to_string(width) + " wide", "", known_models(inputs, width, file)};
   }
   if (component == "text_encoder") return {is_umt5(file) ? "UMT5 text encoder" : "", ""};
   const std::int64_t channels = file.extent({"decoder.conv1.weight", "decoder.conv_in.weight"}, 1);
@@ -309,9 +323,23 @@ FileAbout about(std::string_view component, const Checkpoint& file) {
           channels == 48 ? "it has 48 latent channels, as that of TI2V-5B, which is not supported" : ""};
 }
 
-std::unique_ptr<Tokenizers> load_tokenizers(const std::string& dir) {
+// The tokenizer that ComfyUI keeps in the file of UMT5's weights; empty: there is none.
+std::string stored_tokenizer(const ModelSource& source) {
+  const auto given = source.files.find("text_encoder");
+  if (given == source.files.end()) return {};
+  const auto file = unwrap(SafetensorsFile::open(given->second));
+  for (const TensorEntry& entry : file.entries())
+    if (entry.name.ends_with(kStoredTokenizer)) {
+      const TensorView view = unwrap(file.view(entry));
+      return {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()};
+    }
+  return {};
+}
+
+std::unique_ptr<Tokenizers> load_tokenizers(const ModelSource& source) {
   std::vector<Prompts::Encoder> encoders;
-  encoders.push_back({"umt5", "UMT5", "prompt_ids", unwrap(Tokenizer::load_t5(dir + "/tokenizer"))});
+  encoders.push_back(
+      {"umt5", "UMT5", "prompt_ids", unwrap(Tokenizer::load_t5(source.dir + "/tokenizer", stored_tokenizer(source)))});
   encoders.back().clean = [](const std::string& prompt) { return prompt_clean(prompt); };
   return std::make_unique<Prompts>(std::move(encoders));
 }
