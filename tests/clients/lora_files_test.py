@@ -205,8 +205,12 @@ class Files(RegistryCase):
         self.refused(self.put("full", adapter(5)), 429, "memory limit", "nothing was changed")
         self.redis("CONFIG", "SET", "maxmemory", "0")
         self.redis("REPLICAOF", "127.0.0.1", "1")  # as after a failover
-        self.refused(self.put("replica", adapter(5)), 503, "rejects commands at the moment", "READONLY")
+        answer = self.put("replica", adapter(5))
         self.redis("REPLICAOF", "NO", "ONE")
+        self.assertEqual(answer.status, 503, answer)
+        for told in ("rejects commands at the moment", "READONLY"):
+            self.assertIn(told, answer.error["message"])
+        until(lambda: self.first.get("/v1/loras").status == 200, "the registry again", 10)
         self.assertEqual(self.names(), [])
         self.assertEqual(self.chunk_keys(), [])
 
