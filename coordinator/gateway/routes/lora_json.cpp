@@ -7,6 +7,8 @@
 #include "shared/core/ids.h"
 #include "shared/core/nearest_name.h"
 #include "shared/core/sha256.h"
+#include "shared/core/wall_clock.h"
+#include "shared/safetensors/adapter_keys.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -48,17 +50,45 @@ Result<void> check(const LoraRequest& request, const job::Catalogue& catalogue) 
   return {};
 }
 
-}  // namespace
-
-bool lora_fits(const loras::Adapter& adapter, const job::ModelEntry& model) {
+// Whether its layers have names of the model's family, or that cannot be told.
+bool fits_family(const loras::Adapter& adapter, const job::ModelEntry& model) {
   const auto& families = adapter.families;
   return families.empty() || std::find(families.begin(), families.end(), model.kind) != families.end();
+}
+
+}  // namespace
+
+Result<loras::Adapter> adapter_of(const std::string& tenant, const std::string& name, const LoraRequest& asked,
+                                  const loras::InspectedFile& file, const std::string& path,
+                                  const job::Catalogue& catalogue) {
+  loras::Adapter made{.tenant = tenant,
+                      .name = name,
+                      .sha256 = file.sha256,
+                      .bytes = file.bytes,
+                      .path = path,
+                      .models = asked.models,
+                      .pinned = asked.pinned.value_or(false),
+                      .created_ms = unix_ms(),
+                      .tensors = file.content.tensors,
+                      .parameters = file.content.parameters,
+                      .rank = file.content.rank,
+                      .dtype = file.content.dtype,
+                      .layers = file.content.layers,
+                      .families = {}};
+  for (const auto& [family, parts] : catalogue.adapter_parts)
+    if (safetensors::have_part(file.content.names, parts)) made.families.push_back(family);
+  for (const std::string& model : asked.models)
+    if (const auto& entry = catalogue.models.at(model); !fits_family(made, entry))
+      return invalid_argument("the adapter's layers have names of " + made.families.front() + ", but model '" + model +
+                                  "' is " + entry.kind,
+                              "model");
+  return made;
 }
 
 json::object lora_json(const loras::Adapter& adapter, const job::Catalogue& catalogue) {
   json::array fits;
   for (const auto& [name, model] : catalogue.models)
-    if (adapter.serves(name) && lora_fits(adapter, model)) fits.emplace_back(name);
+    if (adapter.serves(name) && fits_family(adapter, model)) fits.emplace_back(name);
   return {{"name", adapter.name},
           {"object", "lora"},
           {"tenant", adapter.tenant},

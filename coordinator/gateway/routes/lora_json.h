@@ -12,12 +12,11 @@
 #include "shared/core/result.h"
 #include "shared/job/catalogue.h"
 #include "shared/loras/adapter.h"
+#include "shared/loras/content.h"
 
 namespace ditfleet::gateway {
 
 json::object lora_json(const loras::Adapter& adapter, const job::Catalogue& catalogue);
-// Whether the adapter's layers have names of the model's family, or it cannot be told.
-bool lora_fits(const loras::Adapter& adapter, const job::ModelEntry& model);
 
 // An adapter's properties without its bytes: the fields of a JSON body, or the query parameters of an upload.
 struct LoraRequest {
@@ -27,13 +26,19 @@ struct LoraRequest {
   std::optional<bool> pinned;
 };
 
+// The record of a file that is registered now. `path`: of the file; empty: an upload. kInvalidArgument, with param: it
+// is for another family than a model that the request names.
+Result<loras::Adapter> adapter_of(const std::string& tenant, const std::string& name, const LoraRequest& asked,
+                                  const loras::InspectedFile& file, const std::string& path,
+                                  const job::Catalogue& catalogue);
+
 // kInvalidArgument, with param, for an unknown or mistyped field, an unknown model or a malformed digest.
 Result<LoraRequest> parse_lora_body(std::string_view body, const job::Catalogue& catalogue);
 Result<LoraRequest> parse_lora_query(const Request& request, const job::Catalogue& catalogue);
 // {"pinned": true|false}
 Result<bool> parse_lora_patch(std::string_view body);
 
-// The quoted ETag of the record. It changes whenever the output of lora_json() does.
+// The quoted ETag of the record. It changes whenever the record does; `fits` also depends on the configured models.
 std::string lora_etag(const loras::Adapter& adapter);
 // Whether an If-Match field matches the record: by its ETag, by its quoted digest alone, or by *.
 bool matches_lora(std::string_view if_match, const loras::Adapter& adapter);

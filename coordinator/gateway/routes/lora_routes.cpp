@@ -12,12 +12,10 @@
 #include "coordinator/gateway/routes/lora_form.h"
 #include "coordinator/gateway/routes/lora_json.h"
 #include "shared/core/excerpt.h"
-#include "shared/core/wall_clock.h"
 #include "shared/loras/content.h"
 #include "shared/loras/registry.h"
 #include "shared/loras/registry_mirror.h"
 #include "shared/loras/upload.h"
-#include "shared/safetensors/adapter_keys.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -50,33 +48,6 @@ bool is_upload_type(std::string_view type) {
 Error digest_differs(const std::string& expected, const std::string& found) {
   return invalid_argument(
       "the file has the SHA-256 " + found + ", not " + expected + "; it may have been damaged in transfer", "sha256");
-}
-
-// kInvalidArgument: it is for another family than a model that the request names.
-Result<Adapter> adapter_of(const std::string& tenant, const std::string& name, const LoraRequest& asked,
-                           const loras::InspectedFile& file, const std::string& path, const job::Catalogue& catalogue) {
-  Adapter made{.tenant = tenant,
-               .name = name,
-               .sha256 = file.sha256,
-               .bytes = file.bytes,
-               .path = path,
-               .models = asked.models,
-               .pinned = asked.pinned.value_or(false),
-               .created_ms = unix_ms(),
-               .tensors = file.content.tensors,
-               .parameters = file.content.parameters,
-               .rank = file.content.rank,
-               .dtype = file.content.dtype,
-               .layers = file.content.layers,
-               .families = {}};
-  for (const auto& [family, parts] : catalogue.adapter_parts)
-    if (safetensors::have_part(file.content.names, parts)) made.families.push_back(family);
-  for (const std::string& model : asked.models)
-    if (const auto& entry = catalogue.models.at(model); !lora_fits(made, entry))
-      return invalid_argument("the adapter's layers have names of " + made.families.front() + ", but model '" + model +
-                                  "' is " + entry.kind,
-                              "model");
-  return made;
 }
 
 using Found = std::pair<std::string, loras::InspectedFile>;  // the path and its file
