@@ -140,10 +140,14 @@ Layout layout_of(const RowKernel& k) {
   };
   while (chunks() * l.vector > kElementsPerThread && l.threads_per_row < 1024) l.threads_per_row *= 2;
   l.chunks = chunks();
-  // Fewer threads that all have as many elements, if they fill whole warps.
-  const std::int64_t even = k.width / (std::int64_t{l.vector} * l.chunks);
-  if (has_f8(k) && even * l.vector * l.chunks == k.width && even % kWarp == 0)
+  // Threads that all have as many elements, if they fill whole warps.
+  for (int chunks = l.threads_per_row >= kWarp ? l.chunks : 0; chunks > 0; --chunks) {
+    const std::int64_t even = k.width / (std::int64_t{l.vector} * chunks);
+    if (even * l.vector * chunks != k.width || even % kWarp != 0 || even > 1024) continue;
     l.threads_per_row = static_cast<int>(even);
+    l.chunks = chunks;
+    break;
+  }
   l.rows_per_block =
       l.threads_per_row > kWarp ? 1 : kBlock / l.threads_per_row;  // a longer row adds up through shared memory
   return l;

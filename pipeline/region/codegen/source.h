@@ -31,7 +31,7 @@ struct Source {
 std::string all_registers_option(const KernelLaunch& launch);
 
 // Version of the generators, part of every key. Raise it when the generated source changes for the same kernel names.
-inline constexpr std::string_view kGeneratorId = "rows-5";
+inline constexpr std::string_view kGeneratorId = "rows-6";
 
 // CUDA C++. A kernel's argument is row_end[instances], then the instances. An instance is extents[kOuterAxes], then for
 // each operand its pointer and kOuterAxes strides in elements. Variants: i32_v if pointers and strides allow vectors
