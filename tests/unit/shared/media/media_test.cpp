@@ -86,7 +86,7 @@ double mean_difference(const Media& a, const Media& b) {
 }
 
 TEST(Media, PngIsLossless) {
-  for (const auto& [width, height] : {std::pair{1, 1}, {3, 5}, {64, 48}, {257, 33}}) {
+  for (const auto& [width, height] : {std::pair{1, 1}, {3, 5}, {64, 48}, {257, 33}, {33, 64}, {1, 65}, {7, 300}}) {
     const Media image = picture(width, height);
     const auto bytes = encode(image, job::OutputFormat::kPng, 100);
     ASSERT_TRUE(bytes.ok()) << bytes.error().message;
