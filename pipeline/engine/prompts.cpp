@@ -24,8 +24,10 @@ PromptIds Prompts::ids(const std::string& prompt, int max_sequence_length) const
       out.warnings.push_back("prompt: " + one.shown + " accepts " + std::to_string(length) + " tokens; the last " +
                              std::to_string(made.dropped) + " were removed" +
                              (one.length > 0 ? "" : " (see max_sequence_length)"));
-    out.ids[one.ids] =
-        one.pads ? one.tokenizer.padded(std::move(made.ids), static_cast<std::size_t>(length)) : std::move(made.ids);
+    const std::size_t size = one.pads ? static_cast<std::size_t>(length) : made.ids.size();
+    if (!one.mask.empty())
+      out.ids[one.mask] = one.tokenizer.padded(std::vector<std::int32_t>(made.ids.size(), 1), size, 0);
+    out.ids[one.ids] = one.tokenizer.padded(std::move(made.ids), size);
   }
   return out;
 }

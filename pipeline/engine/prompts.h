@@ -20,6 +20,7 @@ class Prompts final : public Tokenizers {
     int length = 0;     // of every prompt; 0: max_sequence_length
     bool pads = false;  // ids() pads to this length
     std::string (*clean)(const std::string& prompt) = nullptr;
+    std::string mask = {};  // if set: ids() adds this entry, 1 for each token and 0 for padding
   };
   explicit Prompts(std::vector<Encoder> encoders) : encoders_(std::move(encoders)) {}
 

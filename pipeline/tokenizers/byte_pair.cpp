@@ -7,8 +7,6 @@
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr const char* kEndOfWord = "</w>";
-
 std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
   return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
 }
@@ -29,7 +27,7 @@ std::string BytePairEncoder::byte_spelling(unsigned char byte) {
 }
 
 Result<BytePairEncoder> BytePairEncoder::create(Vocabulary vocabulary, const Merges& merges,
-                                                const std::string& unknown_token) {
+                                                const std::string& unknown_token, const std::string& end_of_word) {
   BytePairEncoder encoder;
   encoder.vocabulary_ = std::move(vocabulary);
   for (std::size_t i = 0; i < merges.size(); ++i) {
@@ -46,10 +44,10 @@ Result<BytePairEncoder> BytePairEncoder::create(Vocabulary vocabulary, const Mer
     const auto i = static_cast<std::size_t>(byte);
     const std::string spelling = byte_spelling(static_cast<unsigned char>(byte));
     encoder.inner_[i] = encoder.id_of(spelling);
-    encoder.last_[i] = encoder.id_of(spelling + kEndOfWord);
+    encoder.last_[i] = encoder.id_of(spelling + end_of_word);
   }
   encoder.unknown_token_ = unknown_token;
-  encoder.unknown_id_ = encoder.id_of(unknown_token);
+  if (!unknown_token.empty()) encoder.unknown_id_ = encoder.id_of(unknown_token);
   return encoder;
 }
 
@@ -76,14 +74,16 @@ Result<void> BytePairEncoder::encode(std::string_view word, std::vector<std::int
     const auto& known = i + 1 == word.size() ? last_ : inner_;
     auto id = known[static_cast<unsigned char>(word[i])];
     if (!id) id = unknown_id_;
+    if (!id && unknown_token_.empty()) continue;
     if (!id) {
       return Error{Code::kDataCorrupt, "the vocabulary has neither \"" +
                                            byte_spelling(static_cast<unsigned char>(word[i])) +
                                            "\" nor the unknown token \"" + unknown_token_ + "\""};
     }
-    const auto at = static_cast<std::ptrdiff_t>(i);
-    symbols.push_back({*id, at - 1, i + 1 == word.size() ? -1 : at + 1});
+    const auto at = static_cast<std::ptrdiff_t>(symbols.size());
+    symbols.push_back({*id, at - 1, at + 1});
   }
+  if (!symbols.empty()) symbols.back().next = -1;
 
   // The best-ranked pair first, then the leftmost. Entries whose pair no longer exists are skipped.
   struct Candidate {

@@ -1,4 +1,4 @@
-// CLIP's byte-pair encoding over bytes, with "</w>" at the end of a word.
+// Byte-pair encoding over bytes, as CLIP ("</w>" at the end of a word) and Qwen have it.
 #pragma once
 
 #include <array>
@@ -20,9 +20,11 @@ class BytePairEncoder {
   using Vocabulary = std::unordered_map<std::string, std::int32_t>;
   using Merges = std::vector<std::pair<std::string, std::string>>;  // best first
 
-  // Vocabulary entries spell bytes as GPT-2 does (byte_spelling). `unknown_token` replaces bytes that are not in the
-  // vocabulary. kDataCorrupt: a merge's parts or result are not in the vocabulary; the message contains the merge.
-  static Result<BytePairEncoder> create(Vocabulary vocabulary, const Merges& merges, const std::string& unknown_token);
+  // Vocabulary entries spell bytes as GPT-2 does (byte_spelling); `end_of_word` follows the last byte of a word and may
+  // be empty. `unknown_token` replaces bytes that are not in the vocabulary; they are skipped if it is empty.
+  // kDataCorrupt: a merge's parts or result are not in the vocabulary; the message contains the merge.
+  static Result<BytePairEncoder> create(Vocabulary vocabulary, const Merges& merges, const std::string& unknown_token,
+                                        const std::string& end_of_word);
 
   // Appends the ids of a non-empty word. kDataCorrupt: the vocabulary has neither the word's bytes nor the unknown
   // token.

@@ -12,16 +12,6 @@ using unicode::GeneralClass;
 constexpr std::array<std::string_view, 2> kMarks = {"<|startoftext|>", "<|endoftext|>"};
 constexpr std::array<std::string_view, 7> kContractions = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
 
-// End of the run of characters of one class that begins at `at`.
-std::size_t run_end(std::string_view text, std::size_t at, GeneralClass wanted) {
-  while (at < text.size()) {
-    const auto [c, bytes] = unicode::decode(text, at);
-    if (unicode::general_class(c) != wanted) break;
-    at += bytes;
-  }
-  return at;
-}
-
 // Length of the first word that the text starts with; 0 if none.
 template <std::size_t kCount>
 std::size_t starting(std::string_view text, const std::array<std::string_view, kCount>& words) {
@@ -41,7 +31,7 @@ std::string ClipText::normalize(std::string_view text) const {
     const auto [c, bytes] = unicode::decode(composed, at);
     if (unicode::general_class(c) == GeneralClass::kWhiteSpace) {
       collapsed.push_back(' ');
-      at = run_end(composed, at, GeneralClass::kWhiteSpace);
+      at = unicode::run_end(composed, at, GeneralClass::kWhiteSpace);
     } else {
       collapsed.append(composed, at, bytes);
       at += bytes;
@@ -72,7 +62,7 @@ Result<void> ClipText::tokenize(std::string_view text, std::vector<std::int32_t>
       continue;
     }
     std::size_t end = at + starting(text.substr(at), kContractions);
-    if (end == at) end = general == GeneralClass::kNumber ? at + bytes : run_end(text, at, general);
+    if (end == at) end = general == GeneralClass::kNumber ? at + bytes : unicode::run_end(text, at, general);
     if (auto done = encoder_.encode(text.substr(at, end - at), ids); !done) return done;
     at = end;
   }

@@ -133,7 +133,8 @@ Result<Tokenizer> Tokenizer::load_t5(const std::string& dir, const std::string& 
 
   auto unigram = Unigram::create(std::move(pieces->vocabulary), kUnknownId);
   if (!unigram) return corrupt(dir, unigram.error().message);
-  return assemble(std::make_unique<T5Text>(std::move(*unigram), std::move(pieces->charsmap)), *folder, special, false);
+  return assemble(std::make_unique<T5Text>(std::move(*unigram), std::move(pieces->charsmap)), *folder, special,
+                  /*has_begin=*/false, /*has_end=*/true);
 }
 
 }  // namespace ditfleet::pipeline

@@ -7,7 +7,7 @@
 namespace ditfleet::pipeline {
 
 Result<Tokenizer> Tokenizer::assemble(std::unique_ptr<TextModel> model, const TokenizerFolder& folder,
-                                      const std::vector<TokenSetting>& class_extra, bool has_begin) {
+                                      const std::vector<TokenSetting>& class_extra, bool has_begin, bool has_end) {
   Tokenizer tokenizer;
   tokenizer.model_ = std::move(model);
   if (auto added = tokenizer.added_.add(folder.tokens_to_add(class_extra), *tokenizer.model_); !added) {
@@ -32,9 +32,11 @@ Result<Tokenizer> Tokenizer::assemble(std::unique_ptr<TextModel> model, const To
     if (!begin) return begin.error();
     tokenizer.begin_ = {*begin};
   }
-  const auto end = named_id("eos_token");
-  if (!end) return end.error();
-  tokenizer.end_ = {*end};
+  if (has_end) {
+    const auto end = named_id("eos_token");
+    if (!end) return end.error();
+    tokenizer.end_ = {*end};
+  }
   const auto pad = named_id("pad_token");
   if (!pad) return pad.error();
   tokenizer.pad_id_ = *pad;
@@ -88,8 +90,10 @@ Result<Tokenized> Tokenizer::encode(std::string_view text, int max_length) const
   return result;
 }
 
-std::vector<std::int32_t> Tokenizer::padded(std::vector<std::int32_t> ids, std::size_t length) const {
-  if (ids.size() < length) ids.insert(pads_left_ ? ids.begin() : ids.end(), length - ids.size(), pad_id_);
+std::vector<std::int32_t> Tokenizer::padded(std::vector<std::int32_t> ids, std::size_t length,
+                                            std::optional<std::int32_t> filler) const {
+  if (ids.size() < length)
+    ids.insert(pads_left_ ? ids.begin() : ids.end(), length - ids.size(), filler.value_or(pad_id_));
   return ids;
 }
 

@@ -23,10 +23,12 @@ struct Tokenized {
 // Immutable and thread-safe. Movable.
 class Tokenizer {
  public:
-  // For CLIP, `dir` must contain tokenizer.json, or vocab.json and merges.txt. For T5, it must contain tokenizer.json
-  // or spiece.model. kNotFound: the message lists the missing files. kDataCorrupt: it contains the file and the
-  // problem.
+  // For CLIP and Qwen, `dir` must contain tokenizer.json, or vocab.json and merges.txt. For T5, it must contain
+  // tokenizer.json or spiece.model. kNotFound: the message lists the missing files. kDataCorrupt: it contains the file
+  // and the problem.
   static Result<Tokenizer> load_clip(const std::string& dir);
+  // The folder must also have the chat template whose text qwen_chat() (qwen_text.h) writes; encode() does not add it.
+  static Result<Tokenizer> load_qwen(const std::string& dir);
   // `otherwise`: the content of a spiece.model, for a folder that has neither file.
   static Result<Tokenizer> load_t5(const std::string& dir, const std::string& otherwise = {});
 
@@ -34,17 +36,18 @@ class Tokenizer {
   // small for the begin and end tokens. kDataCorrupt: the vocabulary cannot represent the text.
   Result<Tokenized> encode(std::string_view text, int max_length) const;
 
-  // Pads to `length` with the padding token, on the configured side.
-  std::vector<std::int32_t> padded(std::vector<std::int32_t> ids, std::size_t length) const;
+  // Pads to `length` with the padding token or `filler`, on the configured side.
+  std::vector<std::int32_t> padded(std::vector<std::int32_t> ids, std::size_t length,
+                                   std::optional<std::int32_t> filler = {}) const;
 
-  // From tokenizer_config.json. Default: 77 for CLIP, which always has one; no limit (empty) for T5.
+  // From tokenizer_config.json. Default: 77 for CLIP, which always has one; no limit (empty) for T5 and Qwen.
   std::optional<int> model_max_length() const { return model_max_length_; }
   std::optional<std::int32_t> id_of(std::string_view token) const;
 
  private:
   Tokenizer() = default;
   static Result<Tokenizer> assemble(std::unique_ptr<TextModel> model, const TokenizerFolder& folder,
-                                    const std::vector<TokenSetting>& class_extra, bool has_begin);
+                                    const std::vector<TokenSetting>& class_extra, bool has_begin, bool has_end);
   Result<void> append_ids(std::string_view text, std::vector<std::int32_t>& ids) const;
 
   std::unique_ptr<TextModel> model_;

@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <memory>
 #include <span>
+#include <utility>
+#include <vector>
 
 namespace ditfleet::pipeline::unicode {
 namespace {
@@ -45,6 +47,35 @@ bool is_of(char32_t c, std::uint32_t categories) {
          ((categories & U_GC_ND_MASK) != 0 && is_in(kNewNumbers, c));
 }
 
+// The text with each run of combining marks in canonical order. ICU takes quadratic time for it.
+std::string with_ordered_marks(std::string_view text, const icu::Normalizer2& normalizer) {
+  std::string ordered;
+  ordered.reserve(text.size());
+  std::vector<std::pair<std::uint8_t, char32_t>> run;  // combining class, character; of class 0: only the first
+  const auto append_run = [&] {
+    std::stable_sort(run.begin(), run.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [combining_class, c] : run) append(ordered, c);
+    run.clear();
+  };
+  const auto add = [&](char32_t c) {
+    const std::uint8_t combining_class = normalizer.getCombiningClass(static_cast<UChar32>(c));
+    if (combining_class == 0) append_run();
+    run.emplace_back(combining_class, c);
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    const auto [c, bytes] = decode(text, at);
+    at += bytes;
+    if (c == 0xF73 || c == 0xF75 || c == 0xF81) {  // the only characters of class 0 that decompose to marks
+      add(0xF71);
+      add(c - 1);
+    } else {
+      add(c);
+    }
+  }
+  append_run();
+  return ordered;
+}
+
 }  // namespace
 
 Decoded decode(std::string_view text, std::size_t at) {
@@ -65,6 +96,15 @@ GeneralClass general_class(char32_t c) {
   if (u_isUWhiteSpace(static_cast<UChar32>(c))) return GeneralClass::kWhiteSpace;
   if (is_of(c, U_GC_L_MASK)) return GeneralClass::kLetter;
   return is_of(c, U_GC_N_MASK) ? GeneralClass::kNumber : GeneralClass::kOther;
+}
+
+std::size_t run_end(std::string_view text, std::size_t at, GeneralClass wanted) {
+  while (at < text.size()) {
+    const auto [c, bytes] = decode(text, at);
+    if (general_class(c) != wanted) break;
+    at += bytes;
+  }
+  return at;
 }
 
 bool is_word_character(char32_t c) {
@@ -103,8 +143,8 @@ std::string nfc(std::string_view text) {
   static const Unicode9* const unicode9 = new Unicode9;           // never destroyed: threads may outlive main
   if (unicode9->normalizer == nullptr) return std::string(text);  // ICU without its data; it is part of the library
   UErrorCode error = U_ZERO_ERROR;
-  const icu::UnicodeString source =
-      icu::UnicodeString::fromUTF8(icu::StringPiece(text.data(), static_cast<std::int32_t>(text.size())));
+  const std::string ordered = with_ordered_marks(text, *unicode9->normalizer);
+  const icu::UnicodeString source = icu::UnicodeString::fromUTF8(ordered);
   icu::UnicodeString composed;
   unicode9->normalizer->normalize(source, composed, error);
   if (U_FAILURE(error)) return std::string(text);

@@ -20,6 +20,8 @@ Decoded decode(std::string_view text, std::size_t at);  // at: the first byte of
 void append(std::string& text, char32_t code_point);
 
 GeneralClass general_class(char32_t code_point);
+// End of the run of characters of one class that begins at `at`; `at` if there is none.
+std::size_t run_end(std::string_view text, std::size_t at, GeneralClass wanted);
 bool is_word_character(char32_t code_point);  // \w of Rust's regex crate
 
 // Character by character, without the rule for a final sigma.

@@ -3,14 +3,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <span>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
+#include "pipeline/engine/prompts.h"
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/families/wan/wan.h"
+#include "pipeline/tokenizers/qwen_text.h"
 #include "pipeline/weights/safetensors_writer.h"
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
@@ -85,6 +88,66 @@ TEST_P(TokenizerParity, TextThatIsNotUtf8IsRefused) {
 INSTANTIATE_TEST_SUITE_P(Folders, TokenizerParity, testing::ValuesIn(models()),
                          [](const auto& info) { return info.param; });
 
+// Qwen's tokenizer has no family of its own; tests/fixtures/tokenizers/qwen.py made its goldens.
+struct QwenParity : testing::TestWithParam<std::string> {
+  Tokenizer load() const { return unwrap(Tokenizer::load_qwen((kFixtures / "qwen" / GetParam()).string())); }
+  Prompts prompts(std::string (*clean)(const std::string&)) const {
+    std::vector<Prompts::Encoder> encoders;
+    encoders.push_back({"qwen", "Qwen3", "ids", load(), 0, /*pads=*/true, clean, "mask"});
+    return Prompts(std::move(encoders));
+  }
+  std::vector<json::object> goldens(const std::string& ending) const {
+    std::ifstream file(kFixtures / "qwen" / (GetParam() + ending));
+    std::vector<json::object> all;
+    for (std::string line; std::getline(file, line);) all.push_back(unwrap(parse_json(line)).as_object());
+    return all;
+  }
+};
+
+TEST_P(QwenParity, IdsAreThoseOfTransformers) {
+  const Tokenizer tokenizer = load();
+  const auto all = goldens(".jsonl");
+  EXPECT_GE(all.size(), 600u);
+  for (const json::object& golden : all) {
+    const std::string prompt(golden.at("prompt").as_string());
+    EXPECT_EQ(unwrap(tokenizer.encode(prompt, kMaxSequenceLength)).ids, ids_of(golden.at("ids"))) << prompt;
+  }
+}
+
+TEST_P(QwenParity, PromptsAreWrappedThenCutOrPaddedWithAMask) {
+  constexpr int kLength = 64;
+  const Prompts with = prompts([](const std::string&prompt) { return qwen_chat(prompt, true); }),
+                without = prompts([](const std::string&prompt) { return qwen_chat(prompt, false); });
+  int cut = 0;
+  for (const json::object& golden : goldens(".chat.jsonl")) {
+    const std::string prompt(golden.at("prompt").as_string());
+    const PromptIds made = (golden.at("thinking").as_bool() ? with : without).ids(prompt, kLength);
+    EXPECT_EQ(made.ids.at("ids"), ids_of(golden.at("ids"))) << prompt;
+    EXPECT_EQ(made.ids.at("mask"), ids_of(golden.at("mask"))) << prompt;
+    const std::int64_t dropped = golden.at("dropped").as_int64();
+    ASSERT_EQ(made.warnings.size(), dropped > 0 ? 1u : 0u) << prompt;
+    if (dropped == 0) continue;
+    ++cut;
+    EXPECT_NE(made.warnings[0].find("the last " + std::to_string(dropped) + " were removed"), std::string::npos);
+  }
+  EXPECT_GE(cut, 2);
+}
+
+// ICU alone takes a minute for the marks.
+TEST_P(QwenParity, LongPromptsTakeLinearTime) {
+  const Tokenizer tokenizer = load();
+  for (const char* part : {"\u0301\u0323", "\u0f73", "a", " ", " \n", "'", "<think"}) {
+    std::string prompt;
+    while (prompt.size() < 1'000'000) prompt += part;
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(unwrap(tokenizer.encode(prompt, kMaxSequenceLength)).ids.size(), std::size_t{kMaxSequenceLength});
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << part;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Folders, QwenParity, testing::Values("files", "json"),
+                         [](const auto& info) { return info.param; });
+
 // Folders that something is wrong with: each is refused with the file and what is wrong.
 struct TokenizerFolderErrors : testing::Test {
   TokenizerFolderErrors() : dir(std::filesystem::temp_directory_path() / ("tokenizers-" + std::to_string(::getpid()))) {
@@ -130,6 +193,34 @@ TEST_F(TokenizerFolderErrors, AFileOfWeightsMayHaveTheTokenizer) {
     EXPECT_EQ(pipeline::unwrap(of_file->tokenize(prompt, 64)), pipeline::unwrap(of_folder->tokenize(prompt, 64)));
   EXPECT_THROW(pipeline::wan_family().load_tokenizers({.name = {}, .dir = without.parent_path().string()}),
                pipeline::Failure);
+}
+
+TEST_F(TokenizerFolderErrors, QwenNeedsItsChatTemplate) {
+  const auto copy_qwen = [&](const char* folder) {
+    std::filesystem::remove_all(dir);
+    std::filesystem::copy(kFixtures / "qwen" / folder, dir);
+  };
+  const auto expect = [&](Code code, const std::string& file, const std::string& words) {
+    const auto loaded = Tokenizer::load_qwen(dir.string());
+    ASSERT_FALSE(loaded) << "expected an error about " << file;
+    EXPECT_EQ(loaded.error().code, code) << loaded.error().message;
+    EXPECT_NE(loaded.error().message.find(file), std::string::npos) << loaded.error().message;
+    EXPECT_NE(loaded.error().message.find(words), std::string::npos) << loaded.error().message;
+  };
+  copy_qwen("json");
+  std::filesystem::remove(dir / "chat_template.jinja");
+  expect(Code::kDataCorrupt, "tokenizer_config.json", "chat_template");
+  for (const char* other : {"<|im_start|>{{ messages }}", "{{ enable_thinking }}[INST]", ""}) {
+    copy_qwen("files");
+    write("chat_template.jinja", other);  // has precedence
+    expect(Code::kDataCorrupt, "chat_template.jinja", "not Qwen3's");
+  }
+  copy_qwen("json");
+  write("tokenizer_config.json", R"({"add_prefix_space": true})");
+  expect(Code::kDataCorrupt, "tokenizer_config.json", "add_prefix_space");
+  copy_qwen("files");
+  std::filesystem::remove(dir / "merges.txt");
+  expect(Code::kNotFound, "tokenizer", "merges.txt");
 }
 
 TEST_F(TokenizerFolderErrors, MissingFilesAreNamed) {
