@@ -1,11 +1,13 @@
 #include "shared/families/flux/flux.h"
+#include "shared/families/flux2/flux2.h"
 #include "shared/families/served.h"
 #include "shared/families/wan/wan.h"
+#include "shared/families/z_image/z_image.h"
 
 namespace ditfleet::families {
 
 Families served() {
-  static constexpr const Family* kFamilies[] = {&kFlux, &kWan};
+  static constexpr const Family* kFamilies[] = {&kFlux, &kFlux2, &kWan, &kZImage};
   return kFamilies;
 }
 

@@ -115,11 +115,15 @@ Result<void> assign(const WeightFile& file, const json::value& report, const std
     return invalid_argument(quoted + " is an adapter; `ditfleet loras add` registers it once the service runs");
   std::string content;
   bool found = false;
-  for (const json::value& part : items(report, "components")) {
+  const auto& components = items(report, "components");
+  const auto fits = [&](const json::value& part) { return text(part, "family") == kind; };
+  const bool any_fits = std::any_of(components.begin(), components.end(), fits);  // others are for other families
+  for (const json::value& part : components) {
+    if (any_fits && !fits(part)) continue;
     content += (content.empty() ? "" : "; ") + text(part, "text");
     const auto keys = strings_of(field(part, "keys"));
     if (!file.component.empty() && std::find(keys.begin(), keys.end(), file.component) == keys.end()) continue;
-    if (text(part, "family") != kind)
+    if (!fits(part))
       return invalid_argument(fmt::format("{} is a part of a {} model ({}), but {} has a {} model", quoted,
                                           text(part, "family"), text(part, "text"), folder, kind));
     std::string key = file.component.empty() ? keys.at(0) : file.component;

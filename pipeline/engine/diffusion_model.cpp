@@ -239,7 +239,7 @@ Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepC
     if (!on_step(progress))
       return Error{Code::kCanceled, "canceled after step " + std::to_string(step + 1) + " of " + std::to_string(steps)};
   }
-  return latents;
+  return network.finished(latents, g.settings);
 }
 
 Result<void> DiffusionModel::denoise(Generation& generation, const StepCallback& on_step) {

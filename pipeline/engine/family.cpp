@@ -109,6 +109,25 @@ void Folder::loaded(const char* part, std::chrono::steady_clock::time_point begu
   times.emplace_back(part, std::chrono::duration_cast<std::chrono::microseconds>(took));
 }
 
+FileNames names_in_file(const TransformerSpec& spec,
+                        const std::function<std::vector<LoraTarget>(const std::vector<BaseLinear>&)>& aliases) {
+  FileNames names;
+  std::vector<BaseLinear> linears;
+  each_linear(spec, [&](const LinearSpec& linear, const std::vector<std::string>& each) {
+    for (const std::string& name : each) linears.push_back({name, linears.size(), 0, linear.in, linear.out});
+  });
+  for (const LoraTarget& target : aliases(linears)) {
+    if (target.name.find(".processor.") != std::string::npos) continue;  // of adapters alone
+    std::int64_t row = 0;
+    for (const LoraPiece& piece : target.pieces) {
+      auto& rows = names[linears[piece.slot].name];
+      rows.insert(piece.first_row == 0 ? rows.begin() : rows.end(), {target.name, row, piece.rows, target.out});
+      row += piece.rows;
+    }
+  }
+  return names;
+}
+
 const Family& family_of(const Families& families, const std::string& dir) {
   const ConfigFile index(dir + "/model_index.json");
   const std::string name = index.text("_class_name", "");
@@ -131,7 +150,8 @@ void check_components(const Family& family, const std::string& dir, std::string_
     const json::value* entry = index.fields().if_contains(one.name);
     const bool missing = !entry || entry->is_null() || (found && found->is_null());
     if ((one.optional && missing) ||
-        (name && (*name == one.class_name || *name == std::string(one.class_name) + "Fast")))  // of tokenizers
+        (name && (*name == one.class_name || *name == std::string(one.class_name) + "Fast" ||  // of tokenizers
+                  (!one.other_class.empty() && *name == one.other_class))))
       continue;
     index.refuse(std::string(one.name) + " is " + (entry ? excerpt(json::serialize(*entry), 100) : "missing") +
                  "; it must be [LIBRARY, \"" + std::string(one.class_name) + "\"]");

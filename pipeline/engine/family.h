@@ -44,6 +44,7 @@ struct Component {
   bool optional = false;
   std::vector<std::string_view> prefixes = {};  // of its tensors in a checkpoint of several components
   std::vector<std::string_view> known_by = {};  // a file with one of these tensors may have the component
+  std::string_view other_class = {};            // that model_index.json may have instead
 };
 
 // What Engine::inspect() says about a component in a file.
@@ -117,6 +118,10 @@ struct Family {
     int width, height, frames;
   } small, typical;
 };
+
+// Where the linears of a transformer are in a file with other names, which `aliases` lists.
+FileNames names_in_file(const TransformerSpec& spec,
+                        const std::function<std::vector<LoraTarget>(const std::vector<BaseLinear>&)>& aliases);
 
 // The family of the folder, according to its model_index.json. Throws Failure: kNotFound (no such file), kDataCorrupt
 // (no family has its _class_name; the message lists the supported names).

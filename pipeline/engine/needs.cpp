@@ -221,6 +221,7 @@ MemoryNeeds Needs::measure(const RequestSize& size) const {
               : guided_velocity(*denoiser, step, latents, size.forwards > 1, team, size.cached ? &caches : nullptr);
       latents = sampler->step(latents, velocity, step);
     }
+    latents = network.finished(latents, settings);
   });
   needs.decode =
       peak_of([&] { network.decode(latents, settings, [](const at::Tensor& frames) { unit_range(frames); }); });

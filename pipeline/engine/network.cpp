@@ -24,7 +24,7 @@ at::Tensor guided_velocity(Denoiser& denoiser, std::int64_t step, const at::Tens
     return denoiser.velocity(step, latents, negative, ranks,
                              caches ? &caches->of(denoiser.expert(step), negative) : nullptr);
   };
-  if (!two_forwards) return forward(false, team);
+  if (!two_forwards || !denoiser.guides(step)) return forward(false, team);
   if (caches && team.count > 2) {
     const at::Tensor positive = forward(false, team);
     return denoiser.guide(positive, forward(true, team), step);

@@ -60,6 +60,8 @@ class Denoiser {
                               BlockCache* cache) = 0;
   // Which of Network::transformers() velocity() uses.
   virtual std::size_t expert(std::int64_t) const { return 0; }
+  // Whether a step of a request with a negative prompt has two forwards.
+  virtual bool guides(std::int64_t) const { return true; }
   // The velocity of a step with two forwards: classifier-free guidance, unless a family overrides it.
   virtual at::Tensor guide(const at::Tensor& positive, const at::Tensor& negative, std::int64_t step) const {
     return negative + guidance_scale(step) * (positive - negative);
@@ -109,6 +111,8 @@ class Network {
                                              const Conditions& conditions) const = 0;
   // The noise as the first latents.
   virtual at::Tensor to_latents(const at::Tensor& noise) const { return noise; }
+  // What diffusers returns as output_type="latent", of the latents after the last step; decode() takes it.
+  virtual at::Tensor finished(const at::Tensor& latents, const Settings&) const { return latents; }
   // Calls `sink` with frames [1, channels, H, W] or [1, channels, n, H, W] in [-1, 1], in order.
   virtual void decode(const at::Tensor& latents, const Settings& settings, const FrameSink& sink) const = 0;
   // A small picture of estimated latents, [1, channels, h, w] in [-1, 1].

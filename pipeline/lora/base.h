@@ -32,6 +32,7 @@ struct LoraTarget {
   std::size_t component = 0;            // index in LoraBase; set by LoraNames
   bool takes_difference = false;        // a difference of the weight is applied
   bool takes_lone_bias = true;          // a bias is applied without A and B
+  bool in_kohya = true;                 // false: diffusers leaves it out of files with kohya's prefix, lora_unet_
 };
 
 // A network of the model. A module name in a file is one of the prefixes, followed by a linear's name or an alias.

@@ -119,6 +119,7 @@ class Reader {
       const bool known = key.kind != Kind::kUnknown && (key.kind != Kind::kDiffBias || names_.base().takes_diff_b);
       const LoraTarget* target = known ? names_.find(key.module) : nullptr;
       if (target && key.kind == Kind::kDiff && !target->takes_difference) target = nullptr;
+      if (target && !target->in_kohya && entry.name.starts_with("lora_unet_")) target = nullptr;
       if (!target) {
         left.push_back(&entry);
         if (!is_weight(key.kind)) continue;

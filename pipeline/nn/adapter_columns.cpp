@@ -25,7 +25,7 @@ std::int64_t rank_of(const std::vector<LowRank>& terms) {
 AdapterColumns::AdapterColumns(std::vector<std::vector<LinearSlot>> blocks,
                                std::shared_ptr<const region::MatrixCopies> copies,
                                std::shared_ptr<PartSequence> weights)
-    : copies_(std::move(copies)), weights_(std::move(weights)), side_stream_(blocks.front().front().wide.device()) {
+    : copies_(std::move(copies)), weights_(std::move(weights)), side_stream_(blocks.back().back().wide.device()) {
   for (std::vector<LinearSlot>& block : blocks) {
     for (LinearSlot& slot : block) {
       const at::Tensor a = at::zeros({slot.lora_columns.count, slot.in()}, slot.wide.options());

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -226,6 +227,11 @@ std::vector<std::string> Parameters::unused(std::string_view prefix) const {
   return left;
 }
 
+void Parameters::skip(std::string_view prefix) {
+  for (const std::string& name : names())
+    if (name.starts_with(prefix)) taken_.insert(name);
+}
+
 c10::ScalarType Parameters::nf4_type() const {
   const std::string& stored = stored_.nf4_compute();
   if (stored.empty()) return placement_.dtype;
@@ -311,19 +317,20 @@ QuantizedRows Parameters::stored_rows(const FileRows& rows, const StoredWeight& 
 }
 
 std::shared_ptr<QuantizedWeight> Parameters::format_of(const std::vector<std::string>& linears, std::int64_t in,
-                                                       std::int64_t out_of_each) const {
+                                                       const Shape& outs) const {
   auto made = std::make_shared<QuantizedWeight>();
-  made->out = out_of_each * static_cast<std::int64_t>(linears.size());
+  made->out = std::accumulate(outs.begin(), outs.end(), std::int64_t{0});
   made->in = in;
   made->compute = placement_.dtype;
   made->dynamic = fp8_products_;
   bool any = false;
-  for (const std::string& linear : linears) {
-    const bool on_load = quantizes(linear, in, out_of_each), stored = !on_load && stores_quantized(linear, out_of_each);
+  for (std::size_t i = 0; i < linears.size(); ++i) {
+    const std::string& linear = linears[i];
+    const bool on_load = quantizes(linear, in, outs[i]), stored = !on_load && stores_quantized(linear, outs[i]);
     any = any || on_load || stored;
     made->dynamic = made->dynamic && ((on_load && quantize_ == "fp8") || stored);
     if (!stored) continue;
-    for (const FileRows& rows : rows_in_file(linear, out_of_each)) {
+    for (const FileRows& rows : rows_in_file(linear, outs[i])) {
       made->dynamic = made->dynamic && stored_.find(rows.name)->dynamic;
       if (stored_.find(rows.name)->nf4) made->compute = nf4_type();
     }
@@ -338,23 +345,25 @@ std::shared_ptr<const region::Dequantizer> Parameters::dequantizer(bool gguf) {
 }
 
 std::shared_ptr<const QuantizedWeight> Parameters::quantized_weight(const std::vector<std::string>& linears,
-                                                                    std::int64_t in, std::int64_t out_of_each) {
-  auto made = format_of(linears, in, out_of_each);
+                                                                    std::int64_t in, const Shape& outs) {
+  auto made = format_of(linears, in, outs);
   if (!made) return nullptr;
-  for (const std::string& linear : linears) {
+  for (std::size_t i = 0; i < linears.size(); ++i) {
+    const std::string& linear = linears[i];
+    const std::int64_t out = outs[i];
     std::string format = std::string(type_name(placement_.dtype));
-    if (quantizes(linear, in, out_of_each)) {
-      const at::Tensor weight = load(linear + ".weight", {out_of_each, in});
+    if (quantizes(linear, in, out)) {
+      const at::Tensor weight = load(linear + ".weight", {out, in});
       made->parts.push_back(quantize_ == "nf4" ? quantize_nf4(weight) : quantize_fp8(weight));
       format = quantize_;
-    } else if (stores_quantized(linear, out_of_each)) {
-      for (const FileRows& rows : rows_in_file(linear, out_of_each)) {
+    } else if (stores_quantized(linear, out)) {
+      for (const FileRows& rows : rows_in_file(linear, out)) {
         const StoredWeight& stored = *stored_.find(rows.name);
         made->parts.push_back(stored_rows(rows, stored, in));
         format = stored.blocks != 0 ? gguf_blocks(stored.blocks).name : stored.nf4 ? "nf4" : "fp8";
       }
     } else {
-      made->parts.push_back({load(linear + ".weight", {out_of_each, in}), {}, out_of_each});
+      made->parts.push_back({load(linear + ".weight", {out, in}), {}, out});
     }
     ++linears_[format == "fp8" && made->dynamic ? std::string(made->format()) : format];
   }
@@ -372,15 +381,14 @@ LinearSlot Parameters::linear(const std::string& prefix, std::int64_t in, std::i
   return stacked_linear({prefix}, in, out, bias, lora_columns);
 }
 
-LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in,
-                                      std::int64_t out_of_each, bool bias, LoraColumns lora_columns) {
-  const auto count = static_cast<std::int64_t>(prefixes.size());
-  const auto weight_in_parts = quantized_weight(prefixes, in, out_of_each);
+LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in, const Shape& outs,
+                                      bool bias, LoraColumns lora_columns) {
+  const auto weight_in_parts = quantized_weight(prefixes, in, outs);
   const bool quantized = weight_in_parts != nullptr;
   LinearSlot slot;
   if (lora_columns.count > 0) {
-    slot = slot_with_lora_columns(count * out_of_each, quantized ? 0 : in, lora_columns,
-                                  at::TensorOptions(placement_.dtype).device(placement_.device));
+    slot = slot_with_lora_columns(std::accumulate(outs.begin(), outs.end(), std::int64_t{0}), quantized ? 0 : in,
+                                  lora_columns, at::TensorOptions(placement_.dtype).device(placement_.device));
     bytes_ += static_cast<std::int64_t>(lora_columns_of(slot).nbytes());
   }
   if (quantized) {
@@ -388,21 +396,22 @@ LinearSlot Parameters::stacked_linear(const std::vector<std::string>& prefixes, 
     slot.quantized = weight_in_parts;
   }
   std::vector<at::Tensor> weights, biases;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::string& prefix = prefixes[static_cast<std::size_t>(i)];
+  std::int64_t first_row = 0;
+  for (std::size_t i = 0; i < prefixes.size(); first_row += outs[i++]) {
+    const std::string& prefix = prefixes[i];
     if (!quantized) {
       ++linears_[type_name(placement_.dtype)];
       if (chosen_ && chosen_(prefix)) ragged_.push_back(prefix);
-      const at::Tensor weight = tensor(prefix + ".weight", {out_of_each, in});
+      const at::Tensor weight = tensor(prefix + ".weight", {outs[i], in});
       if (slot.wide.defined())
-        slot.weight.narrow(0, i * out_of_each, out_of_each).copy_(weight);
+        slot.weight.narrow(0, first_row, outs[i]).copy_(weight);
       else
         weights.push_back(weight);
     }
-    if (bias) biases.push_back(tensor(prefix + ".bias", {out_of_each}));
+    if (bias) biases.push_back(tensor(prefix + ".bias", {outs[i]}));
   }
-  if (!quantized && !slot.wide.defined()) slot.weight = count == 1 ? weights.front() : at::cat(weights, 0);
-  if (bias) slot.bias = count == 1 ? biases.front() : at::cat(biases, 0);
+  if (!quantized && !slot.wide.defined()) slot.weight = weights.size() == 1 ? weights.front() : at::cat(weights, 0);
+  if (bias) slot.bias = biases.size() == 1 ? biases.front() : at::cat(biases, 0);
   return slot;
 }
 

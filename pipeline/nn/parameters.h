@@ -107,16 +107,22 @@ class Parameters {
   // The format that stacked_linear() would choose: its result's `quantized` without parts; null: not quantized. Reads
   // no weights.
   std::shared_ptr<QuantizedWeight> format_of(const std::vector<std::string>& linears, std::int64_t in,
-                                             std::int64_t out_of_each) const;
-  // Stacks the rows of several linears with the same input.
-  LinearSlot stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in, std::int64_t out_of_each,
+                                             const Shape& outs) const;
+  // Stacks the rows of several linears with the same input. `outs`: the rows of each.
+  LinearSlot stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in, const Shape& outs,
                             bool bias = true, LoraColumns lora_columns = {});
+  LinearSlot stacked_linear(const std::vector<std::string>& prefixes, std::int64_t in, std::int64_t out_of_each,
+                            bool bias = true, LoraColumns lora_columns = {}) {
+    return stacked_linear(prefixes, in, Shape(prefixes.size(), out_of_each), bias, lora_columns);
+  }
   NormSlot norm(const std::string& prefix, std::int64_t channels);
   ConvSlot conv(const std::string& prefix, std::int64_t in, std::int64_t out, std::int64_t kernel);
 
   // The tensors with this prefix that were not requested, sorted by name. If there are any, config.json describes a
   // smaller model than the weights belong to.
   std::vector<std::string> unused(std::string_view prefix) const;
+  // The model does without the tensors with this prefix: unused() leaves them out.
+  void skip(std::string_view prefix);
   // Call it when all parameters are loaded. Logs a warning if there are such tensors, as diffusers does, and the number
   // of linears in each format if any is quantized. Throws Failure (kDataCorrupt) if one of the unused tensors belongs
   // to a quantization format: without it the weights would be wrong.
@@ -142,7 +148,7 @@ class Parameters {
   std::shared_ptr<const region::Dequantizer> dequantizer(bool gguf);
   // Null: not quantized.
   std::shared_ptr<const QuantizedWeight> quantized_weight(const std::vector<std::string>& linears, std::int64_t in,
-                                                          std::int64_t out_of_each);
+                                                          const Shape& outs);
   QuantizedRows stored_rows(const FileRows& rows, const StoredWeight& stored, std::int64_t in);
   // Reads bytes of a tensor from `begin` on as `shape` of type `stored`, on the device as `type`.
   at::Tensor read(const StoredTensor& from, std::int64_t begin, const Shape& shape, c10::ScalarType stored,

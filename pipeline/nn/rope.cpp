@@ -19,13 +19,14 @@ namespace ditfleet::pipeline {
 namespace {
 
 using c10::ScalarType;
-constexpr double kTheta = 10000;
+constexpr double kTheta = 10000;  // of timesteps
 
 }  // namespace
 
-at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels) {
+at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels, double theta, bool fp32_angles) {
   const at::Tensor exponents = at::arange(0, channels, 2, ScalarType::Double) / static_cast<double>(channels);
-  const at::Tensor angles = at::outer(positions.to(ScalarType::Double), at::reciprocal(at::pow(kTheta, exponents)));
+  at::Tensor angles = at::outer(positions.to(ScalarType::Double), at::reciprocal(at::pow(theta, exponents)));
+  if (fp32_angles) angles = angles.to(ScalarType::Float);
   return at::complex(at::cos(angles).to(ScalarType::Float), at::sin(angles).to(ScalarType::Float));
 }
 

@@ -9,8 +9,9 @@
 namespace ditfleet::pipeline {
 
 // The part of a table that rotates `channels` channels by positions along one axis: [n] → [n, channels / 2] complex64,
-// cos + i sin of each angle with θ = 10000. Angles are computed in float64, on a CPU.
-at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels);
+// cos + i sin of each angle. Angles are computed in float64, on a CPU; `fp32_angles`: and rounded to fp32.
+at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels, double theta = 10000,
+                     bool fp32_angles = false);
 
 // Rotates adjacent pairs of x [1, tokens, heads, head_dim] by the table [1, tokens, 1, head_dim / 2]. Computes in fp32
 // and returns x's type.

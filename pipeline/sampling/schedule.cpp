@@ -25,9 +25,8 @@ double dynamic_mu(const SchedulerConfig& c, std::int64_t image_tokens) {
 // Shifting and stretching in the arithmetic of T: numpy computes in the type of the array (float32, or float64
 // with use_flow_sigmas) and rounds the scalars to it first.
 template <class T>
-void shift_sigmas(const SchedulerConfig& c, std::int64_t image_tokens, std::vector<T>& sigmas) {
+void shift_sigmas(const SchedulerConfig& c, double mu, std::vector<T>& sigmas) {
   if (c.use_dynamic_shifting) {
-    const double mu = dynamic_mu(c, image_tokens);
     const T k = static_cast<T>(c.linear_time_shift ? mu : std::exp(mu));
     for (T& s : sigmas) s = k / (k + (T(1) / s - T(1)));
   } else {
@@ -62,9 +61,9 @@ std::vector<double> respaced(const SchedulerConfig& c, std::vector<double> sigma
 }
 
 template <class T>
-std::vector<double> spaced(const SchedulerConfig& c, const std::vector<double>& start, std::int64_t image_tokens) {
+std::vector<double> spaced(const SchedulerConfig& c, const std::vector<double>& start, double mu) {
   std::vector<T> sigmas(start.begin(), start.end());
-  shift_sigmas(c, image_tokens, sigmas);
+  shift_sigmas(c, mu, sigmas);
   return respaced(c, std::vector<double>(sigmas.begin(), sigmas.end()));
 }
 
@@ -120,11 +119,12 @@ SchedulerConfig read_scheduler_config(const ConfigFile& file) {
   return c;
 }
 
-Schedule make_schedule(const SchedulerConfig& c, int steps, std::int64_t image_tokens,
-                       const std::vector<double>& given) {
-  const auto sigmas = !given.empty()      ? spaced<float>(c, given, image_tokens)
-                      : c.use_flow_sigmas ? spaced<double>(c, flow_sigmas(c, steps), image_tokens)
-                                          : spaced<float>(c, linspace(1.0, 1.0 / steps, steps), image_tokens);
+Schedule make_schedule(const SchedulerConfig& c, int steps, std::int64_t image_tokens, const std::vector<double>& given,
+                       std::optional<double> own_mu) {
+  const double mu = own_mu ? *own_mu : dynamic_mu(c, image_tokens);
+  const auto sigmas = !given.empty()      ? spaced<float>(c, given, mu)
+                      : c.use_flow_sigmas ? spaced<double>(c, flow_sigmas(c, steps), mu)
+                                          : spaced<float>(c, linspace(1.0, 1.0 / steps, steps), mu);
   Schedule schedule;
   const auto scale = static_cast<float>(c.num_train_timesteps);
   for (double s : sigmas) {

@@ -36,8 +36,8 @@ struct Schedule {
 
 // Precondition: steps ≥ 1. `image_tokens`: the number of packed tokens of the image; determines a dynamic shift.
 // `sigmas`: those of the steps before the shift, without the last one, as diffusers' set_timesteps(sigmas=); empty: the
-// scheduler's own.
+// scheduler's own. `mu`: of a dynamic shift, instead of the one that image_tokens gives.
 Schedule make_schedule(const SchedulerConfig& config, int steps, std::int64_t image_tokens,
-                       const std::vector<double>& sigmas = {});
+                       const std::vector<double>& sigmas = {}, std::optional<double> mu = {});
 
 }  // namespace ditfleet::pipeline

@@ -66,7 +66,7 @@ const auto& lists() {
            {"height", &WarmupClass::height, "Pixels.", 1, kMaxSide},
            {"frames", &WarmupClass::frames, "Frames of a video; if absent, the model's default.", 1, kMaxFrames},
            {"max_sequence_length", &WarmupClass::max_sequence_length, "Text tokens; if absent, the model's default.", 1,
-            512},
+            1024},
            {"true_cfg", &WarmupClass::true_cfg, "With a negative prompt, which runs the transformer twice per step."},
            {"gpus", &WarmupClass::gpus,
             "With worker.gpus above 1: 1 or worker.gpus, which units of this class then use. If absent, what is faster "

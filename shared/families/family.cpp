@@ -90,6 +90,26 @@ Result<json::object> read_json_object(const std::string& path) {
   return std::move(value->get_object());
 }
 
+Result<std::int64_t> read_vae_factor(const std::string& dir) {
+  const std::string path = dir + "/vae/config.json";
+  const auto vae = read_json_object(path);
+  if (!vae) return vae.error();
+  const json::value* channels = vae->if_contains("block_out_channels");
+  if (!channels || !channels->is_array() || channels->get_array().empty() || channels->get_array().size() > 8)
+    return corrupt(path, "has no valid block_out_channels; it must be an array of 1 to 8 channel counts");
+  return std::int64_t{1} << (channels->get_array().size() - 1);
+}
+
+void describe_sides(job::ModelEntry& entry, std::int64_t factor, std::int64_t largest_side, std::int64_t default_side) {
+  largest_side = largest_side / (2 * factor) * (2 * factor);
+  entry.max_pixels = largest_side * largest_side;
+  entry.pixels_per_token = 4 * factor * factor;
+  for (const job::Field side : {job::Field("width"), job::Field("height")}) {
+    entry.apply(side) = {.low = 2 * factor, .high = largest_side, .multiple_of = 2 * factor};
+    entry.defaults.set(side, std::min(default_side, largest_side));
+  }
+}
+
 Result<job::ModelEntry> read_model_entry(const std::string& name, const std::string& dir, Families families) {
   const std::string index_path = dir + "/model_index.json";
   const auto index = read_json_object(index_path);

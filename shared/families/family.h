@@ -31,5 +31,9 @@ Result<job::ModelEntry> read_model_entry(const std::string& name, const std::str
 // Helpers for families. read_json_object() returns kNotFound or kDataCorrupt.
 Result<json::object> read_json_object(const std::string& path);
 Error corrupt(const std::string& path, const std::string& message);
+// The pixels per latent pixel of the folder's VAE, in each direction. kNotFound or kDataCorrupt.
+Result<std::int64_t> read_vae_factor(const std::string& dir);
+// Describes an image of tokens of 2 × 2 latent pixels.
+void describe_sides(job::ModelEntry& entry, std::int64_t factor, std::int64_t largest_side, std::int64_t default_side);
 
 }  // namespace ditfleet::families

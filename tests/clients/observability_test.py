@@ -174,7 +174,7 @@ class OpenApi(unittest.TestCase):
                 "output_format": "webp", "output_compression": 50, "partial_images": 1, "user": "u"}
         self.assertEqual(list(self.schema.problems(full, request)), [])
         other_families = {"frames": 5, "fps": 8, "guidance_scale_2": 2, "image": "0" * 64, "preset": "fast", "flow_shift": 5,
-                          "sampler": "euler", "sigmas": "1, 0.5"}
+                          "sampler": "euler", "sigmas": "1, 0.5", "cfg_normalization": 1, "cfg_truncation": 0.5}
         self.assertEqual(set(full) | {"size"} | set(other_families), set(self.schema.resolve(request)["properties"]))
         self.client.wait(self.client.submit(**full))
         for field, value in other_families.items():

@@ -18,7 +18,9 @@
 #include "pipeline/device/memory.h"
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
+#include "pipeline/families/flux2/flux2.h"
 #include "pipeline/families/wan/wan.h"
+#include "pipeline/families/z_image/z_image.h"
 #include "pipeline/weights/safetensors.h"
 #include "tests/parity/flux_golden.h"
 
@@ -38,16 +40,33 @@ struct Row {
   std::set<std::string> text;  // names in the dump: of what the text encoders get and make
   std::set<std::string> ends;  // and of what the VAE makes
   std::string adapter = {};    // for the folder's model, in tests/fixtures; empty: there is none
+  int text_tokens = 512;       // at most
 };
 
 const std::set<std::string> kFluxText = {"clip_ids", "t5_ids", "pooled_prompt_embeds", "prompt_embeds"};
 const std::set<std::string> kWanText = {"prompt_ids", "prompt_embeds"};
+const std::set<std::string> kZImageText = {"qwen3_ids", "prompt_embeds"};
+const std::set<std::string> kFlux2Text = {"qwen3_ids", "qwen3_mask", "prompt_embeds"};
 
 const Row kRows[] = {
     {flux_family, {"dev", "plain", "flux"}, 256, kFluxText, {"image"}, "lora/adapters/all.safetensors"},
     {wan_family, {"one", "plain", "wan"}, 64, kWanText, {}},
     {wan_family, {"two", "plain", "wan"}, 64, kWanText, {}, "wan/lora/adapters/peft.safetensors"},
     {wan_family, {"i2v", "one", "wan"}, 64, kWanText, {}},
+    {z_image_family,
+     {"turbo", "plain", "z_image"},
+     256,
+     kZImageText,
+     {"image"},
+     "layouts/z_image/blocks/diffusers.safetensors",
+     1024},
+    {flux2_family,
+     {"klein", "plain", "flux2"},
+     256,
+     kFlux2Text,
+     {"image"},
+     "layouts/flux2/blocks/diffusers.safetensors"},
+    {flux2_family, {"base", "plain", "flux2"}, 128, kFlux2Text, {"image"}},
 };
 
 std::string name_of(const Row& row) { return row.golden.set + "_" + row.golden.folder; }
@@ -303,10 +322,12 @@ TEST_P(ModelFamily, RefusesBadRequests) {
               name + ": " + name + " is " + text(6 * multiple + 4) + ", which is not a multiple of " + text(multiple) +
                   " as model 'm' needs; use " + text(6 * multiple) + " or " + text(7 * multiple));
   }
-  EXPECT_THAT(with(job::Field("height"), 0), AllOf(StartsWith("height: "), HasSubstr("accepts 16 to 2048")));
+  EXPECT_THAT(with(job::Field("height"), 0),
+              AllOf(StartsWith("height: "), HasSubstr("accepts " + text(multiple) + " to 2048")));
   EXPECT_THAT(with(job::Field("num_inference_steps"), 0),
               AllOf(StartsWith("num_inference_steps: "), HasSubstr("accepts 1 to")));
-  EXPECT_THAT(with(job::Field("max_sequence_length"), 513), HasSubstr("accepts 1 to 512"));
+  EXPECT_THAT(with(job::Field("max_sequence_length"), GetParam().text_tokens + 1),
+              HasSubstr("accepts 1 to " + text(GetParam().text_tokens)));
   EXPECT_THAT(with(job::Field("guidance_scale"), NAN), StartsWith("guidance_scale: "));
   EXPECT_THAT(refusal([](auto& request) { request.prompt = "\xff"; }), HasSubstr("UTF-8"));
   EXPECT_THAT(refusal([](auto& request) { request.loras.push_back({"x", NAN}); }), HasSubstr("finite"));
@@ -332,7 +353,8 @@ TEST_P(ModelFamily, RunsAsPlanned) {
     EXPECT_TRUE(unwrap(golden::draw(*model, request_)).rgb == expected.rgb);
     const MemoryReport report = model->memory();
     EXPECT_EQ(report.plan, plan);
-    EXPECT_EQ(report.predicted_bytes, std::max(planned.needs.denoise, planned.needs.decode));
+    const std::int64_t ahead = planned.choice.plan->kind == PlanKind::kBlock ? planned.needs.blocks.ahead : 0;
+    EXPECT_EQ(report.predicted_bytes, std::max(planned.needs.denoise + ahead, planned.needs.decode));
   }
   limit_memory(cpu, 0);
 }

@@ -1,9 +1,11 @@
-// A golden case of tests/fixtures/flux, quant or wan: what diffusers computed for one request (see make.py there).
+// A golden case of tests/fixtures/flux, quant, wan, z_image or flux2: what diffusers computed for one request (see
+// make.py there).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <functional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -56,6 +58,20 @@ struct Layout {
 std::vector<Layout> all_layouts(const std::string& family);  // sorted
 // The warnings of a generation name what diffusers drops of its only adapter, and nothing else.
 void expect_left_out(const std::vector<std::string>& warnings, const Layout& layout);
+// The picture of the layout, with it, and its warnings.
+void expect_layout(Model& model, const Layout& layout);
+
+// The number of quantized linears, each tensor of the case that has a name in the dump, and its pictures: images 1, 2,
+// … have the seeds after the first. In bf16 the latents are left out. The limits are README.md's; in bf16, pixels may
+// be 1.5 times as far from the case as diffusers' bf16 is from its fp32 (twice on a GPU).
+void expect_case(Model& model, const Case& which);
+void expect_picture(const Media& picture, const at::Tensor& pixels, const Golden& golden, const std::string& shown);
+
+// What loading a copy of the case's folder says after `change`; empty: it loads.
+std::string refusal(const Family& family, const Case& which,
+                    const std::function<void(const std::filesystem::path& copy)>& change);
+// Replaces the first `from` in a file; fails the running test if there is none.
+void replace_in(const std::filesystem::path& file, const std::string& from, const std::string& to);
 
 // Runs the three stages.
 Result<Media> draw(Model& model, const GenerationRequest& request);

@@ -16,7 +16,9 @@
 #include "pipeline/device/memory.h"
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
+#include "pipeline/families/flux2/flux2.h"
 #include "pipeline/families/wan/wan.h"
+#include "pipeline/families/z_image/z_image.h"
 #include "pipeline/memory/part_sequence.h"
 #include "tests/parity/flux_golden.h"
 
@@ -171,7 +173,7 @@ class Offload : public ::testing::TestWithParam<Case> {
 
  private:
   static std::optional<Error> draw_all(const EngineOptions& options, Drawn& drawn) {
-    auto engine = Engine::create(options, {&flux_family(), &wan_family()});
+    auto engine = Engine::create(options, {&flux_family(), &wan_family(), &z_image_family(), &flux2_family()});
     if (!engine) return engine.error();
     const auto folder = golden::fixtures() / GetParam().folder, file = folder / "transformer.safetensors";
     ModelSource source{"m", (folder / "model").string()};
@@ -188,10 +190,9 @@ class Offload : public ::testing::TestWithParam<Case> {
       request.fields.set("max_sequence_length", 16);
       request.fields.set("true_cfg_scale", 2.0);
       request.fields.set("negative_prompt", "blue");
-      if (GetParam().folder.starts_with("wan")) {
-        request.fields.set("frames", 9);
+      if (GetParam().folder.starts_with("wan")) request.fields.set("frames", 9);
+      if (!GetParam().folder.starts_with("flux/") && !GetParam().folder.starts_with("quant"))
         request.fields.set("guidance_scale", 3.0);
-      }
       for (const bool adapted : {false, true}) {
         if (adapted && GetParam().adapter.empty()) continue;
         if (adapted) request.loras = {{(golden::fixtures() / GetParam().adapter).string(), 0.7}};
@@ -254,19 +255,22 @@ TEST_P(Offload, StepsDownUntilItFits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, Offload,
-                         ::testing::Values(Case{"fp32", "flux/dev", false, "lora/adapters/all.safetensors"},
-                                           Case{"bf16", "flux/dev", true, "lora/adapters/all.safetensors"},
-                                           Case{"comfy_old", "quant/comfy_old", true},
-                                           Case{"comfy_plain", "quant/comfy_plain", true},
-                                           Case{"nf4", "quant/nf4", true, "quant/adapters/nf4.safetensors"},
-                                           Case{"nf4_fp32", "quant/nf4_fp32", false},
-                                           Case{"nf4_fp32_in_bf16", "quant/nf4_fp32", true},
-                                           Case{"fp8_rows", "quant/fp8_rows", true, "quant/adapters/fp8.safetensors"},
-                                           Case{"wan_one", "wan/one", false},
-                                           Case{"wan_two", "wan/two", false, "wan/lora/adapters/peft.safetensors"},
-                                           Case{"wan_two_bf16", "wan/two", true, "wan/lora/adapters/peft.safetensors"}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Formats, Offload,
+    ::testing::Values(Case{"fp32", "flux/dev", false, "lora/adapters/all.safetensors"},
+                      Case{"bf16", "flux/dev", true, "lora/adapters/all.safetensors"},
+                      Case{"comfy_old", "quant/comfy_old", true}, Case{"comfy_plain", "quant/comfy_plain", true},
+                      Case{"nf4", "quant/nf4", true, "quant/adapters/nf4.safetensors"},
+                      Case{"nf4_fp32", "quant/nf4_fp32", false}, Case{"nf4_fp32_in_bf16", "quant/nf4_fp32", true},
+                      Case{"fp8_rows", "quant/fp8_rows", true, "quant/adapters/fp8.safetensors"},
+                      Case{"wan_one", "wan/one", false},
+                      Case{"wan_two", "wan/two", false, "wan/lora/adapters/peft.safetensors"},
+                      Case{"wan_two_bf16", "wan/two", true, "wan/lora/adapters/peft.safetensors"},
+                      Case{"z_image", "z_image/turbo", false, "layouts/z_image/blocks/kohya.safetensors"},
+                      Case{"z_image_bf16", "z_image/base", true}, Case{"z_image_fp8", "z_image/fp8", false},
+                      Case{"flux2", "flux2/klein", false, "layouts/flux2/blocks/kohya.safetensors"},
+                      Case{"flux2_bf16", "flux2/base", true}, Case{"flux2_nf4", "flux2/nf4", false}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace ditfleet::pipeline

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/view_as_complex.h>
 #include <gmock/gmock.h>
 
@@ -152,6 +154,33 @@ TEST_F(RegionParity, LongRowsAreTakenInTiles) {
     Outputs got;
     region.run(inputs, got);
     EXPECT_LE(relative_error(got[0], interpret(program, inputs)[0]), 2e-6) << strided;
+  }
+}
+
+TEST_F(RegionParity, SwigluAndNormsWithoutWeightsAreLibTorchs) {
+  constexpr std::int64_t kHalf = 33;
+  const Region::Recipe both = [](ElementType type) {
+    Builder b("both", type);
+    const auto x = b.activation("x", {Dim::symbol("batch"), Dim::symbol("tokens"), 2 * kHalf});
+    return b.finish({b.swiglu("y", x), b.rms_norm("z", x, {}, 1e-5)});
+  };
+  for (const ElementType type : {ElementType::kF32, ElementType::kBF16}) {
+    Region region("both", both, host({.fullgraph = true}));
+    const Program program = *both(type);
+    for (const bool strided : {false, true}) {
+      const auto inputs = inputs_for(program, {{"batch", 2}, {"tokens", 3}}, 4, {.strided = strided});
+      const at::Tensor &x = inputs[0], wide = x.to(ScalarType::Double);
+      const auto eager = interpret(program, inputs);
+      EXPECT_TRUE(eager[0].equal(at::silu(x.narrow(2, 0, kHalf)) * x.narrow(2, kHalf, kHalf)));
+      EXPECT_TRUE(eager[1].equal(at::rms_norm(x, {2 * kHalf}, {}, 1e-5)));
+      Outputs got;
+      region.run(inputs, got);
+      const auto reference = interpret(program, {wide});
+      for (std::size_t i = 0; i < got.size(); ++i)
+        EXPECT_LE(relative_error(got[i], reference[i]),
+                  type == ElementType::kF32 ? 2e-6 : 1.1 * relative_error(eager[i], reference[i]))
+            << i << (strided ? " strided" : "");
+    }
   }
 }
 

@@ -5,7 +5,9 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/families/flux/flux.h"
+#include "pipeline/families/flux2/flux2.h"
 #include "pipeline/families/wan/wan.h"
+#include "pipeline/families/z_image/z_image.h"
 #include "pipeline/parallel/shared_memory.h"
 #include "tests/parity/flux_golden.h"
 #include "tests/unit/pipeline/parallel/parallel_fixture.h"
@@ -52,7 +54,8 @@ GenerationRequest request_of(const Sample& s) {
   request.fields.set("num_inference_steps", std::int64_t{3});
   request.fields.set("max_sequence_length", std::int64_t{19});
   if (is_video(s)) request.fields.set("frames", std::int64_t{s.frames});
-  if (is_video(s)) request.fields.set("guidance_scale", s.negative.empty() ? 1.0 : 4.0);
+  if (is_video(s) || s.set == "flux2") request.fields.set("guidance_scale", s.negative.empty() ? 1.0 : 4.0);
+  if (s.set == "z_image") request.fields.set("guidance_scale", s.negative.empty() ? 0.0 : 4.0);
   if (!s.negative.empty()) {
     request.fields.set("negative_prompt", s.negative);
     if (!is_video(s)) request.fields.set("true_cfg_scale", 3.0);
@@ -74,7 +77,8 @@ Drawn draw(const Sample& s, const RankOptions& ranks, std::vector<Media>* previe
   EngineOptions options = golden::test_options(s.bf16 ? "bf16" : "fp32", 1);
   options.ranks = ranks;
   options.lora_slots = s.lora.empty() ? 0 : 1;
-  const auto engine = unwrap(Engine::create(options, {&flux_family(), &wan_family()}));
+  const auto engine =
+      unwrap(Engine::create(options, {&flux_family(), &wan_family(), &z_image_family(), &flux2_family()}));
   ModelSource source{"m", model_of(s)};
   if (!s.quantize.empty()) source.quantize["transformer"] = s.quantize;
   if (s.attention8) source.attention = "fp8";
@@ -173,7 +177,16 @@ INSTANTIATE_TEST_SUITE_P(
         Sample{"wan", "euler", {2}, "rain", "", "", 32, 48, 5, false, 0.9},
         Sample{"wan", "one", {2}, "", "", "", 48, 32, 9, false, 0.9},
         Sample{"flux", "dev", {2}, "", "", "", 48, 80, 0, false, 0, true},
-        Sample{"wan", "one", {2}, "", "", "", 48, 32, 9, false, 0, true}),
+        Sample{"wan", "one", {2}, "", "", "", 48, 32, 9, false, 0, true},
+        Sample{"z_image", "turbo", {2, 4}, "", "", "", 48, 80}, Sample{"z_image", "turbo", {2}, "rain", "", "", 48, 80},
+        Sample{"z_image", "base", {5}, "rain", "", "", 64, 48},
+        Sample{"z_image", "turbo", {2}, "", "", "", 64, 64, 0, true},
+        Sample{"z_image", "turbo", {4}, "", "fp8", "", 64, 64},
+        Sample{"z_image", "turbo", {2}, "", "", "layouts/z_image/blocks/kohya.safetensors", 48, 80},
+        Sample{"flux2", "klein", {2, 4}, "", "", "", 48, 80}, Sample{"flux2", "base", {2}, "rain", "", "", 40, 56},
+        Sample{"flux2", "klein", {2}, "", "", "", 64, 64, 0, true},
+        Sample{"flux2", "klein", {2}, "", "nf4", "", 64, 64},
+        Sample{"flux2", "klein", {4}, "", "", "layouts/flux2/blocks/kohya.safetensors", 48, 80}),
     [](const auto& info) { return name_of(info.param); });
 
 // The demo models have 6 and 4 heads.

@@ -118,6 +118,15 @@ TEST_F(ModelsAdd, FilesBecomeTheKeysOfTheirComponents) {
                                          "\"\n    quantize:\n      text_encoder: nf4\n"));
 }
 
+TEST_F(ModelsAdd, APartOfSeveralFamiliesServesTheFoldersOwn) {
+  for (const std::string folder : {"z_image/base", "flux2/klein"}) {
+    const std::string model = source_path("tests/fixtures/" + folder + "/model"), text = path("qwen3.safetensors");
+    fs::copy_file(model + "/text_encoder/model.safetensors", text, fs::copy_options::overwrite_existing);
+    add({folder.substr(0, 5), model, text});
+    EXPECT_THAT(configuration(), HasSubstr("path: \"" + model + "\"\n    text_encoder: \"" + text + "\"\n"));
+  }
+}
+
 TEST_F(ModelsAdd, TheHubsCacheIsSearched) {
   const std::string folder = dir_ + "/hub/models--me--tiny/snapshots";
   fs::create_directories(folder);

@@ -318,6 +318,7 @@ TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
   };
   Shapes gap = wan(16);
   gap.erase("blocks.1.self_attn.q.weight");
+  const Shapes qwen3 = {{"model.embed_tokens.weight", {9, 8}}, {"model.layers.0.self_attn.q_norm.weight", {8}}};
   const auto adapter = [](const std::string& module, const char* down, const char* up) {
     return Shapes{{module + down, {4, 8}}, {module + up, {8, 4}}};
   };
@@ -351,6 +352,22 @@ TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
        safetensors_file(
            {{"decoder.conv1.weight", {8, 16, 3, 3, 3}}, {"decoder.middle.0.residual.0.gamma", {8, 1, 1, 1}}}),
        "VAE of videos (2 in F32), for models.NAME.vae"},
+      {"z_image.safetensors",
+       safetensors_file({{"model.diffusion_model.x_embedder.weight", {8, 64}},
+                         {"model.diffusion_model.x_pad_token", {1, 8}},
+                         {"model.diffusion_model.noise_refiner.0.attention.q_norm.weight", {8}}}),
+       "z_image.safetensors: Z-Image transformer (3 in F32), for models.NAME.transformer"},
+      {"lumina2.safetensors",
+       safetensors_file({{"model.diffusion_model.x_embedder.weight", {8, 64}},
+                         {"model.diffusion_model.noise_refiner.0.attention.q_norm.weight", {8}}}),
+       "!neither a component of a supported model"},
+      {"flux2.safetensors",
+       safetensors_file(with(flux("", 128), {{"double_stream_modulation_img.lin.weight", {48, 8}},
+                                             {"single_stream_modulation.lin.weight", {24, 8}}})),
+       "flux2.safetensors: FLUX.2 transformer (4 in F32), for models.NAME.transformer"},
+      {"qwen3.safetensors", safetensors_file(qwen3), "Qwen3 text encoder (2 in F32), for models.NAME.text_encoder"},
+      {"flux2_vae.safetensors", safetensors_file({{"bn.running_mean", {8}}, {"decoder.conv_in.weight", {8, 32, 3, 3}}}),
+       "VAE of FLUX.2 (2 in F32), for models.NAME.vae"},
       {"t5.gguf", gguf_file({{"enc.blk.0.attn_q.weight", {1, 32}, 8, std::string(34, '\0')}}),
        "T5 text encoder (1 in Q8_0), for models.NAME.text_encoder_2"},
       {"wan.gguf",
@@ -360,11 +377,17 @@ TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
       {"best-of-both.safetensors", good, "FLUX.1 transformer"},
       {"peft.safetensors",
        safetensors_file(
-           adapter("transformer.single_transformer_blocks.0.attn.to_q", ".lora_A.weight", ".lora_B.weight")),
+           adapter("transformer.single_transformer_blocks.0.proj_mlp", ".lora_A.weight", ".lora_B.weight")),
        "adapter for flux, rank 4, F32, 2 tensors, for ditfleet loras add"},
       {"kohya.safetensors",
        safetensors_file(adapter("lora_unet_double_blocks_0_img_attn_qkv", ".lora_down.weight", ".lora_up.weight")),
-       "adapter for flux"},
+       "adapter for flux and flux2, rank 4"},  // of either, by its names
+      {"klein.safetensors",
+       safetensors_file(adapter("transformer.transformer_blocks.0.ff.linear_in", ".lora_A.weight", ".lora_B.weight")),
+       "adapter for flux2, rank 4"},
+      {"refiner.safetensors",
+       safetensors_file(adapter("diffusion_model.noise_refiner.0.attention.to_q", ".lora_A.weight", ".lora_B.weight")),
+       "adapter for z_image, rank 4"},
       {"lightx2v.safetensors",
        safetensors_file(adapter("diffusion_model.blocks.0.self_attn.q", ".lora_A.weight", ".lora_B.weight")),
        "adapter for wan"},
@@ -421,6 +444,7 @@ TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
     EXPECT_TRUE(line.starts_with(dir_ + "/" + name + (refused ? ": cannot be used: " : ": "))) << line;
     EXPECT_EQ(line.find("cannot be used") != line.npos, refused) << line;
     EXPECT_THAT(line, HasSubstr(says.substr(refused))) << name;
+    EXPECT_EQ(line.find("; Qwen3"), line.npos) << "what serves several families is said once: " << line;
   }
   Program one("ditfleet-worker", {"inspect", dir_ + "/dev.safetensors"});
   EXPECT_EQ(one.wait(), 0) << one.err();
@@ -442,7 +466,7 @@ TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
   EXPECT_EQ(json::serialize(by_name["i2v.safetensors"].at("components")),
             R"j([{"family":"wan","text":"Wan transformer, image to video, 8 wide (4 in F32)",)j"
             R"j("keys":["transformer","transformer_2"],"known":[]}])j");
-  EXPECT_EQ(by_name["whole.safetensors"].at("components").as_array().size(), 4u);
+  EXPECT_EQ(by_name["whole.safetensors"].at("components").as_array().size(), 5u) << "the VAE serves two families";
   EXPECT_EQ(json::serialize(by_name["peft.safetensors"].at("adapter_of")), R"(["flux"])");
 }
 

@@ -19,10 +19,58 @@ using Words = std::vector<std::string>;
 
 class WorkerCompile : public FolderTest {
  protected:
-  Words compile(const Words& more) const {
-    Words words = {"compile", "--model", kModel, "--set", "cache.dir=" + dir_ + "/cache"};
+  Words compile(const Words& more, const std::string& model = kModel) const {
+    Words words = {"compile", "--model", model, "--set", "cache.dir=" + dir_ + "/cache"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
+  }
+  // What was compiled ahead is what a worker asks for: its picture compiles nothing. The compiler is out of reach then.
+  void find_compiled(const std::string& model, const std::string& block, int programs) const {
+    SCOPED_TRACE(model);
+    const Words draw = {"generate",
+                        "--model",
+                        model,
+                        "--prompt",
+                        "x",
+                        "--device",
+                        "cpu",
+                        "--size",
+                        "64x64",
+                        "--steps",
+                        "1",
+                        "--seed",
+                        "1",
+                        "--set",
+                        "cache.dir=" + dir_ + "/cache",
+                        "--set",
+                        "compile.backend=cpu_jit",
+                        "--set",
+                        "compile.fullgraph=true"};
+    auto draw_to = [&](const std::string& name) {
+      Words words = draw;
+      words.insert(words.end(), {"--out", dir_ + "/" + name});
+      return words;
+    };
+    {
+      Program ahead("ditfleet-worker", compile({"--arch", "cpu"}, model));
+      ASSERT_EQ(ahead.wait(), 0) << ahead.err();
+      EXPECT_THAT(ahead.out(), HasSubstr(std::to_string(programs) + " compiled, 0 already in the cache"));
+    }
+    // A compiler that tells what it is and then fails: only a program from the cache can run.
+    const std::string wrapper = dir_ + "/c++";
+    std::ofstream(wrapper) << "#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) exec c++ \"$@\";; esac\nexit 1\n";
+    std::filesystem::permissions(wrapper, std::filesystem::perms::owner_all);
+    {
+      Program program("ditfleet-worker", draw_to("found.png"), {.environment = {"DITFLEET_CXX=" + wrapper}});
+      EXPECT_EQ(program.wait(), 0) << program.err();
+    }
+    {
+      Words words = draw_to("missing.png");
+      words.insert(words.end(), {"--set", "cache.dir=" + dir_ + "/empty"});
+      Program program("ditfleet-worker", words, {.environment = {"DITFLEET_CXX=" + wrapper}});
+      EXPECT_NE(program.wait(), 0);
+      EXPECT_THAT(program.err(), HasSubstr("compile.fullgraph is set and region " + block));
+    }
   }
 };
 
@@ -50,52 +98,10 @@ TEST_F(WorkerCompile, TakesEachArchitectureOnceWithBlanksAroundIt) {
   EXPECT_EQ(json::parse(program.out()).as_object().at("regions").as_array().size(), 2u);
 }
 
-// What was compiled ahead is what a worker asks for: its picture compiles nothing. The compiler is out of reach then.
 TEST_F(WorkerCompile, AWorkerFindsWhatWasCompiled) {
-  const Words draw = {"generate",
-                      "--model",
-                      kModel,
-                      "--prompt",
-                      "x",
-                      "--device",
-                      "cpu",
-                      "--size",
-                      "64x64",
-                      "--steps",
-                      "1",
-                      "--seed",
-                      "1",
-                      "--set",
-                      "cache.dir=" + dir_ + "/cache",
-                      "--set",
-                      "compile.backend=cpu_jit",
-                      "--set",
-                      "compile.fullgraph=true"};
-  auto draw_to = [&](const std::string& name) {
-    Words words = draw;
-    words.insert(words.end(), {"--out", dir_ + "/" + name});
-    return words;
-  };
-  {
-    Program ahead("ditfleet-worker", compile({"--arch", "cpu"}));
-    ASSERT_EQ(ahead.wait(), 0) << ahead.err();
-    EXPECT_THAT(ahead.out(), HasSubstr("2 compiled, 0 already in the cache"));
-  }
-  // A compiler that tells what it is and then fails: only a program from the cache can run.
-  const std::string wrapper = dir_ + "/c++";
-  std::ofstream(wrapper) << "#!/bin/sh\ncase \"$*\" in *--version*|*--help=target*) exec c++ \"$@\";; esac\nexit 1\n";
-  std::filesystem::permissions(wrapper, std::filesystem::perms::owner_all);
-  {
-    Program program("ditfleet-worker", draw_to("found.png"), {.environment = {"DITFLEET_CXX=" + wrapper}});
-    EXPECT_EQ(program.wait(), 0) << program.err();
-  }
-  {
-    Words words = draw_to("missing.png");
-    words.insert(words.end(), {"--set", "cache.dir=" + dir_ + "/empty"});
-    Program program("ditfleet-worker", words, {.environment = {"DITFLEET_CXX=" + wrapper}});
-    EXPECT_NE(program.wait(), 0);
-    EXPECT_THAT(program.err(), HasSubstr("compile.fullgraph is set and region flux."));
-  }
+  for (const auto& [folder, block, programs] :
+       {std::tuple("flux/dev", "flux.", 2), {"z_image/base", "z_image.", 1}, {"flux2/klein", "flux2.", 2}})
+    find_compiled(source_path(std::string("tests/fixtures/") + folder + "/model"), block, programs);
 }
 
 TEST_F(WorkerCompile, BuildsForGpusWithoutOne) {

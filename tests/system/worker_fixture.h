@@ -24,6 +24,7 @@ struct Script {
   std::function<std::optional<Error>(const std::string& event)> on_event;  // an error makes that stage fail
   std::atomic<int> step_ms{5}, load_ms{0};
   std::vector<worker::WarmupClass> warmup_classes;  // set before the worker starts
+  std::optional<job::ModelEntry> entry;             // of the model, if not demo_entry(); the same
   pipeline::AdapterHoldings adapters;               // of the model; under the mutex once a worker runs
   std::set<std::string> pinned;                     // as it was told last; the same
   pipeline::MemoryReport memory;  // of the model, which is resident after the last step; under the mutex
@@ -265,7 +266,7 @@ class RunningWorker {
       worker::ModelSet set;
       set.device = set.device_name = "fake";
       set.precision = "fp32";
-      set.catalogue.models.emplace("demo", demo_entry());
+      set.catalogue.models.emplace("demo", script->entry ? *script->entry : demo_entry());
       set.models.emplace("demo", std::make_unique<FakeModel>(script));
       set.warmup_classes = script->warmup_classes;
       return set;

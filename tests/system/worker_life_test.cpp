@@ -67,6 +67,27 @@ TEST_F(WorkerLife, RunsTheConfiguredClassesBeforeItIsReady) {
         << metrics;
 }
 
+TEST_F(WorkerLife, AClassWithTrueCfgGuidesAModelWithOneScale) {
+  job::ModelEntry entry{.name = "demo"};
+  for (const job::Field field : {job::Field("width"), job::Field("height"), job::Field("num_inference_steps")})
+    entry.apply(field).low = 16;
+  entry.fields.at("num_inference_steps").low = 1;
+  entry.apply("guidance_scale");
+  entry.apply("negative_prompt");
+  entry.defaults.set("guidance_scale", 0.0);
+  entry.guidance = [](const job::FieldValues& fields) {
+    return fields.real("guidance_scale").value_or(0) > 0 ? job::GuidanceKind::kTrueCfg : job::GuidanceKind::kNone;
+  };
+  auto options = service_options();
+  options.warmup = true;
+  script_->entry = entry;
+  script_->warmup_classes = {{.width = 32, .height = 32, .true_cfg = true}};
+  auto worker = start_worker(options);
+  ASSERT_TRUE(until([&] { return worker_state("w1") == "ready"; }));
+  EXPECT_EQ(wait(client_->workers(soon()))->at(0).warm_classes,
+            (std::vector<std::string>{"demo/16x16x1/none/512/fp32", "demo/32x32x1/true_cfg/512/fp32"}));
+}
+
 TEST_F(WorkerLife, AClassThatItsModelDoesNotTakeEndsTheProcess) {
   auto options = service_options();
   options.warmup = true;

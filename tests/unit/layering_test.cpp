@@ -29,7 +29,9 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"shared/job", {}},
     {"shared/families", {"shared/job"}},
     {"shared/families/flux", {"shared/families", "shared/job"}},
+    {"shared/families/flux2", {"shared/families", "shared/job"}},
     {"shared/families/wan", {"shared/families", "shared/job"}},
+    {"shared/families/z_image", {"shared/families", "shared/job"}},
     {"shared/media", {"shared/job/output_format.h"}},
     {"shared/safetensors", {}},
     {"shared/redis", {"shared/telemetry"}},
@@ -41,8 +43,9 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
 
     {"coordinator",
      {"coordinator/gateway", "coordinator/scheduling/service", "shared/config", "shared/families",
-      "shared/families/flux/flux.h", "shared/families/wan/wan.h", "shared/job", "shared/loras", "shared/queue",
-      "shared/redis", "shared/results", "shared/telemetry"}},
+      "shared/families/flux/flux.h", "shared/families/flux2/flux2.h", "shared/families/wan/wan.h",
+      "shared/families/z_image/z_image.h", "shared/job", "shared/loras", "shared/queue", "shared/redis",
+      "shared/results", "shared/telemetry"}},
     {"coordinator/cli",
      {"coordinator", "coordinator/simulation", "shared/config", "shared/families", "shared/job", "shared/kernel_cache",
       "shared/queue", "shared/redis", "shared/safetensors", "shared/telemetry"}},
@@ -106,10 +109,18 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "pipeline/nn/text", "pipeline/nn/transformer", "pipeline/nn/vae", "pipeline/parallel", "pipeline/region",
       "pipeline/region/ir", "pipeline/region/run", "pipeline/sampling", "pipeline/tokenizers", "pipeline/weights",
       "shared/families/flux/flux.h"}},
+    {"pipeline/families/flux2",
+     {"pipeline/device", "pipeline/engine", "pipeline/engine.h", "pipeline/lora", "pipeline/nn", "pipeline/nn/text",
+      "pipeline/nn/transformer", "pipeline/nn/vae", "pipeline/region/run", "pipeline/sampling", "pipeline/tokenizers",
+      "shared/families/flux2/flux2.h"}},
     {"pipeline/families/wan",
      {"pipeline/device", "pipeline/engine", "pipeline/engine.h", "pipeline/lora", "pipeline/memory", "pipeline/nn",
       "pipeline/nn/text", "pipeline/nn/transformer", "pipeline/nn/video_vae", "pipeline/parallel", "pipeline/region/ir",
       "pipeline/sampling", "pipeline/tokenizers", "shared/families/wan/wan.h", "shared/media/resize.h"}},
+    {"pipeline/families/z_image",
+     {"pipeline/device", "pipeline/engine", "pipeline/engine.h", "pipeline/lora", "pipeline/nn", "pipeline/nn/text",
+      "pipeline/nn/transformer", "pipeline/nn/vae", "pipeline/region/run", "pipeline/sampling", "pipeline/tokenizers",
+      "shared/families/z_image/z_image.h"}},
     {"pipeline/engine",
      {"pipeline/api", "pipeline/device", "pipeline/engine.h", "pipeline/lora", "pipeline/memory", "pipeline/nn",
       "pipeline/nn/text", "pipeline/nn/transformer", "pipeline/parallel", "pipeline/region/libraries/fp8.h",
@@ -117,9 +128,11 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "shared/families", "shared/job", "shared/safetensors"}},
 
     {"worker",
-     {"pipeline/engine.h", "pipeline/families/flux/flux.h", "pipeline/families/wan/wan.h", "shared/families",
-      "shared/families/flux/flux.h", "shared/families/wan/wan.h", "shared/job", "shared/queue", "shared/redis",
-      "shared/results", "shared/telemetry", "worker/adapters", "worker/models", "worker/units"}},
+     {"pipeline/engine.h", "pipeline/families/flux/flux.h", "pipeline/families/flux2/flux2.h",
+      "pipeline/families/wan/wan.h", "pipeline/families/z_image/z_image.h", "shared/families",
+      "shared/families/flux/flux.h", "shared/families/flux2/flux2.h", "shared/families/wan/wan.h",
+      "shared/families/z_image/z_image.h", "shared/job", "shared/queue", "shared/redis", "shared/results",
+      "shared/telemetry", "worker/adapters", "worker/models", "worker/units"}},
     {"worker/ranks", {"pipeline/engine.h"}},
     {"worker/models", {"pipeline/engine.h", "shared/job", "shared/media", "shared/telemetry"}},
     {"worker/adapters",
@@ -255,9 +268,14 @@ TEST(Layering, NothingElseNamesAFamily) {
   for (const auto& family : fs::directory_iterator(ditfleet::source_path("shared/families"))) {
     if (!family.is_directory()) continue;
     const std::string folder = family.path().filename().string();
-    std::string capital = folder;
-    capital[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(capital[0])));
-    const std::regex name("\\b(" + folder + "|" + capital + ")(?![a-z])");
+    std::string pattern;  // z_image or ZImage
+    bool begins = true;
+    for (const char c : folder) {
+      const auto capital = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+      pattern += c == '_' ? std::string("_?") : begins ? std::string{'[', c, capital, ']'} : std::string(1, c);
+      begins = c == '_';
+    }
+    const std::regex name("\\b" + pattern + "(?![a-z0-9])");
     for (const std::string& part : kParts) {
       for (const fs::path& file : files_with(part, kNaming)) {
         if (file.filename() == "families.cpp" || shown(file).find("/families/" + folder + "/") != std::string::npos)

@@ -2,6 +2,7 @@
 #include <iostream>
 #include <limits>
 #include <memory>
+#include <set>
 
 #include "pipeline/engine.h"
 #include "shared/core/json.h"
@@ -36,7 +37,9 @@ Report report_of(const std::string& path) {
 std::string line_of(const Report& report) {
   const std::string& problem = report.file.problem;
   std::string line;
+  std::set<std::pair<std::string, std::vector<std::string>>> said;  // a part may serve several families
   for (const pipeline::FilePart& part : report.file.components) {
+    if (!said.emplace(part.text, part.keys).second) continue;
     line += (line.empty() ? "" : "; ") + part.text + ", for models.NAME.";
     for (const std::string& key : part.keys) line += (key == part.keys.front() ? "" : " or ") + key;
     for (const std::string& known : part.known)

@@ -90,7 +90,9 @@ Result<job::JobSpec> spec_of(const WarmupClass& one, const std::string& model, c
     spec.fields.set("max_sequence_length", *one.max_sequence_length);
   spec.seed = 0;
   add_picture(spec, entry);
-  if (one.true_cfg && takes("true_cfg_scale")) {
+  if (one.true_cfg && entry.guidance && !entry.applies("true_cfg_scale")) {
+    spec.fields.set("guidance_scale", 2.0);
+  } else if (one.true_cfg && takes("true_cfg_scale")) {
     spec.fields.set("negative_prompt", "");
     spec.fields.set("true_cfg_scale", 2.0);
   }

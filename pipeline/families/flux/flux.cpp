@@ -1,7 +1,6 @@
 #include "pipeline/families/flux/flux.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
@@ -25,7 +24,6 @@
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr std::int64_t kPreviewSide = 32;  // latent pixels on a preview's long side
 // Number of steps whose modulation is computed together. Bounds the memory for it.
 constexpr std::int64_t kModulationSteps = 64;
 
@@ -138,12 +136,7 @@ class FluxNetwork final : public Network {
     sink(vae_.decode(unpack_latents(latents, rows(settings), columns(settings))));
   }
   at::Tensor preview(const at::Tensor& estimate, const Settings& settings) const override {
-    at::Tensor latents = unpack_latents(estimate.to(placement.dtype), rows(settings), columns(settings));
-    const std::int64_t h = latents.size(2), w = latents.size(3), longest = std::max(h, w);
-    if (longest > kPreviewSide)
-      latents = at::adaptive_avg_pool2d(latents, {std::max<std::int64_t>(1, h * kPreviewSide / longest),
-                                                  std::max<std::int64_t>(1, w * kPreviewSide / longest)});
-    return vae_.decode(latents);
+    return vae_.preview(unpack_latents(estimate.to(placement.dtype), rows(settings), columns(settings)));
   }
 
  private:
@@ -220,6 +213,8 @@ Schedule FluxNetwork::schedule(const Settings& settings) const {
 
 FileAbout about(std::string_view component, const Checkpoint& file) {
   if (component == "transformer") {
+    if (file.contains("single_stream_modulation.lin.weight") || file.contains("single_stream_modulation.linear.weight"))
+      return {};  // the successor's
     const std::int64_t inputs = file.extent({"img_in.weight", "x_embedder.weight"}, 1);
     const bool guided = file.contains("guidance_in.in_layer.weight") ||
                         file.contains("time_text_embed.guidance_embedder.linear_1.weight");

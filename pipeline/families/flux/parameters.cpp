@@ -1,5 +1,6 @@
 #include "pipeline/families/flux/parameters.h"
 
+#include "pipeline/engine/family.h"
 #include "pipeline/families/flux/adapter_names.h"
 #include "pipeline/families/flux/block_programs.h"
 
@@ -12,19 +13,7 @@ constexpr std::int64_t kTimestepChannels = 256;  // CombinedTimestepTextProjEmbe
 FileNames file_names(const FluxConfig& c, const Parameters& p) {
   FileNames names;
   if (!p.contains("img_in.bias")) return names;
-  std::vector<BaseLinear> linears;
-  each_linear(flux_spec(c), [&](const LinearSpec& linear, const std::vector<std::string>& each) {
-    for (const std::string& name : each) linears.push_back({name, linears.size(), 0, linear.in, linear.out});
-  });
-  for (const LoraTarget& target : flux_aliases(linears)) {
-    if (target.name.find(".processor.") != std::string::npos) continue;  // of XLabs' adapters
-    std::int64_t row = 0;
-    for (const LoraPiece& piece : target.pieces) {
-      auto& rows = names[linears[piece.slot].name];
-      rows.insert(piece.first_row == 0 ? rows.begin() : rows.end(), {target.name, row, piece.rows, target.out});
-      row += piece.rows;
-    }
-  }
+  names = names_in_file(flux_spec(c), flux_aliases);
   const auto norms = [&](const std::string& at, const std::string& suffix, const std::string& bfl) {
     names[at + ".norm_" + suffix + "q.weight"] = {{bfl + ".query_norm.scale"}};
     names[at + ".norm_" + suffix + "k.weight"] = {{bfl + ".key_norm.scale"}};

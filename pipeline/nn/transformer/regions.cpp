@@ -57,7 +57,7 @@ std::vector<region::Program> BlockRegions::programs(const TransformerSpec& spec,
   for (const bool adapted : {false, true}) {
     std::set<std::pair<std::size_t, std::vector<Weight>>> forms;
     for (const TransformerBlock& block : weights.blocks)
-      forms.emplace(block.spec, forms_of(spec, block, placement, adapted));
+      if (!spec.blocks[block.spec].apart) forms.emplace(block.spec, forms_of(spec, block, placement, adapted));
     for (const auto& [kind, one] : forms)
       made.push_back(unwrap(spec.blocks[kind].program(element_type(placement), adapted, one)));
   }
@@ -90,7 +90,7 @@ BlockRegions::BlockRegions(const std::vector<Expert>& experts, Placement placeme
     auto& blocks = blocks_.emplace_back(weights->blocks.size());
     std::vector<std::vector<LinearSlot>> linears;
     std::size_t count = 0;
-    bool room = !blocks.empty();
+    bool room = true;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       auto& of_block = linears.emplace_back();
       for (const LinearSlot* slot : program_linears(*spec, weights->blocks[i])) {
@@ -99,11 +99,12 @@ BlockRegions::BlockRegions(const std::vector<Expert>& experts, Placement placeme
       }
       blocks[i].first_linear = std::exchange(count, count + of_block.size());
     }
+    room = room && count > 0;
     std::map<std::tuple<std::size_t, bool, std::vector<Weight>>, std::size_t> known;
     for (std::size_t i = 0; i < blocks.size(); ++i)
       for (const bool adapted : {false, true}) {
-        if (adapted && !room) continue;
         const std::size_t kind = weights->blocks[i].spec;
+        if ((adapted && !room) || spec->blocks[kind].apart) continue;
         auto forms = forms_of(*spec, weights->blocks[i], placement, adapted);
         const auto [at, added] = known.try_emplace({kind, adapted, forms});
         if (added) {

@@ -9,6 +9,7 @@
 
 #include "pipeline/device/failure.h"
 #include "pipeline/nn/transformer/regions.h"
+#include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/region_host.h"
 #include "shared/core/background_threads.h"
 
@@ -19,7 +20,10 @@ void set_up(Parameters& parameters, const TransformerSpec& spec, const std::stri
   if (spec.file_names) parameters.set_file_names(spec.file_names(parameters));
   if (quantize.empty()) return;
   std::set<std::string, std::less<>> of_programs;
-  each_linear(spec, [&](const LinearSpec& linear, const std::vector<std::string>& names) {
+  // Products in fp8 pay in compiled blocks only.
+  TransformerSpec compiled = spec;
+  std::erase_if(compiled.blocks, [](const BlockSpec& blocks) { return blocks.apart; });
+  each_linear(compiled, [&](const LinearSpec& linear, const std::vector<std::string>& names) {
     if (!linear.input.empty()) of_programs.insert(names.begin(), names.end());
   });
   parameters.quantize_on_load(quantize, [all = quantize != "fp8", of_programs = std::move(of_programs)](
@@ -76,7 +80,8 @@ void Transformer::load(const TransformerSource& source, std::int64_t heads) {
   set_up(parameters, *spec_, source.quantize);
   parameters.set_regions(source.regions);
   const bool apart = std::any_of(spec_->blocks.begin(), spec_->blocks.end(), [](const BlockSpec& blocks) {
-    return std::any_of(blocks.linears.begin(), blocks.linears.end(), [](const auto& l) { return l.input.empty(); });
+    return blocks.apart ||
+           std::any_of(blocks.linears.begin(), blocks.linears.end(), [](const auto& l) { return l.input.empty(); });
   });
   parts_.blocks = std::make_shared<PartSequence>(placement_, source.name, /*repeats=*/true);
   if (apart) parts_.apart = std::make_shared<PartSequence>(placement_, source.name + ".apart", /*repeats=*/false);
@@ -163,6 +168,40 @@ void Transformer::prewarm(std::span<const region::Sizes> sizes, bool adapters) c
 void Transformer::run_block(std::size_t index, std::initializer_list<const at::Tensor*> given,
                             std::vector<at::Tensor>& outputs, const parallel::Sequence* sequence) const {
   regions_->run(expert_, index, weights_.blocks[index], given, outputs, adapters_.get(), sequence);
+}
+
+void Transformer::run_block(region::Mode mode, std::size_t index, std::initializer_list<const at::Tensor*> given,
+                            std::initializer_list<at::Tensor*> tokens, const parallel::Sequence* sequence) const {
+  std::vector<at::Tensor> outputs;
+  if (mode == region::Mode::kNone) {
+    outputs = run_eagerly(index, given, sequence);
+  } else {
+    for (const at::Tensor* one : tokens) outputs.push_back(*one);
+    run_block(index, given, outputs, sequence);
+  }
+  auto made = outputs.begin();
+  for (at::Tensor* one : tokens) *one = std::move(*made++);
+}
+
+std::vector<at::Tensor> Transformer::run_eagerly(std::size_t index, std::initializer_list<const at::Tensor*> given,
+                                                 const parallel::Sequence* sequence) const {
+  const TransformerBlock& block = weights_.blocks[index];
+  const BlockSpec& spec = spec_->blocks[block.spec];
+  const region::Program program = unwrap(spec.program(region::ElementType::kF32, /*adapters=*/false, {}));
+  std::map<std::string_view, const at::Tensor*> known;
+  for (std::size_t i = 0; i < spec.tensors.size(); ++i) known[spec.tensors[i].input] = &block.tensors[i];
+  auto name = spec.given.begin();
+  for (const at::Tensor* tensor : given) known[*name++] = tensor;
+  std::vector<at::Tensor> inputs;
+  for (const int input : program.inputs()) {
+    const auto found = known.find(program.value(input).name);
+    inputs.push_back(found == known.end() ? at::Tensor() : *found->second);
+  }
+  return region::interpret(program, inputs, sequence, [&](std::string_view weight, const at::Tensor& x) {
+    std::size_t linear = 0;
+    while (spec.linears[linear].input + ".weight" != weight) ++linear;
+    return apply_linear(block.linears[linear], x);
+  });
 }
 
 }  // namespace ditfleet::pipeline

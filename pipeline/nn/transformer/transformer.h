@@ -92,6 +92,14 @@ class Transformer {
   // Runs compiled block `index`; see BlockRegions::run().
   void run_block(std::size_t index, std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
                  const parallel::Sequence* sequence) const;
+  // Runs block `index`, compiled, or eagerly with kNone. Its results replace `tokens`, in order, whose memory no other
+  // code may read.
+  void run_block(region::Mode mode, std::size_t index, std::initializer_list<const at::Tensor*> given,
+                 std::initializer_list<at::Tensor*> tokens, const parallel::Sequence* sequence) const;
+  // Runs block `index` with LibTorch's operators, of its program without adapters, and each linear by apply_linear().
+  // Returns the outputs. Thread-safe.
+  std::vector<at::Tensor> run_eagerly(std::size_t index, std::initializer_list<const at::Tensor*> given,
+                                      const parallel::Sequence* sequence) const;
   // The adapters that compiled blocks read; null: none, or they are added eagerly.
   const AdapterColumns::Layout* adapters() const { return adapters_.get(); }
   // Makes the current stream wait for the copies of load_adapters(). run_block() does so itself.

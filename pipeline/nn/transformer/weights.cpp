@@ -1,5 +1,7 @@
 #include "pipeline/nn/transformer/weights.h"
 
+#include <ATen/ops/zeros.h>
+
 namespace ditfleet::pipeline {
 namespace {
 
@@ -16,7 +18,10 @@ LinearSlot load_linear(const LinearSpec& spec, const std::string& prefix, Parame
     return {p.tensor(names.front() + ".weight", {spec.out, spec.in}, spec.type),
             p.tensor(names.front() + ".bias", {spec.out}, spec.type)};
   const auto columns = spec.input.empty() ? 0 : static_cast<std::int64_t>(names.size()) * adapter_rank;
-  return p.stacked_linear(names, spec.in, spec.out, /*bias=*/true, {columns, spec.columns_before});
+  LinearSlot slot = p.stacked_linear(names, spec.in, spec.out, spec.bias, {columns, spec.columns_before});
+  if (!spec.bias)
+    slot.bias = at::zeros({slot.out()}, at::TensorOptions(p.placement().dtype).device(p.placement().device));
+  return slot;
 }
 
 }  // namespace
@@ -33,10 +38,10 @@ TransformerWeights load_weights(const TransformerSpec& spec, Parameters& p, std:
       const std::string prefix = prefix_of(of_blocks, i);
       TransformerBlock& block = made.blocks.emplace_back(TransformerBlock{kind, {}, {}});
       for (const LinearSpec& linear : of_blocks.linears)
-        block.linears.push_back(load_linear(linear, prefix, p, adapter_rank));
+        block.linears.push_back(load_linear(linear, prefix, p, of_blocks.apart ? 0 : adapter_rank));
       std::vector<const LinearSlot*> apart;
       for (std::size_t l = 0; l < block.linears.size(); ++l)
-        if (of_blocks.linears[l].input.empty()) apart.push_back(&block.linears[l]);
+        if (of_blocks.apart || of_blocks.linears[l].input.empty()) apart.push_back(&block.linears[l]);
       if (parts.apart) add_part(*parts.apart, apart);
       if (parts.blocks) add_part(*parts.blocks, program_linears(spec, block));
       for (const TensorSpec& tensor : of_blocks.tensors)
@@ -52,8 +57,8 @@ TransformerWeights weight_formats(const TransformerSpec& spec, const Parameters&
     for (std::int64_t i = 0; i < spec.blocks[kind].count; ++i) {
       TransformerBlock& block = made.blocks.emplace_back(TransformerBlock{kind, {}, {}});
       for (const LinearSpec& linear : spec.blocks[kind].linears)
-        block.linears.emplace_back().quantized =
-            p.format_of(with_prefix(prefix_of(spec.blocks[kind], i), linear.names), linear.in, linear.out);
+        block.linears.emplace_back().quantized = p.format_of(with_prefix(prefix_of(spec.blocks[kind], i), linear.names),
+                                                             linear.in, Shape(linear.names.size(), linear.out));
     }
   return made;
 }
@@ -80,8 +85,9 @@ std::vector<NamedLinear> named_linears(const TransformerSpec& spec, TransformerW
 
 std::vector<const LinearSlot*> program_linears(const TransformerSpec& spec, const TransformerBlock& block) {
   std::vector<const LinearSlot*> linears;
+  const BlockSpec& blocks = spec.blocks[block.spec];
   for (std::size_t i = 0; i < block.linears.size(); ++i)
-    if (!spec.blocks[block.spec].linears[i].input.empty()) linears.push_back(&block.linears[i]);
+    if (!blocks.apart && !blocks.linears[i].input.empty()) linears.push_back(&block.linears[i]);
   return linears;
 }
 

@@ -21,6 +21,7 @@ struct LinearSpec {
   std::string input = {};
   bool columns_before = false;               // the columns precede the weight; else they follow it
   std::optional<c10::ScalarType> type = {};  // that the weight always has; else the placement's, or quantized
+  bool bias = true;                          // false: the file has none, and it is zeros
 };
 
 struct TensorSpec {
@@ -39,6 +40,8 @@ struct BlockSpec {
   std::vector<LinearSpec> linears;
   std::vector<TensorSpec> tensors;
   std::vector<std::string> given;  // the program's inputs that each call gives, in order
+  // Runs apart from the other blocks, by Transformer::run_eagerly() only: it is never compiled.
+  bool apart = false;
   // The block's program, without or with adapters. `weights`: of the linears with an input, in order.
   std::function<Result<region::Program>(region::ElementType, bool adapters, const std::vector<Weight>& weights)>
       program;
@@ -87,7 +90,7 @@ std::vector<NamedLinear> named_linears(const TransformerSpec& spec, TransformerW
 void each_linear(const TransformerSpec& spec,
                  const std::function<void(const LinearSpec& linear, const std::vector<std::string>& names)>& visit);
 
-// The linears that the block's program computes, in order.
+// The linears that the block's compiled program computes, in order.
 std::vector<const LinearSlot*> program_linears(const TransformerSpec& spec, const TransformerBlock& block);
 
 }  // namespace ditfleet::pipeline

@@ -3,26 +3,39 @@
 namespace ditfleet::pipeline {
 namespace {
 constexpr std::int64_t kMost = 1 << 20;
-}
+const std::vector<std::int64_t> kFlux2Channels{128, 256, 512, 512};  // the defaults of diffusers
+}  // namespace
 
 VaeConfig read_vae_config(const ConfigFile& file) {
   const std::string kind = file.text("_class_name", "AutoencoderKL");
-  if (kind != "AutoencoderKL") file.refuse("_class_name is \"" + kind + "\"; it must be AutoencoderKL");
+  const bool batch_normed = kind == "AutoencoderKLFlux2";
+  if (kind != "AutoencoderKL" && !batch_normed)
+    file.refuse("_class_name is \"" + kind + "\"; it must be AutoencoderKL or AutoencoderKLFlux2");
   VaeConfig c{};
-  c.latent_channels = file.integer("latent_channels", 4, 1, kMost);
+  c.latent_channels = file.integer("latent_channels", batch_normed ? 32 : 4, 1, kMost);
   c.out_channels = file.integer("out_channels", 3, 1, kMost);
   if (c.out_channels != 3 && c.out_channels != 1)
     file.refuse("out_channels is " + std::to_string(c.out_channels) + "; it must be 3, or 1 for grey images");
-  c.layers_per_block = file.integer("layers_per_block", 1, 0, 100);
+  c.layers_per_block = file.integer("layers_per_block", batch_normed ? 2 : 1, 0, 100);
   c.norm_num_groups = file.integer("norm_num_groups", 32, 1, kMost);
-  c.block_out_channels = file.integers("block_out_channels", {64}, 1, kMost);
+  c.block_out_channels =
+      file.integers("block_out_channels", batch_normed ? kFlux2Channels : std::vector<std::int64_t>{64}, 1, kMost);
+  if (batch_normed) {
+    if (file.integers("patch_size", {2, 2}, 1, kMost) != std::vector<std::int64_t>{2, 2})
+      file.refuse("patch_size must be [2, 2]");
+    c.batch_norm_eps = file.number("batch_norm_eps", 1e-4);
+    const std::size_t blocks = c.block_out_channels.size();
+    c.block_out_channels = file.integers("decoder_block_out_channels", c.block_out_channels, 1, kMost);
+    if (c.block_out_channels.size() != blocks)
+      file.refuse("decoder_block_out_channels must have " + std::to_string(blocks) + " entries, as block_out_channels");
+  }
   if (c.block_out_channels.empty() || c.block_out_channels.size() > 8)
     file.refuse("block_out_channels has " + std::to_string(c.block_out_channels.size()) + " entries; use 1 to 8");
   for (auto channels : c.block_out_channels)
     if (channels % c.norm_num_groups != 0)
       file.refuse("block_out_channels contains " + std::to_string(channels) + ", which norm_num_groups (" +
                   std::to_string(c.norm_num_groups) + ") must divide");
-  const auto up = file.texts("up_block_types", {"UpDecoderBlock2D"});
+  const auto up = file.texts("up_block_types", std::vector<std::string>(batch_normed ? 4 : 1, "UpDecoderBlock2D"));
   if (up.size() != c.block_out_channels.size())
     file.refuse("up_block_types has " + std::to_string(up.size()) +
                 " entries; it must have one for each of block_out_channels (" +
@@ -36,9 +49,9 @@ VaeConfig read_vae_config(const ConfigFile& file) {
   const auto true_unless_told = [&](const char* key) { return file.boolean(key, !file.fields().contains(key)); };
   c.mid_block_attention = true_unless_told("mid_block_add_attention");
   c.post_quant_conv = true_unless_told("use_post_quant_conv");
-  c.scaling_factor = file.number("scaling_factor", 0.18215);
+  c.scaling_factor = batch_normed ? 1 : file.number("scaling_factor", 0.18215);
   if (c.scaling_factor == 0) file.refuse("scaling_factor is 0; latents are divided by it");
-  c.shift_factor = file.number("shift_factor", 0);
+  c.shift_factor = batch_normed ? 0 : file.number("shift_factor", 0);
   const std::string name = file.text("act_fn", "silu");
   c.activation = find_activation(name);
   if (!c.activation) file.refuse("act_fn is \"" + name + "\"; it must be one of " + known_activations());

@@ -1,4 +1,4 @@
-// The decoder's part of a VAE's config.json (diffusers AutoencoderKL).
+// The decoder's part of a VAE's config.json (diffusers AutoencoderKL, AutoencoderKLFlux2).
 #pragma once
 
 #include "pipeline/nn/config_file.h"
@@ -12,6 +12,7 @@ struct VaeConfig {
   std::vector<bool> up_block_attention;          // whether each up block has attention
   bool mid_block_attention, post_quant_conv;
   double scaling_factor, shift_factor;
+  std::optional<double> batch_norm_eps;  // AutoencoderKLFlux2: the latents of 2 × 2 pixels are normalized
   Activation activation;
 
   // The number of pixels per latent pixel in each direction.

@@ -1,6 +1,10 @@
 #include "pipeline/nn/vae/decoder.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/sqrt.h>
+
+#include <algorithm>
 
 #include "pipeline/nn/vae/channels_last.h"
 #include "pipeline/nn/vae/eager.h"
@@ -8,6 +12,8 @@
 
 namespace ditfleet::pipeline {
 namespace {
+
+constexpr std::int64_t kPreviewSide = 32;  // latent pixels on a preview's long side
 
 VaeResnet bind_resnet(Parameters& p, const std::string& prefix, std::int64_t in, std::int64_t out) {
   VaeResnet r{p.norm(prefix + ".norm1", in),
@@ -103,10 +109,22 @@ VaeDecoder VaeDecoder::load(const ComponentFiles& from, Placement placement,
   const VaeConfig config = read_vae_config(ConfigFile(from.dir + "/config.json"));
   auto parameters = Parameters::open(from, Library::kDiffusers, for_convolutions(placement));
   if (parameters.contains("decoder.mid.block_1.conv1.weight")) parameters.set_file_names(bfl_names(config));
-  VaeDecoder made(config, bind(parameters, config), std::move(regions));
+  VaeSlots slots = bind(parameters, config);
+  if (config.batch_norm_eps) {
+    const std::int64_t channels = 4 * config.latent_channels;
+    slots.mean = parameters.tensor("bn.running_mean", {channels}, placement.dtype).view({1, -1, 1, 1});
+    slots.deviation = at::sqrt(parameters.tensor("bn.running_var", {channels}, placement.dtype).view({1, -1, 1, 1}) +
+                               *config.batch_norm_eps);
+  }
+  VaeDecoder made(config, std::move(slots), std::move(regions));
   parameters.finish("decoder.");
   made.bytes_ = parameters.bytes();
   return made;
+}
+
+at::Tensor VaeDecoder::denormalized(const at::Tensor& latents) const {
+  const auto type = latents.scalar_type();
+  return latents * slots_.deviation.to(type) + slots_.mean.to(type);
 }
 
 at::Tensor VaeDecoder::decode(const at::Tensor& latents) const {
@@ -114,6 +132,13 @@ at::Tensor VaeDecoder::decode(const at::Tensor& latents) const {
   const at::Tensor pixels =
       channels_last_ ? decode_channels_last(config_, slots_, *channels_last_, x) : decode_eager(config_, slots_, x);
   return pixels.to(latents.scalar_type());
+}
+
+at::Tensor VaeDecoder::preview(const at::Tensor& latents) const {
+  const std::int64_t h = latents.size(2), w = latents.size(3), longest = std::max(h, w);
+  if (longest <= kPreviewSide) return decode(latents);
+  return decode(at::adaptive_avg_pool2d(latents, {std::max<std::int64_t>(1, h * kPreviewSide / longest),
+                                                  std::max<std::int64_t>(1, w * kPreviewSide / longest)}));
 }
 
 }  // namespace ditfleet::pipeline

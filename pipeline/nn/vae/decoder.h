@@ -28,9 +28,14 @@ class VaeDecoder {
   const VaeConfig& config() const { return config_; }
   std::int64_t bytes() const { return bytes_; }
 
+  // AutoencoderKLFlux2: undoes the normalization of latents [N, 4 · latent_channels, h, w] whose pixels are 2 × 2, in
+  // their type. Thread-safe.
+  at::Tensor denormalized(const at::Tensor& latents) const;
   // `latents`: [N, latent_channels, h, w], unpacked; decode() undoes scaling and shift. Returns [N, out_channels,
   // h · factor, w · factor], values of about −1 to 1, in any layout. Thread-safe.
   at::Tensor decode(const at::Tensor& latents) const;
+  // A small picture of the latents.
+  at::Tensor preview(const at::Tensor& latents) const;
 
  private:
   VaeConfig config_{};

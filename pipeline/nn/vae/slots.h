@@ -32,6 +32,7 @@ struct VaeSlots {
   std::optional<VaeAttention> mid_attention;
   std::vector<VaeUpBlock> up;
   NormSlot norm_out;
+  at::Tensor mean, deviation;  // of VaeConfig::batch_norm_eps: [1, 4 · latent_channels, 1, 1]
 };
 
 // The eps of every group norm.

@@ -83,7 +83,7 @@ std::string expression(const RowKernel& kernel, int index, const std::function<s
   const std::string id = std::to_string(index);
   switch (node.code) {
     case OpCode::kLayerNorm: return "(" + arg(0) + " - mean" + id + ") * scale" + id;
-    case OpCode::kRmsNorm: return arg(0) + " * scale" + id + " * " + arg(1);
+    case OpCode::kRmsNorm: return arg(0) + " * scale" + id + (node.operands.size() > 1 ? " * " + arg(1) : "");
     case OpCode::kModulate: return arg(0) + " * " + arg(1) + " + " + arg(2);
     case OpCode::kGateResidual: return arg(0) + " + " + arg(1) + " * " + arg(2);
     case OpCode::kGeluTanh: return "gelu_tanh(" + arg(0) + ")";

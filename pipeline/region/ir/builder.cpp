@@ -114,7 +114,8 @@ Builder::Ref Builder::layer_norm(const std::string& name, Ref x, double eps) {
   return add_op(name, {.code = OpCode::kLayerNorm, .eps = eps}, {x});
 }
 Builder::Ref Builder::rms_norm(const std::string& name, Ref x, Ref weight, double eps) {
-  return add_op(name, {.code = OpCode::kRmsNorm, .eps = eps}, {x, weight});
+  return add_op(name, {.code = OpCode::kRmsNorm, .eps = eps},
+                weight.value < 0 ? std::vector<Ref>{x} : std::vector<Ref>{x, weight});
 }
 Builder::Ref Builder::modulate(const std::string& name, Ref x, Ref scale, Ref shift) {
   return add_op(name, {.code = OpCode::kModulate}, {x, scale, shift});
@@ -127,6 +128,14 @@ Builder::Ref Builder::gelu_tanh(const std::string& name, Ref x) {
 }
 Builder::Ref Builder::gelu_erf(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kGeluErf}, {x}); }
 Builder::Ref Builder::silu(const std::string& name, Ref x) { return add_op(name, {.code = OpCode::kSilu}, {x}); }
+Builder::Ref Builder::swiglu(const std::string& name, Ref x) {
+  if (error_) return {};
+  const Shape& shape = program_.value(x.value).shape;
+  const int last = static_cast<int>(shape.size()) - 1;
+  const std::int64_t half = shape.back().value() / 2;
+  const Ref gate = slice(name + ".gate", x, last, 0, half), up = slice(name + ".up", x, last, half, half);
+  return mul(name, silu(name + ".silu", gate), up);
+}
 Builder::Ref Builder::rope(const std::string& name, Ref x, Ref table) {
   return add_op(name, {.code = OpCode::kRope}, {x, table});
 }

@@ -75,12 +75,15 @@ class Builder {
   // `slots` has no adapter.
   Ref adapted_linear(const std::string& name, Ref x, const Linear& slots);
   Ref layer_norm(const std::string& name, Ref x, double eps);
+  // An empty weight: without one.
   Ref rms_norm(const std::string& name, Ref x, Ref weight, double eps);
   Ref modulate(const std::string& name, Ref x, Ref scale, Ref shift);
   Ref gate_residual(const std::string& name, Ref x, Ref gate, Ref branch);
   Ref gelu_tanh(const std::string& name, Ref x);
   Ref gelu_erf(const std::string& name, Ref x);
   Ref silu(const std::string& name, Ref x);
+  // x [.., 2 · W] → silu(first half) · second half, [.., W].
+  Ref swiglu(const std::string& name, Ref x);
   Ref rope(const std::string& name, Ref x, Ref table);
   Ref attention(const std::string& name, Ref q, Ref k, Ref v) { return attention(name, q, k, v, Attention()); }
   Ref attention(const std::string& name, Ref q, Ref k, Ref v, const Attention& form);

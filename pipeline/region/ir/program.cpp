@@ -23,7 +23,7 @@ namespace {
 
 // Name and number of operands of each op.
 constexpr std::pair<std::string_view, std::size_t> kOps[] = {
-    {"linear", 2},        {"scaled_linear", 5}, {"layer_norm", 1}, {"rms_norm", 2}, {"modulate", 3},
+    {"linear", 2},        {"scaled_linear", 5}, {"layer_norm", 1}, {"rms_norm", 1}, {"modulate", 3},
     {"gate_residual", 3}, {"gelu_tanh", 1},     {"gelu_erf", 1},   {"silu", 1},     {"rope", 2},
     {"attention", 3},     {"mul", 2},           {"add", 2},        {"cast", 1},     {"row_scale", 1},
     {"quantize_row", 2},  {"reshape", 1},       {"slice", 1},      {"permute", 1},  {"join", 2}};

@@ -38,7 +38,7 @@ enum class OpCode : std::uint8_t {
   // [.., N] of the bias's type: x · weightᵀ · scales + bias. An addend may follow.
   kScaledLinear,
   kLayerNorm,     // over the last axis, without parameters
-  kRmsNorm,       // x, weight [W]
+  kRmsNorm,       // x, weight [W] or none
   kModulate,      // x, scale, shift: x · scale + shift
   kGateResidual,  // x, gate, branch: x + gate · branch; with an f32 gate computed in f32 and rounded once
   kGeluTanh,

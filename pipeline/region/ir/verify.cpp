@@ -17,8 +17,9 @@ class Rules {
 
   Result<Value> run(const Shape& wanted, ElementType type) {
     const std::size_t count = operands_.size(), least = operands_of(op_.code);
-    // A bias and an addend.
-    const std::size_t most = least + (op_.code == OpCode::kLinear ? 2 : op_.code == OpCode::kScaledLinear ? 1 : 0);
+    // A bias and an addend; a norm's weight.
+    const bool one_more = op_.code == OpCode::kScaledLinear || op_.code == OpCode::kRmsNorm;
+    const std::size_t most = least + (op_.code == OpCode::kLinear ? 2 : one_more ? 1 : 0);
     if (count < least || (count > most && op_.code != OpCode::kJoin))
       return wrong("has " + std::to_string(count) + " operands; it must have " + std::to_string(least) +
                    (most > least ? " to " + std::to_string(most) : ""));
@@ -46,7 +47,7 @@ class Rules {
         made.type = ElementType::kF8;
         return row(made);
       case OpCode::kRmsNorm:
-        if (operands_[1].shape != Shape{made.shape.back()})
+        if (count > 1 && operands_[1].shape != Shape{made.shape.back()})
           return wrong("the weight is " + text_of(operands_[1].shape) + "; it must be " + text_of({made.shape.back()}));
         return row(made);
       case OpCode::kRope: return rope(made);

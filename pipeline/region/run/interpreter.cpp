@@ -42,7 +42,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 }  // namespace
 
 std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::Tensor>& inputs,
-                                  const pipeline::parallel::Sequence* sequence) {
+                                  const pipeline::parallel::Sequence* sequence, const LinearOperator& linear) {
   const Sizes sizes = sizes_of(program, inputs, /*any_type=*/true);
   std::vector<at::Tensor> values(program.values.size());
   const auto order = program.inputs();
@@ -54,7 +54,9 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
     at::Tensor out;
     switch (op.code) {
       case OpCode::kLinear:
-        if (in(1).dim() == 3)
+        if (linear)
+          out = linear(program.value(op.inputs[1]).name, in(0));
+        else if (in(1).dim() == 3)
           out = at::matmul(in(0).flatten(1, -2), in(1).transpose(1, 2)).view(shape);
         else
           out = at::linear(in(0), in(1), op.inputs.size() > 2 ? std::optional(in(2)) : std::nullopt);
@@ -72,7 +74,9 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
       case OpCode::kRowScale: out = fp8_row_scales(in(0)); break;
       case OpCode::kQuantizeRow: out = fp8_codes(in(0), in(1)); break;
       case OpCode::kLayerNorm: out = at::layer_norm(in(0), {in(0).size(-1)}, {}, {}, op.eps); break;
-      case OpCode::kRmsNorm: out = at::rms_norm(in(0), {in(0).size(-1)}, in(1), op.eps); break;
+      case OpCode::kRmsNorm:
+        out = at::rms_norm(in(0), {in(0).size(-1)}, op.inputs.size() > 1 ? std::optional(in(1)) : std::nullopt, op.eps);
+        break;
       case OpCode::kModulate: out = in(0) * in(1) + in(2); break;
       case OpCode::kGateResidual: out = (in(0) + in(2) * in(1)).to(in(0).scalar_type()); break;
       case OpCode::kGeluTanh: out = at::gelu(in(0), "tanh"); break;

@@ -26,6 +26,7 @@ Sizes sizes_of(const Program& program, const std::vector<at::Tensor>& inputs, bo
     for (std::size_t i = 0; i < order.size(); ++i) {
       const Value& value = program.value(order[i]);
       const at::Tensor& t = inputs[i];
+      if (any_type && value.kind == ValueKind::kParameter && !t.defined()) continue;  // of a linear computed elsewhere
       if (!t.defined() || t.dim() != static_cast<std::int64_t>(value.shape.size()))
         refuse("%" + value.name + " is " + (t.defined() ? shape_text(t) : "missing") + "; it must be " +
                text_of(value.shape));

@@ -1,18 +1,14 @@
 #include "shared/families/flux/flux.h"
 
-#include <algorithm>
-
 namespace ditfleet::families {
 namespace {
-
-using job::Field;
 
 // diffusers loads the folders of all as FluxPipeline, too: they have the same parts.
 constexpr std::string_view kClassNames[] = {"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline",
                                             "FluxKontextPipeline", "FluxKontextInpaintPipeline"};
 constexpr std::string_view kAdapterParts[] = {"double_blocks", "single_blocks", "single_transformer_blocks",
                                               "attn_to_",      "attn_add_",     "norm1_context",
-                                              "ff_net",        "ff_context"};
+                                              "ff_net",        "ff_context_net"};
 constexpr std::int64_t kLargestSide = 2048;
 constexpr std::int64_t kMostSteps = 200, kMostTextTokens = 512;
 constexpr std::int64_t kDefaultLatentSide = 128;  // FluxPipeline's default_sample_size
@@ -30,14 +26,8 @@ job::GuidanceKind guidance_of(const job::FieldValues& fields) {
 }
 
 Result<void> read(job::ModelEntry& entry) {
-  const std::string vae_path = entry.dir + "/vae/config.json";
-  const auto vae = read_json_object(vae_path);
-  if (!vae) return vae.error();
-  const json::value* channels = vae->if_contains("block_out_channels");
-  if (!channels || !channels->is_array() || channels->get_array().empty() || channels->get_array().size() > 8) {
-    return corrupt(vae_path, "has no valid block_out_channels; it must be an array of 1 to 8 channel counts");
-  }
-  const std::int64_t factor = std::int64_t{1} << (channels->get_array().size() - 1);
+  const auto factor = read_vae_factor(entry.dir);
+  if (!factor) return factor.error();
   const auto transformer = read_json_object(entry.dir + "/transformer/config.json");
   if (!transformer) return transformer.error();
   const auto scheduler = read_json_object(entry.dir + "/scheduler/scheduler_config.json");
@@ -46,13 +36,7 @@ Result<void> read(job::ModelEntry& entry) {
   const bool few_steps = !guidance_distilled && !flag_of(*scheduler, "use_dynamic_shifting");  // "schnell"
 
   entry.guidance = guidance_of;
-  entry.max_pixels = kLargestSide * kLargestSide;
-  entry.pixels_per_token = 4 * factor * factor;
-  for (const Field side : {Field("width"), Field("height")}) {
-    job::FieldLimits& limits = entry.apply(side);
-    limits = {.low = 2 * factor, .high = kLargestSide, .multiple_of = 2 * factor};
-    entry.defaults.set(side, std::min(kDefaultLatentSide * factor, kLargestSide));
-  }
+  describe_sides(entry, *factor, kLargestSide, kDefaultLatentSide * *factor);
   entry.apply("negative_prompt");
   entry.apply("num_inference_steps").high = kMostSteps;
   entry.apply("guidance_scale");  // accepted by a model without guidance embeddings, too, without effect

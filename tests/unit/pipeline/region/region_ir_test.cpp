@@ -96,6 +96,34 @@ TEST(RegionVerify, NamesBlockAndOpAndWhatWouldBeRight) {
               HasSubstr("[block] y = rope: the table %t must be f32"));
 }
 
+TEST(RegionBuilder, SwigluGatesTheSecondHalfByTheFirst) {
+  Builder b("block", ElementType::kBF16);
+  const auto program = b.finish({b.swiglu("y", b.activation("x", {kBatch, kTokens, 64}))});
+  ASSERT_TRUE(program) << program.error().message;
+  const std::string text = print(*program);
+  EXPECT_THAT(text, HasSubstr("%y.gate: bf16 [batch, tokens, 32] = slice(%x, axis 2, from 0)"));
+  EXPECT_THAT(text, HasSubstr("%y.up: bf16 [batch, tokens, 32] = slice(%x, axis 2, from 32)"));
+  EXPECT_THAT(text, HasSubstr("%y.silu: bf16 [batch, tokens, 32] = silu(%y.gate)"));
+  EXPECT_THAT(text, HasSubstr("%y: bf16 [batch, tokens, 32] = mul(%y.silu, %y.up)"));
+}
+
+TEST(RegionBuilder, ANormMayHaveNoWeight) {
+  Builder b("block", ElementType::kF32);
+  const Ref x = b.activation("x", {kBatch, kTokens, 64});
+  auto program = b.finish({b.rms_norm("y", x, {}, 1e-6), b.rms_norm("z", x, b.parameter("w", {64}), 1e-6)});
+  ASSERT_TRUE(program) << program.error().message;
+  EXPECT_THAT(print(*program), HasSubstr("%y: f32 [batch, tokens, 64] = rms_norm(%x, eps 1e-06)"));
+  EXPECT_THAT(print(*program), HasSubstr("%z: f32 [batch, tokens, 64] = rms_norm(%x, %w, eps 1e-06)"));
+  for (auto* inputs : {&program->ops[0].inputs, &program->ops[1].inputs}) {
+    const auto before = *inputs;
+    inputs->clear();
+    EXPECT_THAT(verify(*program).error().message, HasSubstr("has 0 operands; it must have 1 to 2"));
+    *inputs = {before[0], before[0], before[0]};
+    EXPECT_THAT(verify(*program).error().message, HasSubstr("has 3 operands; it must have 1 to 2"));
+    *inputs = before;
+  }
+}
+
 TEST(RegionVerify, RefusesWrongViews) {
   const auto refused = [](auto build) {
     Builder b("block", ElementType::kF32);

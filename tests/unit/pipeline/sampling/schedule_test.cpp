@@ -10,6 +10,9 @@
 #include <fstream>
 
 #include "pipeline/device/failure.h"
+#include "shared/core/bytes.h"
+#include "shared/core/json.h"
+#include "tests/paths.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -134,6 +137,26 @@ TEST_F(ScheduleTest, MatchesDiffusers) {
     ASSERT_EQ(got.timesteps.size(), known.timesteps.size());
     for (std::size_t i = 0; i < got.sigmas.size(); ++i) EXPECT_FLOAT_EQ(got.sigmas[i], known.sigmas[i]);
     for (std::size_t i = 0; i < got.timesteps.size(); ++i) EXPECT_FLOAT_EQ(got.timesteps[i], known.timesteps[i]);
+  }
+}
+
+// The sigmas that FLUX.2 has, whose mu depends on the number of steps, too.
+TEST_F(ScheduleTest, TakesAMuInPlaceOfItsOwn) {
+  const std::string path = source_path("tests/fixtures/flux2/schedules.json");
+  const auto known = parse_json(*read_file(path));
+  ASSERT_TRUE(known) << path;
+  ASSERT_GT(known->as_array().size(), 30u);
+  const SchedulerConfig config = read(R"({"use_dynamic_shifting": true, "shift": 3.0, "base_shift": 0.1})");
+  for (const json::value& one : known->as_array()) {
+    const int steps = one.at("steps").to_number<int>();
+    const auto tokens = one.at("tokens").to_number<std::int64_t>();
+    SCOPED_TRACE(std::to_string(tokens) + " tokens, " + std::to_string(steps) + " steps");
+    const auto sigmas = json::value_to<std::vector<float>>(one.at("sigmas"));
+    const Schedule got = make_schedule(config, steps, tokens, {}, one.at("mu").to_number<double>());
+    ASSERT_EQ(got.sigmas.size(), sigmas.size());
+    for (std::size_t i = 0; i < sigmas.size(); ++i) EXPECT_FLOAT_EQ(got.sigmas[i], sigmas[i]);
+    ASSERT_EQ(got.timesteps.size(), sigmas.size() - 1);
+    for (std::size_t i = 0; i + 1 < sigmas.size(); ++i) EXPECT_FLOAT_EQ(got.timesteps[i], 1000 * sigmas[i]);
   }
 }
 

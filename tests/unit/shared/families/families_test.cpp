@@ -6,7 +6,9 @@
 #include <fstream>
 
 #include "shared/families/flux/flux.h"
+#include "shared/families/flux2/flux2.h"
 #include "shared/families/wan/wan.h"
+#include "shared/families/z_image/z_image.h"
 #include "shared/job/shape_class.h"
 #include "shared/job/validate.h"
 
@@ -25,6 +27,7 @@ constexpr Family kClips = {.name = "clips", .class_names = kClipNames, .read = [
                              return Result<void>();
                            }};
 constexpr const Family* kFamilies[] = {&kFlux, &kClips};
+constexpr const Family* kOfQwen3[] = {&kFlux2, &kZImage};
 
 class ModelFolder : public testing::Test {
  protected:
@@ -169,6 +172,119 @@ TEST_F(ModelFolder, ClassesOfWanHaveFourKPlusOneFrames) {
     EXPECT_EQ(refused.error().param, "frames");
     EXPECT_THAT(refused.error().message, HasSubstr("frames is " + std::to_string(frames)));
     EXPECT_THAT(refused.error().message, HasSubstr("1 to 257"));
+  }
+}
+
+TEST_F(ModelFolder, ZImageIsTurboWithTheShiftOfThePublishedScheduler) {
+  write("model_index.json", R"({"_class_name":"ZImagePipeline"})");
+  const auto entry_with = [&](const std::string& scheduler) {
+    write("scheduler/scheduler_config.json", scheduler);
+    auto entry = read_model_entry("m", dir_, kOfQwen3);
+    EXPECT_TRUE(entry.ok()) << entry.error().message;
+    return std::move(entry).value();
+  };
+  const auto turbo = entry_with(R"({"shift":3.0,"use_dynamic_shifting":false})");
+  EXPECT_EQ(turbo.kind, "z_image");
+  EXPECT_EQ(turbo.defaults.integer("num_inference_steps"), 8);
+  EXPECT_EQ(turbo.defaults.real("guidance_scale"), 0.0);
+  for (const char* base : {R"({"shift":6.0})", R"({"shift":3.0,"use_dynamic_shifting":true})", "{}"}) {
+    const auto entry = entry_with(base);
+    EXPECT_EQ(entry.defaults.integer("num_inference_steps"), 50) << base;
+    EXPECT_EQ(entry.defaults.real("guidance_scale"), 5.0) << base;
+  }
+  std::vector<std::string_view> fields;
+  for (const auto& [field, limits] : turbo.fields) fields.push_back(field.name());
+  EXPECT_THAT(fields, testing::UnorderedElementsAre("width", "height", "negative_prompt", "num_inference_steps",
+                                                    "guidance_scale", "cfg_normalization", "cfg_truncation",
+                                                    "max_sequence_length"));
+  EXPECT_EQ(turbo.defaults.real("cfg_normalization"), 0.0);
+  EXPECT_EQ(turbo.defaults.real("cfg_truncation"), 1.0);
+  EXPECT_EQ(turbo.defaults.integer("max_sequence_length"), 512);
+  EXPECT_EQ(turbo.fields.at("max_sequence_length").high, 1024);
+}
+
+TEST_F(ModelFolder, ZImageIsGuidedAboveZero) {
+  write("model_index.json", R"({"_class_name":"ZImagePipeline"})");
+  const auto entry = read_model_entry("m", dir_, kOfQwen3);
+  ASSERT_TRUE(entry.ok()) << entry.error().message;
+  job::FieldValues fields;
+  EXPECT_EQ(entry->guidance(fields), job::GuidanceKind::kNone);
+  for (const auto& [scale, kind] : {std::pair(0.0, job::GuidanceKind::kNone),
+                                    {0.5, job::GuidanceKind::kTrueCfg},
+                                    {1.0, job::GuidanceKind::kTrueCfg},
+                                    {5.0, job::GuidanceKind::kTrueCfg}}) {
+    fields.set("guidance_scale", scale);
+    EXPECT_EQ(entry->guidance(fields), kind) << scale;
+  }
+}
+
+TEST_F(ModelFolder, SidesOfZImageHaveAsManyTokensAsTheTransformerHasPositions) {
+  write("model_index.json", R"({"_class_name":"ZImagePipeline"})");
+  const auto entry_with = [&](const std::string& transformer) {
+    write("transformer/config.json", transformer);
+    auto entry = read_model_entry("m", dir_, kOfQwen3);
+    EXPECT_TRUE(entry.ok()) << entry.error().message;
+    return std::move(entry).value();
+  };
+  const auto published = entry_with(R"({"axes_lens":[1536,512,512]})");
+  for (const job::Field side : {job::Field("width"), job::Field("height")}) {
+    EXPECT_EQ(published.fields.at(side).low, 16);
+    EXPECT_EQ(published.fields.at(side).high, 2048) << "not 8192";
+    EXPECT_EQ(published.fields.at(side).multiple_of, 16);
+    EXPECT_EQ(published.defaults.integer(side), 1024);
+  }
+  const auto tiny = entry_with(R"({"axes_lens":[96,12,100]})");  // of captions, rows and columns
+  EXPECT_EQ(tiny.fields.at("height").high, 12 * 16);
+  EXPECT_EQ(tiny.defaults.integer("height"), 12 * 16);
+  EXPECT_EQ(tiny.fields.at("width").high, 100 * 16);
+  EXPECT_EQ(tiny.defaults.integer("width"), 1024);
+  EXPECT_EQ(entry_with("{}").fields.at("width").high, 2048);
+}
+
+TEST_F(ModelFolder, KleinIsDistilledIfItsIndexSaysSo) {
+  const auto entry_with = [&](const std::string& more) {
+    write("model_index.json",
+          R"({"_class_name":"Flux2KleinPipeline","text_encoder":["transformers","Qwen3Model"])" + more + "}");
+    auto entry = read_model_entry("m", dir_, kOfQwen3);
+    EXPECT_TRUE(entry.ok()) << entry.error().message;
+    return std::move(entry).value();
+  };
+  const auto distilled = entry_with(R"(,"is_distilled":true)");
+  EXPECT_EQ(distilled.kind, "flux2");
+  EXPECT_EQ(distilled.defaults.integer("num_inference_steps"), 4);
+  EXPECT_EQ(distilled.defaults.real("guidance_scale"), 1.0);
+  EXPECT_EQ(distilled.guidance, nullptr) << "whatever guidance_scale is";
+  EXPECT_EQ(distilled.defaults.integer("width"), 1024);
+  EXPECT_EQ(distilled.fields.at("width").multiple_of, 16);
+  std::vector<std::string_view> fields;
+  for (const auto& [field, limits] : distilled.fields) fields.push_back(field.name());
+  EXPECT_THAT(fields, testing::UnorderedElementsAre("width", "height", "num_inference_steps", "guidance_scale",
+                                                    "max_sequence_length"));
+  for (const char* more : {"", R"(,"is_distilled":false)", R"(,"is_distilled":null)"}) {
+    const auto base = entry_with(more);
+    EXPECT_EQ(base.defaults.integer("num_inference_steps"), 50) << more;
+    EXPECT_EQ(base.defaults.real("guidance_scale"), 4.0) << more;
+    EXPECT_EQ(base.defaults.integer("max_sequence_length"), 512) << more;
+    EXPECT_EQ(base.guidance(base.defaults), job::GuidanceKind::kTrueCfg) << more;
+    job::FieldValues unguided;
+    unguided.set("guidance_scale", 1.0);
+    EXPECT_EQ(base.guidance(unguided), job::GuidanceKind::kNone) << more;
+  }
+}
+
+TEST_F(ModelFolder, Flux2ThatReadsPromptsWithMistralIsRefused) {
+  for (const char* index :
+       {R"({"_class_name":"Flux2Pipeline","text_encoder":["transformers","Mistral3ForConditionalGeneration"]})",
+        R"({"_class_name":"Flux2KleinPipeline","text_encoder":["transformers","Mistral3ForConditionalGeneration"]})",
+        R"({"_class_name":"Flux2Pipeline","text_encoder":["transformers","Qwen3ForCausalLM"]})",
+        R"({"_class_name":"Flux2KleinPipeline"})"}) {
+    write("model_index.json", index);
+    const auto refused = read_model_entry("m", dir_, kOfQwen3);
+    ASSERT_FALSE(refused.ok()) << index;
+    EXPECT_EQ(refused.error().code, Code::kDataCorrupt);
+    EXPECT_THAT(refused.error().message,
+                testing::AllOf(HasSubstr("model_index.json"), HasSubstr("Mistral, is not supported"),
+                               HasSubstr("Flux2KleinPipeline with Qwen3ForCausalLM")));
   }
 }
 

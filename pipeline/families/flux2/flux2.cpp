@@ -1,0 +1,228 @@
+#include "pipeline/families/flux2/flux2.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/from_blob.h>
+
+#include <array>
+#include <utility>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/engine/family.h"
+#include "pipeline/engine/prompts.h"
+#include "pipeline/families/flux2/adapter_names.h"
+#include "pipeline/families/flux2/transformer.h"
+#include "pipeline/nn/text/qwen3_encoder.h"
+#include "pipeline/nn/vae/decoder.h"
+#include "pipeline/sampling/flow_scheduler.h"
+#include "pipeline/sampling/latents.h"
+#include "pipeline/tokenizers/qwen_text.h"
+#include "shared/families/flux2/flux2.h"
+
+namespace ditfleet::pipeline {
+namespace {
+
+const std::vector<std::int64_t> kTextLayers{9, 18, 27};  // whose results are joined for each token
+
+// compute_empirical_mu of diffusers' pipeline_flux2_klein.py, for an exponential shift.
+double shift_of(std::int64_t image_tokens, int steps) {
+  const auto tokens = static_cast<double>(image_tokens);
+  const double of_200 = 0.00016927 * tokens + 0.45666666, of_10 = 8.73809524e-05 * tokens + 1.89833333;
+  if (image_tokens > 4300) return of_200;
+  const double slope = (of_200 - of_10) / 190;
+  return slope * steps + (of_200 - 200 * slope);
+}
+
+class Flux2Denoiser final : public Denoiser {
+ public:
+  Flux2Denoiser(const Flux2Transformer& transformer, const Settings& settings, const Schedule& schedule,
+                const Conditions& conditions, std::int64_t rows, std::int64_t columns)
+      : transformer_(transformer), scale_(settings.real("guidance_scale")), rows_(rows), columns_(columns) {
+    texts_[0] = transformer.embed_text(conditions.prompt.tensors.at("prompt_embeds"));
+    if (conditions.negative) texts_[1] = transformer.embed_text(conditions.negative->tensors.at("prompt_embeds"));
+    const auto count = static_cast<std::int64_t>(schedule.timesteps.size());
+    modulation_ = transformer.modulation(at::from_blob(const_cast<float*>(schedule.timesteps.data()), {count})
+                                             .clone()
+                                             .to(transformer.placement().device));
+  }
+
+  at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team& team,
+                      BlockCache*) override {
+    const at::Tensor& text = texts_[negative ? 1 : 0];
+    if (!rope_.defined()) rope_ = transformer_.rope(text.size(1), rows_, columns_);
+    return transformer_.velocity(latents, text, modulation_.narrow(0, step, 1), rope_, team);
+  }
+
+ private:
+  double guidance_scale(std::int64_t) const override { return scale_; }
+
+  const Flux2Transformer& transformer_;
+  const double scale_;
+  const std::int64_t rows_, columns_;
+  std::array<at::Tensor, 2> texts_;  // of the prompt and of the negative one
+  at::Tensor modulation_, rope_;
+};
+
+class Flux2Network final : public Network {
+ public:
+  static std::unique_ptr<Network> load(Folder& folder);
+
+  std::unique_ptr<Network> clone() const override { return std::make_unique<Flux2Network>(*this); }
+  std::vector<TextEncoder*> text_encoders() override { return {&text_}; }
+  std::vector<Transformer*> transformers() override { return {&transformer_}; }
+  std::int64_t vae_bytes() const override { return vae_.bytes(); }
+  LoraBase lora_base(std::vector<std::vector<BaseLinear>> linears) const override {
+    return flux2_lora_base(std::move(linears[0]));
+  }
+
+  void complete(Settings& settings) const override {
+    if (!(settings.real("guidance_scale") > 1)) return;
+    if (distilled_)
+      settings.warnings.push_back("guidance_scale has no effect on this model, which is distilled");
+    else
+      settings.negative = "";
+  }
+  void prewarm(const Settings& settings) const override {
+    transformer_.prewarm(settings.text_tokens(), rows(settings) * columns(settings), !settings.loras.empty());
+  }
+
+  PromptIds longest_ids(const Settings& settings) const override {
+    const std::vector<std::int32_t> ids(static_cast<std::size_t>(settings.text_tokens()));
+    return {{{"qwen3_ids", ids}, {"qwen3_mask", ids}}, {}};
+  }
+  EncodedPrompt encode(PromptIds ids, const Settings&) const override {
+    at::Tensor embeds = at::cat(text_.encode(ids.ids.at("qwen3_ids"), ids.ids.at("qwen3_mask"), kTextLayers), 2);
+    return {std::move(ids), {{"prompt_embeds", std::move(embeds)}}};
+  }
+  std::vector<std::int64_t> noise_size(const Settings& settings) const override {
+    return {1, transformer_.config().channels, rows(settings), columns(settings)};
+  }
+  Schedule schedule(const Settings& settings) const override {
+    const std::int64_t tokens = rows(settings) * columns(settings);
+    return make_schedule(scheduler_, settings.steps(), tokens, {}, shift_of(tokens, settings.steps()));
+  }
+  std::unique_ptr<Sampler> sampler(const Settings&, const Schedule& schedule) const override {
+    return make_flow_sampler({.unipc = false}, schedule, placement.device);
+  }
+  std::unique_ptr<Denoiser> denoiser(const Settings& settings, const Schedule& schedule,
+                                     const Conditions& conditions) const override {
+    return std::make_unique<Flux2Denoiser>(transformer_, settings, schedule, conditions, rows(settings),
+                                           columns(settings));
+  }
+  at::Tensor to_latents(const at::Tensor& noise) const override { return noise.flatten(2).transpose(1, 2); }
+  at::Tensor finished(const at::Tensor& latents, const Settings& settings) const override {
+    const at::Tensor packed = latents.transpose(1, 2).unflatten(2, {rows(settings), columns(settings)});
+    return unpack_latents(vae_.denormalized(packed).flatten(2).transpose(1, 2), rows(settings), columns(settings));
+  }
+  void decode(const at::Tensor& latents, const Settings&, const FrameSink& sink) const override {
+    sink(vae_.decode(latents));
+  }
+  at::Tensor preview(const at::Tensor& estimate, const Settings& settings) const override {
+    return vae_.preview(finished(estimate.to(placement.dtype), settings));
+  }
+
+ private:
+  Flux2Network(SchedulerConfig scheduler, bool distilled, Qwen3Encoder text, Flux2Transformer transformer,
+               VaeDecoder vae)
+      : scheduler_(scheduler),
+        distilled_(distilled),
+        text_(std::move(text)),
+        transformer_(std::move(transformer)),
+        vae_(std::move(vae)) {}
+  // The image's tokens, of 2 × 2 latent pixels.
+  std::int64_t rows(const Settings& settings) const { return settings.height() / (2 * vae_.config().factor()); }
+  std::int64_t columns(const Settings& settings) const { return settings.width() / (2 * vae_.config().factor()); }
+
+  const SchedulerConfig scheduler_;
+  const bool distilled_;
+  Qwen3Encoder text_;
+  Flux2Transformer transformer_;
+  VaeDecoder vae_;
+};
+
+std::unique_ptr<Network> Flux2Network::load(Folder& folder) {
+  const LoadContext& c = folder.context;
+  if (!c.source.vae_dtype.empty())
+    fail(Code::kInvalidArgument, "this family's VAE has the precision of the other parts; leave vae_dtype out",
+         "vae_dtype");
+  const bool distilled = folder.index().boolean("is_distilled", false);
+  const auto scheduler = read_scheduler_config(ConfigFile(folder.dir("scheduler") + "/scheduler_config.json"));
+  const auto qwen3 = read_qwen3_config(folder.config("text_encoder"));
+  const auto config = read_flux2_config(folder.config("transformer"));
+  const auto vae = read_vae_config(folder.config("vae"));
+  if (qwen3.num_hidden_layers < kTextLayers.back())
+    folder.config("text_encoder")
+        .refuse("num_hidden_layers is " + std::to_string(qwen3.num_hidden_layers) +
+                "; the transformer reads what layers 9, 18 and 27 make");
+  folder.must_match("transformer's joint_attention_dim", config.text_width, "three times text_encoder's hidden_size",
+                    3 * qwen3.hidden_size);
+  folder.must_match("transformer's in_channels", config.channels, "four times vae's latent_channels",
+                    4 * vae.latent_channels);
+  if (!vae.batch_norm_eps) folder.config("vae").refuse("_class_name is AutoencoderKL; it must be AutoencoderKLFlux2");
+  auto text = folder.load("text_encoders", [&] {
+    return Qwen3Encoder::load(folder.files("text_encoder"), c.placement, kTextLayers.back(), c.regions,
+                              folder.quantize("text_encoder"));
+  });
+  auto transformer = folder.load(
+      "transformer", [&] { return Flux2Transformer::load(folder.transformer("transformer"), c.placement); });
+  auto decoder = folder.load("vae", [&] { return VaeDecoder::load(folder.files("vae"), c.placement, c.regions); });
+  return std::unique_ptr<Network>(new Flux2Network(scheduler, distilled, text.get(), transformer.get(), decoder.get()));
+}
+
+FileAbout about(std::string_view component, const Checkpoint& file) {
+  if (component == "transformer") return {"FLUX.2 transformer", ""};
+  if (component == "text_encoder") return {"Qwen3 text encoder", ""};
+  return {file.contains("bn.running_mean") ? "VAE of FLUX.2" : "", ""};
+}
+
+std::unique_ptr<Tokenizers> load_tokenizers(const ModelSource& source) {
+  std::vector<Prompts::Encoder> encoders;
+  encoders.push_back({.name = "qwen3",
+                      .shown = "Qwen3",
+                      .ids = "qwen3_ids",
+                      .tokenizer = unwrap(Tokenizer::load_qwen(source.dir + "/tokenizer")),
+                      .pads = true,
+                      .clean = [](const std::string& prompt) { return qwen_chat(prompt, /*thinking=*/false); },
+                      .mask = "qwen3_mask"});
+  return std::make_unique<Prompts>(std::move(encoders));
+}
+
+}  // namespace
+
+const Family& flux2_family() {
+  static const Family family{
+      .description = &families::kFlux2,
+      .components = {{"scheduler", "FlowMatchEulerDiscreteScheduler"},
+                     {"tokenizer", "Qwen2Tokenizer"},
+                     {"transformer",
+                      "Flux2Transformer2DModel",
+                      Library::kDiffusers,
+                      {"fp8", "nf4"},
+                      false,
+                      {"model.diffusion_model.", "diffusion_model."},
+                      {"double_stream_modulation_img.lin.weight", "double_stream_modulation_img.linear.weight"}},
+                     {"text_encoder",
+                      "Qwen3ForCausalLM",
+                      Library::kTransformers,
+                      {"nf4"},
+                      false,
+                      kQwen3Prefixes,
+                      kQwen3Tensors,
+                      "Qwen3Model"},
+                     {"vae",
+                      "AutoencoderKLFlux2",
+                      Library::kDiffusers,
+                      {},
+                      false,
+                      {"vae.", "first_stage_model."},
+                      {"bn.running_mean"}}},
+      .load = Flux2Network::load,
+      .load_tokenizers = load_tokenizers,
+      .about = about,
+      .spec = [](const ConfigFile& config) { return flux2_spec(read_flux2_config(config)); },
+      .small = {512, 512, 1},
+      .typical = {1024, 1024, 1}};
+  return family;
+}
+
+}  // namespace ditfleet::pipeline
