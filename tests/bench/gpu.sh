@@ -11,6 +11,8 @@
 #                                               minutes; goes on likewise
 #   tests/bench/gpu.sh parallel [BUILD_DIR]     several GPUs for one image or video, on 2 and on 4 GPUs of this machine,
 #                                               by copy engines and by NCCL; about 14 minutes; goes on likewise
+#   tests/bench/gpu.sh families [BUILD_DIR]     pictures in Z-Image's and FLUX.2-klein-4B's sizes: steps, prompt to PNG,
+#                                               a memory limit, two GPUs where there are; about 8 minutes; goes on likewise
 #
 #   DITFLEET_BENCH_RESULTS   folder of the CSVs (default: tests/bench/results)
 #   DITFLEET_BENCH_PEER=0    skip the peer
@@ -22,11 +24,13 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 what=${1:-}
-case $what in regions | lora | precision | memory | wan | parallel) ;; *) sed -n '2,19s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+case $what in regions | lora | precision | memory | wan | parallel | families) ;; *) sed -n '2,21s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 build=$(cd "${2:-$top/build}" && pwd)
 results=${DITFLEET_BENCH_RESULTS:-$here/results}
 mkdir -p "$results"
-csv=$results/${what}_gpu.csv log=$build/${what}_gpu.log
+csv=$results/${what}_gpu.csv
+[ "$what" != families ] || csv=$results/families.csv
+log=$build/${what}_gpu.log
 bench=$build/tests/${what}_gpu_bench
 [ -x "$bench" ] || { echo "gpu.sh: $bench does not exist; build the target ${what}_gpu_bench first" >&2; exit 1; }
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1) || true
@@ -133,6 +137,30 @@ if [ "$what" = parallel ]; then
   rm -rf "$work/flux"
   "$(peer_python)" "$here/make_wan_size.py" "$work/wan" >> "$log" 2>&1
   measure wan step_81_ratio "$work/wan/one"
+  exit
+fi
+if [ "$what" = families ]; then
+  [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || python=$(peer_python)
+  "${python:-$(peer_python)}" "$here/make_family_size.py" "$work/models" >> "$log" 2>&1
+  export TORCHINDUCTOR_CACHE_DIR=$work/inductor
+  for model in z_image klein; do
+    steps=8
+    [ $model = z_image ] || steps=4
+    image() { run "$bench" image --model "$work/models/$model" --name $model --steps $steps "$@"; }
+    image --cache "$work/warm" > /dev/null  # brings the libraries' files into memory
+    for format in bf16 fp8; do
+      quantize=
+      [ $format = bf16 ] || quantize='--quantize fp8'
+      # shellcheck disable=SC2086
+      once ditfleet ${model}_$format back_to_back_s image --cache "$work/$format" $quantize
+      [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || once diffusers ${model}_$format back_to_back_s \
+        run "$python" "$here/peers/families_diffusers.py" ${model}_$format --model "$work/models/$model" --steps $steps
+    done
+    once ditfleet ${model}_fp8_attention8 back_to_back_s image --cache "$work/fp8" --quantize fp8 --attention fp8
+    once ditfleet ${model}_bf16_limited back_to_back_s image --cache "$work/bf16" --limit 12
+  done
+  [ "$(nvidia-smi -L | wc -l)" -lt 2 ] || once ditfleet z_image step_1024_ratio_2 \
+    run "$build/tests/parallel_gpu_bench" z_image --gpus 2 --model "$work/models/z_image" --cache "$work/bf16"
   exit
 fi
 if [ "$what" = precision ]; then

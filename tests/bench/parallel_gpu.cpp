@@ -4,6 +4,7 @@
 //     [--machine TEXT]
 //
 // SCENARIO: flux  a folder of FLUX.1-dev's size: 28 steps at 1024×1024, steps at 512×512, the time to load it
+//           z_image  a folder of Z-Image's size: a step at 1024×1024
 //           wan   a folder of Wan 2.2 A14B's size with one transformer: a step with guidance of 81 frames at 832×480
 //
 // The GPUs exchange attention's rows by copy engines, or with --exchange nccl by NCCL; the names of those rows end in
@@ -18,6 +19,7 @@
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/families/wan/wan.h"
+#include "pipeline/families/z_image/z_image.h"
 #include "shared/kernel_cache/cache.h"
 #include "tests/bench/flux_size.h"
 #include "worker/ranks/leader.h"
@@ -38,7 +40,7 @@ Result<std::unique_ptr<pipeline::Engine>> create(const pipeline::RankOptions& pl
   o.compile.backend = "auto";  // in the other ranks options() knows no GPU
   o.kernel_cache = open_cache();
   o.ranks = place;
-  return pipeline::Engine::create(o, {&pipeline::flux_family(), &pipeline::wan_family()});
+  return pipeline::Engine::create(o, {&pipeline::flux_family(), &pipeline::wan_family(), &pipeline::z_image_family()});
 }
 
 struct Request {
@@ -87,6 +89,11 @@ std::map<std::string, double> wan(pipeline::Model& model) {
   return {{"step_81", median(generate(model, {832, 480, 3, 81}))}};
 }
 
+std::map<std::string, double> z_image(pipeline::Model& model) {
+  generate(model, {1024, 1024, 2});
+  return {{"step_1024", median(generate(model, {1024, 1024, 8}))}};
+}
+
 // On one GPU, then on all.
 void compare(Measure measure) {
   const std::string load = scenario == "flux" ? "load" : "load_" + scenario;
@@ -128,5 +135,6 @@ int main(int argc, char** argv) {
       .size = gpus, .wait = std::chrono::seconds(60), .copy_engines = flags["--exchange"] != "nccl"};
   ranks = unwrap(worker::RankProcesses::start(place, unwrap(pipeline::Engine::create_rank_memory(gpus, place.wait)),
                                               bench::create));
-  run(argc, argv, {{"flux", [] { compare(flux); }}, {"wan", [] { compare(wan); }}});
+  run(argc, argv,
+      {{"flux", [] { compare(flux); }}, {"wan", [] { compare(wan); }}, {"z_image", [] { compare(z_image); }}});
 }

@@ -1,0 +1,146 @@
+// Measures a folder of any image family on a GPU, at 1024×1024. gpu.sh families runs it.
+//
+//   families_gpu_bench SCENARIO --model DIR --steps N --name NAME [--quantize FORMAT] [--attention fp8] [--limit GIB]
+//                      [--cache DIR] [--revision TEXT] [--machine TEXT]
+//
+// SCENARIO: image  loading, the first step, a step, from a prompt to a PNG alone and back to back with the stages of
+//                  images on three threads, as a worker runs them; then a new size; and the peak of memory
+//           profile  one image after two others, for a profiler
+//
+// Rows are of the scenario NAME_FORMAT. --limit: memory.limit, with the plan that `auto` chooses.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "pipeline/device/failure.h"
+#include "pipeline/engine.h"
+#include "pipeline/families/flux/flux.h"
+#include "pipeline/families/flux2/flux2.h"
+#include "pipeline/families/z_image/z_image.h"
+#include "shared/core/background_threads.h"
+#include "shared/kernel_cache/cache.h"
+#include "shared/media/writer.h"
+#include "tests/bench/flux_size.h"
+
+namespace ditfleet::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using pipeline::unwrap;
+
+constexpr int kImages = 8;
+
+class Folder {
+ public:
+  Folder() {
+    pipeline::EngineOptions o;
+    o.device = flags["--device"];
+    o.compile = options();
+    o.kernel_cache = open_cache();
+    o.memory.limit = static_cast<std::int64_t>(std::atof(flags["--limit"].c_str()) * (1 << 30));
+    engine_ = unwrap(pipeline::Engine::create(
+        o, {&pipeline::flux_family(), &pipeline::flux2_family(), &pipeline::z_image_family()}));
+    pipeline::ModelSource source{"model", flags["--model"]};
+    if (!flags["--quantize"].empty()) source.quantize["transformer"] = flags["--quantize"];
+    source.attention = flags["--attention"];
+    model_ = unwrap(engine_->load_model(source));
+  }
+
+  std::unique_ptr<pipeline::Generation> encode(int width = 1024, int height = 1024) {
+    pipeline::GenerationRequest request;
+    request.prompt = "picture number " + std::to_string(++prompts_);  // a new prompt, so that no embedding is reused
+    request.seed = prompts_;
+    request.fields.set("width", width);
+    request.fields.set("height", height);
+    request.fields.set("num_inference_steps", std::atoi(flags["--steps"].c_str()));
+    return unwrap(model_->encode(request));
+  }
+  // `steps`: gets the seconds of each step.
+  pipeline::Media draw(pipeline::Generation& generation, std::vector<double>* steps = nullptr) {
+    auto last = Clock::now();
+    unwrap(model_->denoise(generation, [&](const pipeline::StepProgress&) {
+      if (steps) steps->push_back(since(std::exchange(last, Clock::now())));
+      return true;
+    }));
+    return unwrap(model_->decode(generation));
+  }
+  static std::size_t png(const pipeline::Media& image) {
+    return unwrap(media::encode(image, job::OutputFormat::kPng, 100)).size();
+  }
+  double compiles() const { return static_cast<double>(engine_->region_counts().compiles); }
+  const pipeline::Model& model() const { return *model_; }
+
+ private:
+  std::unique_ptr<pipeline::Engine> engine_;
+  std::unique_ptr<pipeline::Model> model_;
+  int prompts_ = 0;
+};
+
+double back_to_back(Folder& folder) {
+  BackgroundThreads text("text", 1), device("device", 1), encoder("png", 1);
+  const auto encode = [&] { return text.run([&] { return folder.encode(); }); };
+  return first_s([&] {
+           std::vector<std::future<std::size_t>> files;
+           auto next = encode();
+           for (int i = 0; i < kImages; ++i) {
+             auto ready = next.get();
+             if (i + 1 < kImages) next = encode();
+             auto image = device.run([&, g = std::shared_ptr(std::move(ready))] { return folder.draw(*g); }).get();
+             files.push_back(encoder.run([i = std::move(image)] { return Folder::png(i); }));
+           }
+           for (auto& file : files) file.get();
+         }) /
+         kImages;
+}
+
+void image() {
+  scenario = flags["--name"] + "_" + (flags["--quantize"].empty() ? "bf16" : flags["--quantize"]) +
+             (flags["--attention"].empty() ? "" : "_attention8") + (flags["--limit"].empty() ? "" : "_limited");
+  PeakSampler peak;
+  Folder folder;
+  double compile = 0;
+  for (const auto& [part, took] : folder.model().info().load_times) {
+    if (part == "compile") compile = static_cast<double>(took.count()) / 1e6;
+    std::fprintf(stderr, "%s %.3f s\n", part.c_str(), static_cast<double>(took.count()) / 1e6);
+  }
+  const auto image = [&](std::vector<double>* steps = nullptr) { folder.draw(*folder.encode(), steps); };
+  std::vector<double> steps;
+  image(&steps);
+  row("compile_and_first_step_s", compile + steps.front(), "s");
+  for (int i = 0; i < 2; ++i) image();
+  steps.clear();
+  for (int i = 0; i < 3; ++i) {
+    std::vector<double> of_image;
+    image(&of_image);
+    steps.insert(steps.end(), of_image.begin() + 1, of_image.end());
+  }
+  row("step_ms", median(steps) * 1e3, "ms");
+  const auto whole = [&] { Folder::png(folder.draw(*folder.encode())); };
+  row("peak_gib", peak.stop() * 1e9 / (1 << 30), "GiB");
+  row("prompt_to_png_s", steady_s(whole, 5), "s");
+  row("back_to_back_s", back_to_back(folder), "s");
+  auto generation = folder.encode();
+  std::fprintf(stderr, "plan %s\n", folder.model().memory().plan.c_str());
+  for (const auto& [stage, us] : generation->device_phases_us())
+    std::fprintf(stderr, "%s %.2f ms\n", stage.c_str(), static_cast<double>(us) / 1e3);
+  const double before = folder.compiles();
+  std::vector<double> first, second;
+  folder.draw(*folder.encode(768, 1360), &first);
+  folder.draw(*folder.encode(768, 1360), &second);
+  row("new_size_extra_s", first.front() - median(second), "s");
+  row("new_size_compiles", folder.compiles() - before, "programs");
+}
+
+void profile() {
+  Folder folder;
+  for (int i = 0; i < 3; ++i) folder.draw(*folder.encode());
+}
+
+}  // namespace
+}  // namespace ditfleet::bench
+
+int main(int argc, char** argv) {
+  using namespace ditfleet::bench;
+  for (const char* flag : {"--steps", "--name", "--limit"}) flags.emplace(flag, "");
+  run(argc, argv, {{"image", image}, {"profile", profile}});
+}
