@@ -1,11 +1,13 @@
 #include "pipeline/nn/rope.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_unique.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/exp.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/reciprocal.h>
@@ -24,10 +26,14 @@ constexpr double kTheta = 10000;  // of timesteps
 }  // namespace
 
 at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels, double theta, bool fp32_angles) {
+  // A grid of tokens has few positions along an axis.
+  const auto [values, of_token] =
+      at::_unique(positions.to(ScalarType::Double), /*sorted=*/true, /*return_inverse=*/true);
   const at::Tensor exponents = at::arange(0, channels, 2, ScalarType::Double) / static_cast<double>(channels);
-  at::Tensor angles = at::outer(positions.to(ScalarType::Double), at::reciprocal(at::pow(theta, exponents)));
+  at::Tensor angles = at::outer(values, at::reciprocal(at::pow(theta, exponents)));
   if (fp32_angles) angles = angles.to(ScalarType::Float);
-  return at::complex(at::cos(angles).to(ScalarType::Float), at::sin(angles).to(ScalarType::Float));
+  return at::complex(at::cos(angles).to(ScalarType::Float), at::sin(angles).to(ScalarType::Float))
+      .index_select(0, of_token);
 }
 
 at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table) {
