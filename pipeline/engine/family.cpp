@@ -109,6 +109,12 @@ void Folder::loaded(const char* part, std::chrono::steady_clock::time_point begu
   times.emplace_back(part, std::chrono::duration_cast<std::chrono::microseconds>(took));
 }
 
+void Folder::refuse_vae_dtype() const {
+  if (!context.source.vae_dtype.empty())
+    fail(Code::kInvalidArgument, "this family's VAE has the precision of the other parts; leave vae_dtype out",
+         "vae_dtype");
+}
+
 FileNames names_in_file(const TransformerSpec& spec,
                         const std::function<std::vector<LoraTarget>(const std::vector<BaseLinear>&)>& aliases) {
   FileNames names;

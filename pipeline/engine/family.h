@@ -73,6 +73,8 @@ class Folder {
   TransformerSource transformer(const std::string& component) const;
   // Throws Failure (kDataCorrupt) unless the two numbers of different parts are equal.
   void must_match(std::string_view what, std::int64_t a, std::string_view other, std::int64_t b) const;
+  // Throws Failure (kInvalidArgument) if the source has a vae_dtype: for families whose VAE has the other parts' type.
+  void refuse_vae_dtype() const;
   // Loads a part with `load`, on a thread of its own if this process alone loads it to a GPU; otherwise at once,
   // because ranks load their parts together and in order, and a CPU has no faster way. Adds the time to `times`. The
   // future rethrows what `load` throws; destroying it waits.

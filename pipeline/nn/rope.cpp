@@ -36,6 +36,18 @@ at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels, double 
       .index_select(0, of_token);
 }
 
+std::pair<at::Tensor, at::Tensor> grid_positions(std::int64_t rows, std::int64_t columns) {
+  return {at::arange(rows, ScalarType::Float).unsqueeze(1).expand({rows, columns}).reshape({-1}),
+          at::arange(columns, ScalarType::Float).unsqueeze(0).expand({rows, columns}).reshape({-1})};
+}
+
+at::Tensor rope_of(std::span<const at::Tensor> positions, std::span<const std::int64_t> channels, c10::Device device,
+                   double theta, bool fp32_angles) {
+  std::vector<at::Tensor> axes;
+  for (const at::Tensor& one : positions) axes.push_back(rope_axis(one, channels[axes.size()], theta, fp32_angles));
+  return at::cat(axes, 1).unsqueeze(0).unsqueeze(2).to(device);
+}
+
 at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table) {
   const at::Tensor pairs = at::view_as_complex(x.to(ScalarType::Float).contiguous().unflatten(-1, {x.size(-1) / 2, 2}));
   return at::view_as_real(pairs * table).flatten(3).to(x.scalar_type());

@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
+#include <utility>
 
 namespace ditfleet::pipeline {
 
@@ -12,6 +14,14 @@ namespace ditfleet::pipeline {
 // cos + i sin of each angle. Angles are computed in float64, on a CPU; `fp32_angles`: and rounded to fp32.
 at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels, double theta = 10000,
                      bool fp32_angles = false);
+
+// The row and the column of each token of a picture, both [rows · columns] fp32 on a CPU.
+std::pair<at::Tensor, at::Tensor> grid_positions(std::int64_t rows, std::int64_t columns);
+
+// The table of tokens with these positions, one [tokens] for each axis: [1, tokens, 1, sum of channels / 2] complex64
+// on the device. The other arguments: as rope_axis().
+at::Tensor rope_of(std::span<const at::Tensor> positions, std::span<const std::int64_t> channels, c10::Device device,
+                   double theta = 10000, bool fp32_angles = false);
 
 // Rotates adjacent pairs of x [1, tokens, heads, head_dim] by the table [1, tokens, 1, head_dim / 2]. Computes in fp32
 // and returns x's type.

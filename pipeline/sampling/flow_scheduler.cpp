@@ -1,7 +1,6 @@
 #include "pipeline/sampling/flow_scheduler.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/scalar_tensor.h>
 
 #include <cmath>
@@ -144,9 +143,7 @@ Schedule make_flow_schedule(const FlowSchedulerConfig& config, int steps, const 
 std::unique_ptr<Sampler> make_flow_sampler(const FlowSchedulerConfig& config, const Schedule& schedule,
                                            c10::Device device) {
   if (config.unipc) return std::make_unique<UniPc>(config, schedule.sigmas);
-  const auto count = static_cast<std::int64_t>(schedule.sigmas.size());
-  return std::make_unique<FlowMatchEuler>(
-      at::from_blob(const_cast<float*>(schedule.sigmas.data()), {count}).clone().to(device));
+  return std::make_unique<FlowMatchEuler>(on_device(schedule.sigmas, device));
 }
 
 }  // namespace ditfleet::pipeline

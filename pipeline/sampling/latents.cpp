@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/round.h>
 #include <ATen/ops/stack.h>
@@ -25,6 +26,12 @@ at::Tensor pack_latents(const at::Tensor& x) {
 at::Tensor unpack_latents(const at::Tensor& tokens, std::int64_t rows, std::int64_t columns) {
   const std::int64_t c = tokens.size(2) / 4;
   return tokens.view({1, rows, columns, c, 2, 2}).permute({0, 3, 1, 4, 2, 5}).reshape({1, c, rows * 2, columns * 2});
+}
+
+at::Tensor on_device(std::span<const float> values, c10::Device device) {
+  return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())})
+      .clone()
+      .to(device);
 }
 
 at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now,

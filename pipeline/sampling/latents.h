@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "pipeline/api/media.h"
@@ -20,6 +21,9 @@ at::Tensor draw_noise(std::int64_t seed, at::IntArrayRef size, c10::ScalarType d
 at::Tensor pack_latents(const at::Tensor& latents);
 // The inverse of pack_latents(), for an image of rows × columns tokens.
 at::Tensor unpack_latents(const at::Tensor& tokens, std::int64_t rows, std::int64_t columns);
+
+// The values as [n] fp32, on the device.
+at::Tensor on_device(std::span<const float> values, c10::Device device);
 
 // One Euler step: tokens + (next − now) · velocity, in velocity's type. now and next are 0-dim fp32 tensors on the
 // tokens' device, so that the product is rounded to velocity's type before the fp32 sum, as in diffusers.

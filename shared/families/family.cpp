@@ -90,6 +90,11 @@ Result<json::object> read_json_object(const std::string& path) {
   return std::move(value->get_object());
 }
 
+bool flag_of(const json::object& object, std::string_view name) {
+  const json::value* v = object.if_contains(name);
+  return v && v->is_bool() && v->get_bool();
+}
+
 Result<std::int64_t> read_vae_factor(const std::string& dir) {
   const std::string path = dir + "/vae/config.json";
   const auto vae = read_json_object(path);

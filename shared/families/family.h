@@ -30,6 +30,8 @@ Result<job::ModelEntry> read_model_entry(const std::string& name, const std::str
 
 // Helpers for families. read_json_object() returns kNotFound or kDataCorrupt.
 Result<json::object> read_json_object(const std::string& path);
+// Whether the field is true; false if it is missing or has another type.
+bool flag_of(const json::object& object, std::string_view name);
 Error corrupt(const std::string& path, const std::string& message);
 // The pixels per latent pixel of the folder's VAE, in each direction. kNotFound or kDataCorrupt.
 Result<std::int64_t> read_vae_factor(const std::string& dir);

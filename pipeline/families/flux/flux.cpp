@@ -1,7 +1,6 @@
 #include "pipeline/families/flux/flux.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cmath>
@@ -26,12 +25,6 @@ namespace {
 
 // Number of steps whose modulation is computed together. Bounds the memory for it.
 constexpr std::int64_t kModulationSteps = 64;
-
-at::Tensor on_device(const std::vector<float>& values, c10::Device device) {
-  return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())})
-      .clone()
-      .to(device);
-}
 
 // The inputs of the steps are computed on the text thread while another image is denoised, because FLUX's modulation
 // weights are 6 GB and adapters on them need further products.
@@ -162,9 +155,7 @@ class FluxNetwork final : public Network {
 
 std::unique_ptr<Network> FluxNetwork::load(Folder& folder) {
   const LoadContext& c = folder.context;
-  if (!c.source.vae_dtype.empty())
-    fail(Code::kInvalidArgument, "this family's VAE has the precision of the other parts; leave vae_dtype out",
-         "vae_dtype");
+  folder.refuse_vae_dtype();
   const auto scheduler = read_scheduler_config(ConfigFile(folder.dir("scheduler") + "/scheduler_config.json"));
   const auto clip = read_clip_config(folder.config("text_encoder"));
   const auto t5 = read_t5_config(folder.config("text_encoder_2"));

@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/from_blob.h>
 
 #include <array>
 #include <utility>
@@ -40,10 +39,7 @@ class Flux2Denoiser final : public Denoiser {
       : transformer_(transformer), scale_(settings.real("guidance_scale")), rows_(rows), columns_(columns) {
     texts_[0] = transformer.embed_text(conditions.prompt.tensors.at("prompt_embeds"));
     if (conditions.negative) texts_[1] = transformer.embed_text(conditions.negative->tensors.at("prompt_embeds"));
-    const auto count = static_cast<std::int64_t>(schedule.timesteps.size());
-    modulation_ = transformer.modulation(at::from_blob(const_cast<float*>(schedule.timesteps.data()), {count})
-                                             .clone()
-                                             .to(transformer.placement().device));
+    modulation_ = transformer.modulation(on_device(schedule.timesteps, transformer.placement().device));
   }
 
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team& team,
@@ -142,9 +138,7 @@ class Flux2Network final : public Network {
 
 std::unique_ptr<Network> Flux2Network::load(Folder& folder) {
   const LoadContext& c = folder.context;
-  if (!c.source.vae_dtype.empty())
-    fail(Code::kInvalidArgument, "this family's VAE has the precision of the other parts; leave vae_dtype out",
-         "vae_dtype");
+  folder.refuse_vae_dtype();
   const bool distilled = folder.index().boolean("is_distilled", false);
   const auto scheduler = read_scheduler_config(ConfigFile(folder.dir("scheduler") + "/scheduler_config.json"));
   const auto qwen3 = read_qwen3_config(folder.config("text_encoder"));

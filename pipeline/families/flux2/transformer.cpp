@@ -80,13 +80,10 @@ at::Tensor Flux2Transformer::rope(std::int64_t text, std::int64_t rows, std::int
     return at::empty({1, text + rows * columns, 1, config_.head_dim / 2},
                      at::TensorOptions(ScalarType::ComplexFloat).device(placement().device));
   const at::Tensor before = at::zeros({text}, ScalarType::Float), none = at::zeros({rows * columns}, ScalarType::Float);
-  const at::Tensor row = at::arange(rows, ScalarType::Float).unsqueeze(1).expand({rows, columns}).reshape({-1}),
-                   column = at::arange(columns, ScalarType::Float).unsqueeze(0).expand({rows, columns}).reshape({-1});
+  const auto [row, column] = grid_positions(rows, columns);
   const at::Tensor positions[] = {at::cat({before, none}), at::cat({before, row}), at::cat({before, column}),
                                   at::cat({at::arange(text, ScalarType::Float), none})};
-  std::vector<at::Tensor> axes;
-  for (const at::Tensor& one : positions) axes.push_back(rope_axis(one, config_.axes[axes.size()], config_.rope_theta));
-  return at::cat(axes, 1).unsqueeze(0).unsqueeze(2).to(placement().device);
+  return rope_of(positions, config_.axes, placement().device, config_.rope_theta);
 }
 
 at::Tensor Flux2Transformer::last_layer(const at::Tensor& image, const at::Tensor& modulation) const {

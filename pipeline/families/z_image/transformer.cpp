@@ -94,7 +94,7 @@ at::Tensor ZImageTransformer::embed_text(const at::Tensor& prompt_embeds) const 
   const at::Tensor normed = at::rms_norm(prompt_embeds, {config_.text_width}, {}, config_.norm_eps);
   at::Tensor text = filled(apply_linear(linears[ZImageLinear::kTextIn], normed * tensors[ZImageTensor::kTextNorm]),
                            tensors[ZImageTensor::kTextPad]);
-  const at::Tensor rope = rope_rows(positions_table(text.size(1), 0, 0));
+  const at::Tensor rope = rope_rows(this->rope(text.size(1), 0, 0));
   PartSequence::Pass pass(parts().apart.get());
   for (std::size_t i = 0; i < blocks.size() && blocks[i].spec == ZImageBlocks::kText; ++i) {
     pass.begin(i);
@@ -104,26 +104,18 @@ at::Tensor ZImageTransformer::embed_text(const at::Tensor& prompt_embeds) const 
   return text;
 }
 
-at::Tensor ZImageTransformer::positions_table(std::int64_t text, std::int64_t rows, std::int64_t columns) const {
+at::Tensor ZImageTransformer::rope(std::int64_t text, std::int64_t rows, std::int64_t columns) const {
   using c10::ScalarType;
   const std::int64_t image = rows * columns, padding = z_image_filled(image) - image;
   if (placement().device.is_meta())
     return at::empty({1, image + padding + text, 1, config_.head_dim() / 2},
                      at::TensorOptions(ScalarType::ComplexFloat).device(placement().device));
   const at::Tensor none = at::zeros({padding}, ScalarType::Float), of_text = at::zeros({text}, ScalarType::Float);
-  const at::Tensor row = at::arange(rows, ScalarType::Float).unsqueeze(1).expand({rows, columns}).reshape({-1}),
-                   column = at::arange(columns, ScalarType::Float).unsqueeze(0).expand({rows, columns}).reshape({-1});
+  const auto [row, column] = grid_positions(rows, columns);
   const at::Tensor positions[] = {
       at::cat({at::full({image}, text + 1, ScalarType::Float), none, at::arange(1, text + 1, ScalarType::Float)}),
       at::cat({row, none, of_text}), at::cat({column, none, of_text})};
-  std::vector<at::Tensor> axes;
-  for (const at::Tensor& one : positions)
-    axes.push_back(rope_axis(one, config_.axes[axes.size()], config_.rope_theta, /*fp32_angles=*/true));
-  return at::cat(axes, 1).unsqueeze(0).unsqueeze(2).to(placement().device);
-}
-
-at::Tensor ZImageTransformer::rope(std::int64_t text_tokens, std::int64_t rows, std::int64_t columns) const {
-  return positions_table(text_tokens, rows, columns);
+  return rope_of(positions, config_.axes, placement().device, config_.rope_theta, /*fp32_angles=*/true);
 }
 
 at::Tensor ZImageTransformer::velocity(const at::Tensor& latents, const at::Tensor& text, const at::Tensor& modulation,

@@ -27,7 +27,7 @@ class ZImageTransformer : public Transformer {
   // Converts text tokens [1, L, text_width] to the refined caption [1, z_image_filled(L), D].
   at::Tensor embed_text(const at::Tensor& prompt_embeds) const;
   // [1, image and caption tokens, 1, head_dim / 2] complex64 on the device, for filled numbers of tokens. `rows`,
-  // `columns`: of the image's tokens of 2 × 2 latent pixels.
+  // `columns`: of the image's tokens of 2 × 2 latent pixels; 0: the caption alone.
   at::Tensor rope(std::int64_t text_tokens, std::int64_t rows, std::int64_t columns) const;
   // `latents`: [1, channels, h, w]. `text`: from embed_text(). `modulation`: of one step, [1, rows, D]. `rope`: from
   // rope(). Returns [1, channels, h, w] in the placement's type, with diffusers' sign. `team`: the ranks that share the
@@ -39,8 +39,6 @@ class ZImageTransformer : public Transformer {
   ZImageTransformer(ZImageConfig config, Placement placement)
       : Transformer(z_image_spec(config), std::move(placement)), config_(config) {}
   void open_libraries(const region::RegionHost& host) const override;
-  // Caption tokens with the positions 1, 2, … and, unless rows is 0, the image's before them.
-  at::Tensor positions_table(std::int64_t text_tokens, std::int64_t rows, std::int64_t columns) const;
 
   ZImageConfig config_;
 };

@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/clamp_max.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/linspace.h>
 
@@ -67,10 +66,10 @@ class ZImageDenoiser final : public Denoiser {
 
  private:
   at::Tensor window(std::int64_t first) const {
-    const auto count = std::min<std::int64_t>(static_cast<std::int64_t>(timesteps_.size()) - first, kModulationSteps);
-    return transformer_.modulation(at::from_blob(const_cast<float*>(timesteps_.data()) + first, {count})
-                                       .clone()
-                                       .to(transformer_.placement().device));
+    const auto begin = static_cast<std::size_t>(first);
+    const std::size_t count = std::min<std::size_t>(timesteps_.size() - begin, kModulationSteps);
+    return transformer_.modulation(
+        on_device(std::span(timesteps_).subspan(begin, count), transformer_.placement().device));
   }
   double guidance_scale(std::int64_t) const override { return scale_; }
 
@@ -164,9 +163,7 @@ class ZImageNetwork final : public Network {
 
 std::unique_ptr<Network> ZImageNetwork::load(Folder& folder) {
   const LoadContext& c = folder.context;
-  if (!c.source.vae_dtype.empty())
-    fail(Code::kInvalidArgument, "this family's VAE has the precision of the other parts; leave vae_dtype out",
-         "vae_dtype");
+  folder.refuse_vae_dtype();
   const auto scheduler = read_scheduler_config(ConfigFile(folder.dir("scheduler") + "/scheduler_config.json"));
   const auto qwen3 = read_qwen3_config(folder.config("text_encoder"));
   const auto config = read_z_image_config(folder.config("transformer"));

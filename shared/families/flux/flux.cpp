@@ -13,11 +13,6 @@ constexpr std::int64_t kLargestSide = 2048;
 constexpr std::int64_t kMostSteps = 200, kMostTextTokens = 512;
 constexpr std::int64_t kDefaultLatentSide = 128;  // FluxPipeline's default_sample_size
 
-bool flag_of(const json::object& object, std::string_view name) {
-  const json::value* v = object.if_contains(name);
-  return v && v->is_bool() && v->get_bool();
-}
-
 // FluxPipeline runs true CFG only with both a scale above one and a negative prompt.
 job::GuidanceKind guidance_of(const job::FieldValues& fields) {
   const bool true_cfg = fields.real("true_cfg_scale").value_or(1.0) > 1.0 && fields.has("negative_prompt");

@@ -28,8 +28,7 @@ Result<void> read(job::ModelEntry& entry) {
                              "Flux2KleinPipeline with Qwen3ForCausalLM");
   const auto factor = read_vae_factor(entry.dir);
   if (!factor) return factor.error();
-  const json::value* flag = index->if_contains("is_distilled");
-  const bool distilled = flag && flag->is_bool() && flag->get_bool();
+  const bool distilled = flag_of(*index, "is_distilled");
 
   if (!distilled) entry.guidance = guidance_of;
   describe_sides(entry, *factor, kLargestSide, kDefaultLatentSide * *factor);

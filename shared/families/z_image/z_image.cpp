@@ -34,9 +34,9 @@ Result<void> read(job::ModelEntry& entry) {
   if (!transformer) return transformer.error();
   const auto scheduler = read_json_object(entry.dir + "/scheduler/scheduler_config.json");
   if (!scheduler) return scheduler.error();
-  const json::value *shift = scheduler->if_contains("shift"), *dynamic = scheduler->if_contains("use_dynamic_shifting");
+  const json::value* shift = scheduler->if_contains("shift");
   const bool turbo = shift && shift->is_number() && std::abs(shift->to_number<double>() - kTurboShift) < 1e-9 &&
-                     !(dynamic && dynamic->is_bool() && dynamic->get_bool());
+                     !flag_of(*scheduler, "use_dynamic_shifting");
 
   entry.guidance = guidance_of;
   describe_sides(entry, *factor, kLargestSide, kDefaultSide);
