@@ -5,12 +5,15 @@
 //
 // SCENARIO: image  loading, the first step, a step, from a prompt to a PNG alone and back to back with the stages of
 //                  images on three threads, as a worker runs them; then a new size; and the peak of memory
+//           gate     the cosine between the pixels of images in bf16 and in FORMAT, with 8-bit attention and both
 //           profile  one image after two others, for a profiler
 //
 // Rows are of the scenario NAME_FORMAT. --limit: memory.limit, with the plan that `auto` chooses.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <memory>
+#include <numeric>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
@@ -131,6 +134,37 @@ void image() {
   row("new_size_compiles", folder.compiles() - before, "programs");
 }
 
+// Images of kImages prompts, as numbers from -1 to 1.
+std::vector<std::vector<float>> images_in(const std::string& quantize, const std::string& attention) {
+  flags["--quantize"] = quantize;
+  flags["--attention"] = attention;
+  Folder folder;
+  std::vector<std::vector<float>> made;
+  for (int i = 0; i < kImages; ++i) {
+    auto& pixels = made.emplace_back();
+    for (const auto byte : folder.draw(*folder.encode()).rgb) pixels.push_back(static_cast<float>(byte) / 127.5F - 1);
+  }
+  return made;
+}
+
+void gate() {
+  const std::string format = flags["--quantize"];
+  const auto exact = images_in("", "");
+  for (const auto& [quantize, attention] : {std::pair(format, ""), {std::string(), "fp8"}, {format, "fp8"}}) {
+    const auto rounded = images_in(quantize, attention);
+    double worst = 1;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      const auto dot = [](const auto& a, const auto& b) {
+        return std::inner_product(a.begin(), a.end(), b.begin(), 0.);
+      };
+      worst =
+          std::min(worst, dot(exact[i], rounded[i]) / std::sqrt(dot(exact[i], exact[i]) * dot(rounded[i], rounded[i])));
+    }
+    scenario = flags["--name"] + (quantize.empty() ? "" : "_" + quantize) + (*attention ? "_attention8" : "");
+    row("image_cosine", worst, "1");
+  }
+}
+
 void profile() {
   Folder folder;
   for (int i = 0; i < 3; ++i) folder.draw(*folder.encode());
@@ -142,5 +176,5 @@ void profile() {
 int main(int argc, char** argv) {
   using namespace ditfleet::bench;
   for (const char* flag : {"--steps", "--name", "--limit"}) flags.emplace(flag, "");
-  run(argc, argv, {{"image", image}, {"profile", profile}});
+  run(argc, argv, {{"image", image}, {"gate", gate}, {"profile", profile}});
 }
