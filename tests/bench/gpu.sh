@@ -146,18 +146,19 @@ if [ "$what" = families ]; then
   for model in z_image klein; do
     steps=8
     [ $model = z_image ] || steps=4
-    image() { run "$bench" image --model "$work/models/$model" --name $model --steps $steps "$@"; }
-    image --cache "$work/warm" > /dev/null  # brings the libraries' files into memory
+    on() { run "$bench" "$@" --model "$work/models/$model" --name $model --steps $steps; }
+    on image --cache "$work/warm" > /dev/null  # brings the libraries' files into memory
     for format in bf16 fp8; do
       quantize=
       [ $format = bf16 ] || quantize='--quantize fp8'
       # shellcheck disable=SC2086
-      once ditfleet ${model}_$format back_to_back_s image --cache "$work/$format" $quantize
+      once ditfleet ${model}_$format back_to_back_s on image --cache "$work/$format" $quantize
       [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || once diffusers ${model}_$format back_to_back_s \
         run "$python" "$here/peers/families_diffusers.py" ${model}_$format --model "$work/models/$model" --steps $steps
     done
-    once ditfleet ${model}_fp8_attention8 back_to_back_s image --cache "$work/fp8" --quantize fp8 --attention fp8
-    once ditfleet ${model}_bf16_limited back_to_back_s image --cache "$work/bf16" --limit 12
+    once ditfleet ${model}_fp8_attention8 back_to_back_s on image --cache "$work/fp8" --quantize fp8 --attention fp8
+    once ditfleet ${model}_fp8_attention8 image_cosine on gate --cache "$work/fp8" --quantize fp8
+    once ditfleet ${model}_bf16_limited back_to_back_s on image --cache "$work/bf16" --limit 12
   done
   [ "$(nvidia-smi -L | wc -l)" -lt 2 ] || once ditfleet z_image step_1024_ratio_2 \
     run "$build/tests/parallel_gpu_bench" z_image --gpus 2 --model "$work/models/z_image" --cache "$work/bf16"

@@ -13,7 +13,9 @@
 #include <string_view>
 
 #include "pipeline/families/flux/adapter_names.h"
+#include "pipeline/families/flux2/adapter_names.h"
 #include "pipeline/families/wan/adapter_names.h"
+#include "pipeline/families/z_image/adapter_names.h"
 #include "pipeline/lora/file.h"
 #include "shared/loras/content.h"
 
@@ -46,7 +48,7 @@ std::string file_of(std::string_view input) {
 }
 
 // A base that leaves out differences of weights and biases, and one that applies them.
-const pipeline::LoraNames (&bases())[2] {
+const pipeline::LoraNames (&bases())[4] {
   static const pipeline::LoraNames bases[] = {
       pipeline::LoraNames(pipeline::flux_lora_base({{"transformer_blocks.0.attn.to_q", 0, 0, 4, 4},
                                                     {"transformer_blocks.0.attn.to_k", 0, 4, 4, 4},
@@ -56,7 +58,16 @@ const pipeline::LoraNames (&bases())[2] {
                                                    {{"encoder.block.0.layer.0.SelfAttention.q", 0, 0, 4, 4}})),
       pipeline::LoraNames(pipeline::wan_lora_base({{"blocks.0.attn1.to_q", 0, 0, 4, 4},
                                                    {"condition_embedder.time_proj", 1, 0, 4, 24},
-                                                   {"proj_out", 2, 0, 4, 8}}))};
+                                                   {"proj_out", 2, 0, 4, 8}})),
+      pipeline::LoraNames(pipeline::flux2_lora_base({{"transformer_blocks.0.attn.to_q", 0, 0, 4, 4},
+                                                     {"transformer_blocks.0.attn.to_k", 0, 4, 4, 4},
+                                                     {"transformer_blocks.0.attn.to_v", 0, 8, 4, 4},
+                                                     {"double_stream_modulation_img.linear", 1, 0, 24, 4},
+                                                     {"x_embedder", 2, 0, 4, 8}})),
+      pipeline::LoraNames(pipeline::z_image_lora_base({{"layers.0.attention.to_q", 0, 0, 4, 4},
+                                                       {"layers.0.attention.to_k", 0, 4, 4, 4},
+                                                       {"layers.0.attention.to_v", 0, 8, 4, 4},
+                                                       {"all_x_embedder.2-1", 1, 0, 4, 8}}))};
   return bases;
 }
 
