@@ -63,9 +63,13 @@ Result<json::array> save_pictures(HttpClient& client, const json::value& job, co
 Result<void> upload_images(HttpClient& client, job::FieldFlags& fields) {
   for (auto& [field, value] : fields) {
     if (field.row().type != job::FieldType::kImage) continue;
-    const auto stored = client.send_file("POST", "/v1/uploads", value);
-    if (!stored) return Error{stored.error().code, std::string(field.row().flag) + ": " + stored.error().message, {}};
-    value = text(*stored, "id");
+    std::string ids;
+    for (const std::string& file : job::files_of(value)) {
+      const auto stored = client.send_file("POST", "/v1/uploads", file);
+      if (!stored) return Error{stored.error().code, std::string(field.row().flag) + ": " + stored.error().message, {}};
+      ids += (ids.empty() ? "" : "\n") + text(*stored, "id");
+    }
+    value = std::move(ids);
   }
   return {};
 }

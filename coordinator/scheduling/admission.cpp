@@ -9,20 +9,12 @@
 #include "shared/job/validate.h"
 
 namespace ditfleet::scheduling {
-namespace {
-
-int steps_of(const job::JobSpec& spec) {
-  return static_cast<int>(spec.fields.integer("num_inference_steps").value_or(1));
-}
-
-}  // namespace
-
 Classified classify(job::JobSpec spec, const job::ModelEntry& model, const std::string& precision) {
   Classified out;
   out.shape = job::shape_class_of(spec, model, precision);
   out.class_key = out.shape.key();
   out.tokens = job::tokens_of(out.shape, model);
-  out.prior_us = prior_run_us(out.shape, out.tokens, steps_of(spec), !spec.loras.empty());
+  out.prior_us = prior_run_us(out.shape, out.tokens, job::steps_of(spec.fields), !spec.loras.empty());
   out.spec = std::move(spec);
   return out;
 }
@@ -108,7 +100,7 @@ queue::Admission make_admission(const queue::IntakeEntry& entry, const Classifie
           .units = job.spec.n.value_or(1),
           .spec = job::to_json(job.spec),
           .class_key = job.class_key,
-          .steps = steps_of(job.spec),
+          .steps = job::steps_of(job.spec.fields),
           .adapters = adapters_of(job.spec),
           .cost_us = cost_us,
           .priority = job.spec.priority,

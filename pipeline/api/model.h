@@ -31,9 +31,12 @@ struct GenerationRequest {
   std::string prompt;       // UTF-8
   job::FieldValues fields;  // what the family reads; a field that is not set gets the family's default
   std::int64_t seed = 0;
+  int number = 0;                  // of the image among those of a job, whose seeds follow each other
   std::vector<LoraRequest> loras;  // at most 16; an unusable file is an error with param "loras"
-  // The picture of the field "image", of any size; null: none. encode() reads it.
-  std::shared_ptr<const Media> image = {};
+  // The pictures of the fields "image" and "mask", of any sizes; no mask: null. encode() reads them. A mask's three
+  // channels are of equal meaning: white is replaced.
+  std::vector<std::shared_ptr<const Media>> images = {};
+  std::shared_ptr<const Media> mask = {};
   // In a worker with several GPUs: whether one of them denoises the request, or all do. If not set, the worker chooses
   // what is faster (worker/ranks), and the pipeline uses all.
   std::optional<bool> alone = {};
@@ -47,7 +50,9 @@ struct RequestSize {
   int forwards = 1;       // of a step: 2 with a negative prompt
   bool adapters = false;  // the request has some
   bool cached = false;    // steps may be skipped
-  int gpus = 1;           // that denoise it
+  int images = 0;         // of the request
+  bool masked = false;
+  int gpus = 1;  // that denoise it
 
   auto operator<=>(const RequestSize&) const = default;
   std::int64_t pixels() const { return std::int64_t{width} * height * frames; }

@@ -180,7 +180,6 @@ std::unique_ptr<Generation> DiffusionModel::run_encode(StageScope& scope, const 
   g.size = pipeline::size_of(*network_, g.settings, g.team.count);
   memory_.check(g.size);
   network_->prewarm(g.settings);  // in the background while the prompt is encoded
-  g.noise = draw_noise(g.settings.seed, network_->noise_size(g.settings), network_->noise_type());
   g.schedule = network_->schedule(g.settings);
   memory_.run_encode(g.size, [&] {
     g.adapted = adapt(*network_, adapters_, g.settings.loras);
@@ -210,7 +209,7 @@ Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepC
   });
   for (const Transformer* transformer : transformers) transformer->load_adapters();
   const auto sampler = network.sampler(g.settings, g.schedule);
-  at::Tensor latents = network.to_latents(g.noise).to(network.placement.device);
+  at::Tensor latents = network.first_latents(g.conditions, g.schedule).to(network.placement.device);
   const auto steps = static_cast<std::int64_t>(g.schedule.timesteps.size());
   std::optional<BlockCaches> caches;
   if (g.settings.cache_threshold > 0) caches.emplace(g.settings.cache_threshold);
@@ -221,7 +220,7 @@ Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepC
                                                 caches ? &*caches : nullptr);
     const bool skipped = caches && caches->skipped();
     g.skipped_steps_ += skipped;
-    latents = sampler->step(latents, velocity, step);
+    latents = g.denoiser->stepped(sampler->step(latents, velocity, step), step);
     wait();
     if (!skipped) memory_.after_step(g.size, step + 1 - g.skipped_steps_);  // it times a step with all blocks
     if (!on_step) continue;

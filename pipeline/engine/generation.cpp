@@ -31,7 +31,7 @@ at::Tensor tensor_of(const std::vector<std::int32_t>& ids) {
 
 Result<void> DiffusionGeneration::dump(const std::string& path) const {
   return result_of("dump", [&] {
-    std::map<std::string, at::Tensor> tensors{{"noise", noise},
+    std::map<std::string, at::Tensor> tensors{{"noise", conditions.noise},
                                               {"sigmas", tensor_of(schedule.sigmas)},
                                               {"timesteps", tensor_of(schedule.timesteps)},
                                               {"condition", conditions.image},

@@ -33,7 +33,6 @@ class DiffusionGeneration final : public Generation {
   Conditions conditions;
   Schedule schedule;
   std::unique_ptr<Denoiser> denoiser;
-  at::Tensor noise;    // as drawn, on the host
   at::Tensor latents;  // on the device; undefined before denoise()
   at::Tensor image;    // [1, channels, H, W] in [0, 1]; undefined before decode(), and of a video
 

@@ -102,18 +102,24 @@ RequestSize size_of(const Network& network, const Settings& s, int gpus) {
           .forwards = s.negative ? 2 : 1,
           .adapters = !s.loras.empty(),
           .cached = s.cache_threshold > 0,
+          .images = static_cast<int>(s.images.size()),
+          .masked = s.mask != nullptr,
           .gpus = gpus};
 }
 
-// A plan needs no picture: one of the size by which requests without a size are scheduled stands for it.
+// A picture of the size by which requests without a size are scheduled.
+std::shared_ptr<const Media> blank_picture(const job::ModelEntry& entry) {
+  Media blank{.width = std::max(entry.free_width, 1), .height = std::max(entry.free_height, 1), .rgb = {}};
+  blank.rgb.resize(static_cast<std::size_t>(blank.width) * static_cast<std::size_t>(blank.height) * 3);
+  return std::make_shared<const Media>(std::move(blank));
+}
+
+// A plan needs no picture: a blank one stands for it.
 RequestSize size_of(const Network& network, GenerationRequest request, const parallel::Team& team) {
   const job::ModelEntry& entry = network.entry;
   if (const auto image = entry.fields.find(job::Field("image"));
-      !request.image && image != entry.fields.end() && image->second.required) {
-    Media blank{.width = std::max(entry.free_width, 1), .height = std::max(entry.free_height, 1), .rgb = {}};
-    blank.rgb.resize(static_cast<std::size_t>(blank.width) * static_cast<std::size_t>(blank.height) * 3);
-    request.image = std::make_shared<const Media>(std::move(blank));
-  }
+      request.images.empty() && image != entry.fields.end() && image->second.required)
+    request.images.push_back(blank_picture(entry));
   return size_of(network, settings_of(network, request), request.alone.value_or(false) ? 1 : team.count);
 }
 
@@ -184,14 +190,14 @@ MemoryNeeds Needs::measure(const RequestSize& size) const {
   Settings settings = example(size.width, size.height, size.frames);
   settings.fields.set("num_inference_steps", std::int64_t{size.steps});
   settings.fields.set("max_sequence_length", std::int64_t{size.text_tokens});
+  settings.images.assign(static_cast<std::size_t>(size.images), blank_picture(entry()));
+  if (size.masked) settings.mask = settings.images[0];
   settings.negative = size.forwards > 1 ? std::optional(std::string()) : std::nullopt;
   Schedule schedule;  // any: a model's own may need more steps
   for (int step = 0; step <= size.steps; ++step)
     schedule.sigmas.push_back(1 - static_cast<float>(step) / static_cast<float>(size.steps));
   for (int step = 0; step < size.steps; ++step)
     schedule.timesteps.push_back(1000 * schedule.sigmas[static_cast<std::size_t>(step)]);
-  const at::Tensor noise =
-      at::empty(network.noise_size(settings), at::TensorOptions(network.noise_type()).device(kDryDevice));
 
   MemoryNeeds needs = weights_;
   needs.passes = size.forwards;
@@ -210,7 +216,7 @@ MemoryNeeds Needs::measure(const RequestSize& size) const {
   });
   at::Tensor latents;
   needs.denoise = peak_of([&] {
-    latents = network.to_latents(noise.clone());
+    latents = network.first_latents(conditions, schedule).clone();
     const auto sampler = network.sampler(settings, schedule);
     BlockCaches caches(1);
     // The last step finds the sampler and the caches with all tensors that they keep.
@@ -219,7 +225,7 @@ MemoryNeeds Needs::measure(const RequestSize& size) const {
           step + (size.cached ? 2 : 1) < size.steps
               ? at::empty_like(latents, network.placement.dtype)
               : guided_velocity(*denoiser, step, latents, size.forwards > 1, team, size.cached ? &caches : nullptr);
-      latents = sampler->step(latents, velocity, step);
+      latents = denoiser->stepped(sampler->step(latents, velocity, step), step);
     }
     latents = network.finished(latents, settings);
   });

@@ -1,13 +1,34 @@
 #include "pipeline/engine/network.h"
 
+#include <ATen/ops/empty.h>
+
 #include <utility>
+
+#include "pipeline/sampling/latents.h"
 
 namespace ditfleet::pipeline {
 
 Conditions encode_conditions(const Network& network, const Settings& settings,
                              const std::function<EncodedPrompt(const std::string& prompt)>& embed) {
   Conditions made;
-  made.image = network.encode_image(settings);
+  const auto size = network.noise_size(settings);
+  at::Tensor image_noise;
+  const auto draw = [&](std::int64_t seed, int count) {
+    if (!network.placement.device.is_meta()) return draw_noises(seed, size, network.noise_type(), count);
+    const at::Tensor any = at::empty(size, at::TensorOptions(network.noise_type()).device(network.placement.device));
+    return std::vector<at::Tensor>(static_cast<std::size_t>(count), any);
+  };
+  if (!network.samples_image(settings)) {
+    made.noise = draw(settings.seed, 1)[0];
+  } else if (settings.number == 0) {
+    const auto drawn = draw(settings.seed, 2);
+    image_noise = drawn[0];
+    made.noise = drawn[1];
+  } else {
+    image_noise = draw(settings.seed - settings.number, 1)[0];
+    made.noise = draw(settings.seed, 1)[0];
+  }
+  made.image = network.encode_image(settings, image_noise);
   made.prompt = embed(settings.prompt);
   if (settings.negative) made.negative = embed(*settings.negative);
   return made;

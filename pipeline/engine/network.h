@@ -32,6 +32,7 @@ struct EncodedPrompt {
 struct Conditions {
   EncodedPrompt prompt;
   std::optional<EncodedPrompt> negative;  // see Settings::negative
+  at::Tensor noise;                       // of noise_size(); on the CPU
   at::Tensor image;                       // of encode_image(); undefined: none
 };
 
@@ -60,6 +61,8 @@ class Denoiser {
                               BlockCache* cache) = 0;
   // Which of Network::transformers() velocity() uses.
   virtual std::size_t expert(std::int64_t) const { return 0; }
+  // The latents that the next step gets, of those that the sampler computed in this one.
+  virtual at::Tensor stepped(const at::Tensor& latents, std::int64_t) const { return latents; }
   // Whether a step of a request with a negative prompt has two forwards.
   virtual bool guides(std::int64_t) const { return true; }
   // The velocity of a step with two forwards: classifier-free guidance, unless a family overrides it.
@@ -97,8 +100,14 @@ class Network {
   // The inputs of encode() for a prompt of the most ids that encode() takes.
   virtual PromptIds longest_ids(const Settings&) const { return {}; }
   virtual EncodedPrompt encode(PromptIds ids, const Settings& settings) const = 0;
-  // Settings::image as a condition of all steps; undefined: the model takes no image.
-  virtual at::Tensor encode_image(const Settings&) const { return {}; }
+  // Whether encode_image() samples latents, with noise of noise_size() that is drawn before that of the steps. As in
+  // diffusers, all images of a job share it: it is drawn from the seed of the first.
+  virtual bool samples_image(const Settings&) const { return false; }
+  // Settings::images as a condition; undefined: there are none. `noise`: see samples_image().
+  virtual at::Tensor encode_image(const Settings&, const at::Tensor& noise) const {
+    (void)noise;
+    return {};
+  }
   // The shape of the noise that diffusers draws.
   virtual std::vector<std::int64_t> noise_size(const Settings& settings) const = 0;
   virtual c10::ScalarType noise_type() const { return placement.dtype; }
@@ -109,8 +118,8 @@ class Network {
   // Computes the inputs that are the same in all steps. The result may refer to the arguments and to this network.
   virtual std::unique_ptr<Denoiser> denoiser(const Settings& settings, const Schedule& schedule,
                                              const Conditions& conditions) const = 0;
-  // The noise as the first latents.
-  virtual at::Tensor to_latents(const at::Tensor& noise) const { return noise; }
+  // The latents of the first step, in any place and type.
+  virtual at::Tensor first_latents(const Conditions& conditions, const Schedule&) const { return conditions.noise; }
   // What diffusers returns as output_type="latent", of the latents after the last step; decode() takes it.
   virtual at::Tensor finished(const at::Tensor& latents, const Settings&) const { return latents; }
   // Calls `sink` with frames [1, channels, H, W] or [1, channels, n, H, W] in [-1, 1], in order.
@@ -122,7 +131,8 @@ class Network {
   job::ModelEntry entry;  // limits and defaults of requests
 };
 
-// Encodes the image and the prompts of a request; embed() encodes one prompt.
+// Draws the noise of a request; in the dry run, tensors without memory stand for it. Encodes its images and prompts;
+// embed() encodes one prompt.
 Conditions encode_conditions(const Network& network, const Settings& settings,
                              const std::function<EncodedPrompt(const std::string& prompt)>& embed);
 

@@ -33,8 +33,8 @@ void check_loras(const std::vector<LoraRequest>& loras, const job::ModelEntry& m
 
 // As in diffusers' examples of image to video, within the model's limits.
 void take_size_from_image(Settings& settings, const job::ModelEntry& model) {
-  const double aspect = static_cast<double>(settings.image->height) / settings.image->width,
-               area = model.free_width * model.free_height;
+  const Media& image = *settings.images[0];
+  const double aspect = static_cast<double>(image.height) / image.width, area = model.free_width * model.free_height;
   const auto set = [&](job::Field field, double length) {
     const job::FieldLimits& limits = model.fields.at(field);
     const auto multiples = [&](double n) {
@@ -44,8 +44,15 @@ void take_size_from_image(Settings& settings, const job::ModelEntry& model) {
     settings.fields.set(
         field, std::clamp(multiples(std::nearbyint(length)), least, multiples(static_cast<double>(limits.high))));
   };
-  set("height", std::sqrt(area * aspect));
-  set("width", std::sqrt(area / aspect));
+  if (!model.size_of_image) {
+    set("height", std::sqrt(area * aspect));
+    set("width", std::sqrt(area / aspect));
+    return;
+  }
+  const auto multiple = static_cast<int>(model.fields.at("width").multiple_of);
+  const auto [width, height] = model.size_of_image(image.width, image.height, multiple);
+  set("height", height);
+  set("width", width);
 }
 
 }  // namespace
@@ -54,12 +61,22 @@ Settings read_settings(const GenerationRequest& request, const job::ModelEntry& 
   Settings s{.prompt = request.prompt,
              .fields = model.defaults,
              .seed = request.seed,
+             .number = request.number,
              .loras = request.loras,
-             .image = request.image};
+             .images = request.images,
+             .mask = request.mask};
+  const bool sized_by_image =
+      model.free_width > 0 && !s.images.empty() && !request.fields.has("width") && !request.fields.has("height");
   if (!is_valid_utf8(s.prompt)) refuse("prompt", "is not valid UTF-8");
   check_loras(s.loras, model);
-  if (s.image && !model.applies("image"))
+  if (!s.images.empty() && !model.applies("image"))
     refuse("image", "does not apply to this model, which takes only text; leave it out");
+  if (s.mask && !model.applies("mask")) refuse("mask", "does not apply to this model; leave it out");
+  if (s.mask && s.images.empty()) refuse("mask", "is given without image; send the picture to edit as image");
+  const auto most = model.fields.find("image");
+  if (!s.images.empty() && static_cast<std::int64_t>(s.images.size()) > most->second.high)
+    refuse("image", "has " + std::to_string(s.images.size()) + " pictures; this model takes " +
+                        std::to_string(most->second.high));
   for (const job::Field field : job::kFields) {
     const auto* value = request.fields.find(field);
     if (!value || !model.applies(field)) continue;
@@ -70,8 +87,9 @@ Settings read_settings(const GenerationRequest& request, const job::ModelEntry& 
   }
   for (const auto& [field, limits] : model.fields) {
     const std::string name(field.name());
-    if (limits.required && field == job::Field("image") && !s.image)
-      refuse(name, "is missing; this model makes a video from an image");
+    if (limits.required && field == job::Field("image") && s.images.empty())
+      refuse(name, model.media == job::MediaKind::kVideo ? "is missing; this model makes a video from an image"
+                                                         : "is missing; this model edits an image");
     const auto value = limits.remainder > 0 ? s.fields.integer(field) : std::nullopt;
     if (!value || limits.rounded(*value) == *value) continue;
     s.warnings.push_back(name + " is " + std::to_string(*value) + "; this model generates " +
@@ -79,7 +97,8 @@ Settings read_settings(const GenerationRequest& request, const job::ModelEntry& 
                          ", so it is " + std::to_string(limits.rounded(*value)));
     s.fields.set(field, limits.rounded(*value));
   }
-  if (s.image && !s.fields.has("width") && !s.fields.has("height")) take_size_from_image(s, model);
+  if (sized_by_image) take_size_from_image(s, model);
+  if (const auto error = job::check_images(request.fields, !s.images.empty())) throw Failure(*error);
   return s;
 }
 

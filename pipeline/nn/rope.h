@@ -15,6 +15,11 @@ namespace ditfleet::pipeline {
 at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels, double theta = 10000,
                      bool fp32_angles = false);
 
+struct TokenGrid {
+  std::int64_t rows, columns;
+  std::int64_t tokens() const { return rows * columns; }
+};
+
 // The row and the column of each token of a picture, both [rows · columns] fp32 on a CPU.
 std::pair<at::Tensor, at::Tensor> grid_positions(std::int64_t rows, std::int64_t columns);
 

@@ -4,18 +4,24 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/round.h>
 #include <ATen/ops/stack.h>
 
 #include <cmath>
 
+#include "shared/media/resize.h"
+
 namespace ditfleet::pipeline {
 
-at::Tensor draw_noise(std::int64_t seed, at::IntArrayRef size, c10::ScalarType dtype) {
+std::vector<at::Tensor> draw_noises(std::int64_t seed, at::IntArrayRef size, c10::ScalarType dtype, int count) {
   const at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(seed));
-  return at::randn(size, generator, at::TensorOptions().dtype(dtype));
+  std::vector<at::Tensor> drawn;
+  for (int i = 0; i < count; ++i) drawn.push_back(at::randn(size, generator, at::TensorOptions().dtype(dtype)));
+  return drawn;
 }
 
 at::Tensor pack_latents(const at::Tensor& x) {
@@ -37,6 +43,20 @@ at::Tensor on_device(std::span<const float> values, c10::Device device) {
 at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now,
                       const at::Tensor& next) {
   return (tokens.to(c10::ScalarType::Float) + (next - now) * velocity).to(velocity.scalar_type());
+}
+
+at::Tensor add_noise(const at::Tensor& latents, const at::Tensor& noise, float sigma) {
+  const at::Tensor level = at::full({1}, sigma, latents.options());
+  return level * noise + (1.0 - level) * latents;
+}
+
+at::Tensor to_pixels(const Media& image, std::int64_t width, std::int64_t height, c10::Device device) {
+  const auto fp32 = at::TensorOptions(c10::ScalarType::Float);
+  if (device.is_meta()) return at::empty({1, 3, height, width}, fp32.device(device));
+  const Media resized = media::resize_lanczos(image, static_cast<int>(width), static_cast<int>(height));
+  const at::Tensor bytes = at::from_blob(const_cast<std::uint8_t*>(resized.rgb.data()), {1, height, width, 3},
+                                         at::TensorOptions(c10::ScalarType::Byte));
+  return bytes.permute({0, 3, 1, 2}).to(c10::ScalarType::Float) / 255 * 2 - 1;
 }
 
 std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors) {

@@ -12,9 +12,12 @@
 
 namespace ditfleet::pipeline {
 
-// Returns a tensor of this size on the CPU, equal to torch.randn with a CPU generator, this seed and this type. bf16
-// noise is a separate draw, not rounded fp32 noise. The generator uses the low 32 bits of the seed.
-at::Tensor draw_noise(std::int64_t seed, at::IntArrayRef size, c10::ScalarType dtype);
+// Returns `count` tensors of this size on the CPU, equal to torch.randn with one CPU generator, this seed and this
+// type. bf16 noise is a separate draw, not rounded fp32 noise. The generator uses the low 32 bits of the seed.
+std::vector<at::Tensor> draw_noises(std::int64_t seed, at::IntArrayRef size, c10::ScalarType dtype, int count);
+inline at::Tensor draw_noise(std::int64_t seed, at::IntArrayRef size, c10::ScalarType dtype) {
+  return draw_noises(seed, size, dtype, 1)[0];
+}
 
 // Converts [1, C, h, w] to [1, h/2 · w/2, 4·C]. A token is 2 × 2 latent pixels, in the order (C, 2, 2). h and w must be
 // even.
@@ -30,8 +33,16 @@ at::Tensor on_device(std::span<const float> values, c10::Device device);
 at::Tensor euler_step(const at::Tensor& tokens, const at::Tensor& velocity, const at::Tensor& now,
                       const at::Tensor& next);
 
+// Latents with as much noise as the noise level `sigma`, in their type: as scale_noise() of diffusers'
+// FlowMatchEulerDiscreteScheduler, sigma · noise + (1 − sigma) · latents.
+at::Tensor add_noise(const at::Tensor& latents, const at::Tensor& noise, float sigma);
+
 // Whether each tensor is free of NaN and infinity. Runs one reduction per tensor and waits for the device.
 std::vector<bool> are_finite(const std::vector<at::Tensor>& tensors);
+
+// A picture, resized with Lanczos, as [1, 3, height, width] with values from −1 to 1, in fp32 on the CPU; on a device
+// without memory, a tensor that stands for it.
+at::Tensor to_pixels(const Media& image, std::int64_t width, std::int64_t height, c10::Device device);
 
 // Maps decoder output [1, C, H, W] to [0, 1], in the same type.
 at::Tensor unit_range(const at::Tensor& decoded);

@@ -1,5 +1,6 @@
 #include "shared/job/catalogue.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "shared/job/object_reader.h"
@@ -35,6 +36,14 @@ std::optional<Error> check_value(const ModelEntry& model, Field field, const Fie
   if (found == model.fields.end())
     return invalid_argument(name + " does not apply to model '" + model.name + "'; leave it out", name);
   const FieldLimits& limits = found->second;
+  if (const auto* images = std::get_if<std::string>(&value); images && field.row().type == FieldType::kImage) {
+    const auto count = std::count(images->begin(), images->end(), ',') + 1;
+    if (count >= limits.low && count <= limits.high) return std::nullopt;
+    return invalid_argument(name + " has " + std::to_string(count) + " pictures; model '" + model.name + "' takes " +
+                                (limits.low < limits.high ? std::to_string(limits.low) + " to " : "") +
+                                std::to_string(limits.high),
+                            name);
+  }
   const auto* integer = std::get_if<std::int64_t>(&value);
   const auto* real = std::get_if<double>(&value);
   if (!integer && !real) return std::nullopt;
@@ -49,6 +58,26 @@ std::optional<Error> check_value(const ModelEntry& model, Field field, const Fie
   return invalid_argument(is + ", which is not a multiple of " + std::to_string(limits.multiple_of) + " as model '" +
                               model.name + "' needs; use " + nearest_multiples(*integer, limits),
                           name);
+}
+
+std::optional<Error> check_images(const FieldValues& fields, bool has_image) {
+  for (const Field field : {Field("mask"), Field("strength"), Field("auto_resize")}) {
+    const std::string name(field.name());
+    if (fields.has(field) && !has_image)
+      return invalid_argument(name + " is given without image; send the picture to edit as image, or leave it out",
+                              name);
+  }
+  if (fields.real("strength") == 0.0)
+    return invalid_argument("strength is 0, which would run no step; it must be above 0 and at most 1", "strength");
+  if (fields.has("mask") && fields.images("image").size() > 1)
+    return invalid_argument("mask is given with several images; it belongs to one", "mask");
+  return std::nullopt;
+}
+
+int steps_of(const FieldValues& fields) {
+  const auto steps = static_cast<double>(fields.integer("num_inference_steps").value_or(1));
+  const double run = std::min(steps * fields.real("strength").value_or(1), steps);
+  return static_cast<int>(steps) - static_cast<int>(std::max(steps - run, 0.0));
 }
 
 }  // namespace ditfleet::job

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shared/core/error.h"
@@ -56,6 +57,10 @@ struct ModelEntry {
   std::int64_t max_pixels = std::numeric_limits<std::int64_t>::max();  // width × height
   // The size by which a request without a size is scheduled, where the model takes the size from the request's image.
   int free_width = 0, free_height = 0;
+  // That size, where it is not the image's aspect ratio within the area of free_width × free_height.
+  std::pair<int, int> (*size_of_image)(int width, int height, int multiple_of) = nullptr;
+  // The pixels by which each image of a request lengthens the transformer's sequence; 0: it does not.
+  std::int64_t pixels_per_image = 0;
   GuidanceKind (*guidance)(const FieldValues& complete) = nullptr;  // nullptr: always kNone
   std::int64_t pixels_per_token = 256;                              // of a latent frame, for the transformer
 
@@ -69,6 +74,12 @@ struct ModelEntry {
 // Returns kInvalidArgument if the field does not apply to the model or a number is outside the model's limits. The
 // message contains the field and the accepted values. Thread-safe.
 std::optional<Error> check_value(const ModelEntry& model, Field field, const FieldValues::Value& value);
+
+// The same for fields that only make sense with an image, such as a mask.
+std::optional<Error> check_images(const FieldValues& fields, bool has_image);
+
+// The steps that run: with strength, a part of num_inference_steps, rounded as diffusers does.
+int steps_of(const FieldValues& fields);
 
 // The configured models by name. `default_model` may be empty.
 struct Catalogue {

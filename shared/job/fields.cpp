@@ -3,12 +3,15 @@
 #include <cassert>
 #include <utility>
 
+#include "shared/core/text.h"
+
 namespace ditfleet::job {
 namespace {
 
 [[maybe_unused]] bool has_type(FieldType type, const FieldValues::Value& value) {
   switch (type) {
-    case FieldType::kInteger: return std::holds_alternative<std::int64_t>(value);
+    case FieldType::kInteger:
+    case FieldType::kFlag: return std::holds_alternative<std::int64_t>(value);
     case FieldType::kReal:
     case FieldType::kCache: return std::holds_alternative<double>(value);
     default: return std::holds_alternative<std::string>(value);
@@ -53,6 +56,13 @@ std::optional<double> FieldValues::real(Field field) const {
 const std::string* FieldValues::text(Field field) const {
   const Value* value = find(field);
   return value ? &std::get<std::string>(*value) : nullptr;
+}
+
+std::vector<std::string> FieldValues::images(Field field) const {
+  std::vector<std::string> all;
+  if (const std::string* value = text(field))
+    for (const std::string_view sha256 : split(*value, ',')) all.emplace_back(sha256);
+  return all;
 }
 
 void FieldValues::set(Field field, Value value) {

@@ -13,12 +13,15 @@
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 namespace ditfleet::job {
 
 // kImage: the SHA-256 of a stored image (results/store.h), 64 lower-case hexadecimal digits. Over HTTP, the image
-// itself may take its place. kCache: an object with a mode, and with a threshold that is the value; 0 means off.
-enum class FieldType { kText, kInteger, kReal, kFormat, kSize, kAdapters, kImage, kCache };
+// itself may take its place. The value of "image" has the SHA-256 of each image of "images", separated by commas.
+// kImages: an array of these. kFlag: true or false; the value is 1 or 0. kCache: an object with a mode, and with a
+// threshold that is the value; 0 means off.
+enum class FieldType { kText, kInteger, kReal, kFlag, kFormat, kSize, kAdapters, kImage, kImages, kCache };
 
 // Model families read generation fields. Their values are in FieldValues, and each model's entry in the catalogue lists
 // the fields that apply. The other fields are members of JobSpec (spec.h).
@@ -40,6 +43,7 @@ inline constexpr std::int64_t kMaxTextBytes = 16 << 10;
 // Combining marks in a row, in any text (Unicode's stream-safe limit). Normalizing a longer run takes quadratic time.
 inline constexpr std::size_t kMaxMarks = 30;
 inline constexpr std::int64_t kMaxSide = 16384;
+inline constexpr std::int64_t kMaxImages = 4;
 inline constexpr double kMaxLoraScale = 100.0;  // largest absolute value
 inline constexpr double kLeastCacheThreshold = 0.001;
 
@@ -58,10 +62,18 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
      "What the image should show; may be empty. At most 16 KiB and 30 combining marks in a row."},
     {"negative_prompt", FieldType::kText, FieldUse::kGeneration, 0, kMaxTextBytes, "--negative",
      "What the image should not show; takes effect with classifier-free guidance. \"\" counts as given."},
-    {"image", FieldType::kImage, FieldUse::kGeneration, 64, 64, "--image",
-     "Picture that the video begins with: PNG, JPEG, WebP, BMP or GIF, by the id of POST /v1/uploads, or in base64, "
-     "perhaps as a "
-     "data URL."},
+    {"image", FieldType::kImage, FieldUse::kGeneration, 1, kMaxImages, "--image",
+     "Picture that is edited or referred to, or that the video begins with: PNG, JPEG, WebP, BMP or GIF, by the id of "
+     "POST /v1/uploads, or in base64, perhaps as a data URL."},
+    {"images", FieldType::kImages, FieldUse::kJob, 1, kMaxImages, "",
+     "Several pictures instead of image, in order. Of a video: the first and the last frame."},
+    {"mask", FieldType::kImage, FieldUse::kGeneration, 1, 1, "--mask",
+     "Picture that says which part of image is replaced, as image: the transparent part, or without transparency the "
+     "white one."},
+    {"strength", FieldType::kReal, FieldUse::kGeneration, 0, 1, "--strength",
+     "How much of image is replaced: the part of the denoising steps that run, above 0. 1 ignores the picture."},
+    {"auto_resize", FieldType::kFlag, FieldUse::kGeneration, 0, 1, "--no-auto-resize",
+     "Whether a model with preferred sizes resizes image to the nearest one; true if left out."},
     {"n", FieldType::kInteger, FieldUse::kJob, 1, 64, "-n", "Number of images; 1 if left out."},
     {"width", FieldType::kInteger, FieldUse::kGeneration, 1, kMaxSide, "", "Pixels."},
     {"height", FieldType::kInteger, FieldUse::kGeneration, 1, kMaxSide, "", "Pixels."},
@@ -153,6 +165,9 @@ class FieldValues {
   bool has(Field field) const { return find(field) != nullptr; }
   // Preconditions: a generation field; the value has the field's type, or is an integer for a real field.
   void set(Field field, Value value);
+
+  // The SHA-256 of each image of the field. Precondition: a field of type kImage.
+  std::vector<std::string> images(Field field) const;
 
   bool operator==(const FieldValues&) const = default;
 

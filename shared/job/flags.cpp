@@ -15,6 +15,12 @@ Error refused(const FieldRow& row, const std::string& text, std::string_view kin
 
 }  // namespace
 
+std::vector<std::string> files_of(const std::string& text) {
+  std::vector<std::string> files;
+  for (const std::string_view file : split(text, '\n')) files.emplace_back(file);
+  return files;
+}
+
 Result<json::object> body_of(const FieldFlags& texts, const std::string& out_flag, const std::string& out) {
   json::object body;
   for (const auto& [field, text] : texts) {
@@ -28,6 +34,14 @@ Result<json::object> body_of(const FieldFlags& texts, const std::string& out_fla
       const auto value = number_of<double>(text);
       if (!value) return refused(row, text, "a number");
       body[row.name] = *value;
+    } else if (row.type == FieldType::kFlag) {
+      body[row.name] = text == "true";
+    } else if (row.type == FieldType::kImage) {
+      const auto images = files_of(text);
+      if (images.size() == 1)
+        body[row.name] = text;
+      else
+        body["images"] = json::array(images.begin(), images.end());
     } else if (row.type == FieldType::kCache) {
       const auto colon = text.find(':');
       json::object& cache = body[row.name].emplace_object();

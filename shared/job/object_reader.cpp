@@ -33,6 +33,14 @@ std::size_t most_marks(const std::string& text) {
   return most;
 }
 
+std::optional<std::string> image(ObjectReader& reader, std::string_view name) {
+  auto digest = reader.text(name, kMaxTextBytes);
+  if (!digest || is_sha256_hex(*digest)) return digest;
+  reader.fail(name,
+              "is '" + excerpt(*digest, 64) + "'; it must be the id of an upload, 64 lower-case hexadecimal digits");
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string_view kind_name(const json::value& v) {
@@ -146,16 +154,40 @@ std::optional<FieldValues::Value> ObjectReader::value(Field field) {
     case FieldType::kInteger: return integer(row.name, row.low, row.high);
     case FieldType::kReal: return real(row.name, static_cast<double>(row.low), static_cast<double>(row.high));
     case FieldType::kCache: return cache(row);
-    case FieldType::kImage: {
-      auto digest = text(row.name, kMaxTextBytes);
-      if (digest && !is_sha256_hex(*digest)) {
-        return refuse(row.name, "is '" + excerpt(*digest, 64) +
-                                    "'; it must be the id of an upload, 64 lower-case hexadecimal digits");
-      }
-      return digest;
+    case FieldType::kFlag: {
+      const json::value* v = find(row.name);
+      if (!v || error_) return std::nullopt;
+      if (!v->is_bool()) return refuse(row.name, "is " + std::string(kind_name(*v)) + "; it must be true or false");
+      return std::int64_t{v->get_bool()};
     }
+    case FieldType::kImage: return image(*this, row.name);
+    case FieldType::kImages: return images(row);
     default: return text(row.name, static_cast<std::size_t>(row.high));
   }
+}
+
+std::optional<std::string> ObjectReader::images(const FieldRow& row) {
+  const json::value* v = find(row.name);
+  if (!v || error_) return std::nullopt;
+  const std::string count = std::to_string(row.low) + " to " + std::to_string(row.high) + " images";
+  if (!v->is_array()) return refuse(row.name, "is " + std::string(kind_name(*v)) + "; it must be an array of " + count);
+  const json::array& list = v->get_array();
+  if (list.empty() || list.size() > static_cast<std::size_t>(row.high))
+    return refuse(row.name, "has " + std::to_string(list.size()) + " entries; it must have " + count);
+  std::string all;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::string name = std::string(row.name) + "[" + std::to_string(i) + "]";
+    if (list[i].is_null()) return refuse(name, "is null; it must be an image");
+    const json::object entry{{name, list[i]}};
+    ObjectReader reader(entry, prefix_);
+    const auto digest = image(reader, name);
+    if (!digest) {
+      fail(*reader.error());
+      return std::nullopt;
+    }
+    all += (i == 0 ? "" : ",") + *digest;
+  }
+  return all;
 }
 
 void ObjectReader::refuse_unknown(const std::vector<std::string>& known) {

@@ -33,13 +33,14 @@ class ObjectReader {
   std::optional<std::string> text(std::string_view name, std::size_t max_bytes);
   std::optional<std::int64_t> integer(std::string_view name, std::int64_t low, std::int64_t high);  // 4.0 is 4
   std::optional<double> real(std::string_view name, double low, double high);
-  // Reads a field with the type and bounds of its row. Precondition: the field is a text, a number or a cache.
+  // Reads a field with the type and bounds of its row. Precondition: no format, size or adapters.
   std::optional<FieldValues::Value> value(Field field);
   void refuse_unknown(const std::vector<std::string>& known);
 
  private:
   std::nullopt_t refuse(std::string_view name, const std::string& message);
   std::optional<double> cache(const FieldRow& row);
+  std::optional<std::string> images(const FieldRow& row);  // separated by commas
 
   const json::object& object_;
   std::string prefix_;

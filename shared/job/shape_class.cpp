@@ -12,7 +12,7 @@ namespace ditfleet::job {
 namespace {
 
 constexpr std::array<std::string_view, 3> kGuidanceNames = {"none", "embedded", "true_cfg"};
-constexpr std::string_view kCache = "+cache";
+constexpr std::string_view kCache = "+cache", kImages = "+images";
 
 // Removes and returns the part of `text` after the last `separator`. A model's name may contain separators.
 std::string_view take_last(std::string_view& text, char separator) {
@@ -36,6 +36,7 @@ std::string ShapeClass::key() const {
   out += std::to_string(text_tokens);
   out += '/';
   out += precision;
+  if (images > 0) out += std::string(kImages) + std::to_string(images);
   if (cache > 0) out += std::string(kCache) + number_text(cache / 100.0);
   return out;
 }
@@ -52,6 +53,12 @@ std::optional<ShapeClass> parse_class_key(std::string_view key) {
     const auto threshold = number_of<double>(precision.substr(at + kCache.size()), 0, 1);
     if (!threshold) return std::nullopt;
     out.cache = hundredths(*threshold);
+    precision = precision.substr(0, at);
+  }
+  if (const auto at = precision.find(kImages); at != precision.npos) {
+    const auto images = number_of<int>(precision.substr(at + kImages.size()), 1);
+    if (!images) return std::nullopt;
+    out.images = *images;
     precision = precision.substr(0, at);
   }
   out.precision = precision;
@@ -88,13 +95,15 @@ ShapeClass shape_class_of(const JobSpec& spec, const ModelEntry& model, const st
           .guidance = model.guidance ? model.guidance(spec.fields) : GuidanceKind::kNone,
           .text_tokens = integer("max_sequence_length", 512),
           .precision = precision,
-          .cache = cache > 0 ? hundredths(cache) : 0};
+          .cache = cache > 0 ? hundredths(cache) : 0,
+          .images = model.pixels_per_image > 0 ? static_cast<int>(spec.fields.images("image").size()) : 0};
 }
 
 std::int64_t tokens_of(const ShapeClass& shape, const ModelEntry& model) {
   ShapeClass latents = shape;
   latents.frames = static_cast<int>(model.latent_frames(std::max(shape.frames, 1)));
-  return latents.pixels() / model.pixels_per_token + std::max(shape.text_tokens, 0);
+  return (latents.pixels() + shape.images * model.pixels_per_image) / model.pixels_per_token +
+         std::max(shape.text_tokens, 0);
 }
 
 }  // namespace ditfleet::job

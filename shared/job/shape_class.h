@@ -18,11 +18,12 @@ struct ShapeClass {
   GuidanceKind guidance = GuidanceKind::kNone;
   int text_tokens = 512;
   std::string precision = "auto";
-  int cache = 0;  // threshold of the step cache in hundredths, at least 1; 0: none. Its runs are much shorter
+  int cache = 0;   // threshold of the step cache in hundredths, at least 1; 0: none. Its runs are much shorter
+  int images = 0;  // that lengthen the sequence
 
   bool operator==(const ShapeClass&) const = default;
-  // "MODEL/1024x1024x1/embedded/512/bf16", or bf16+cache0.08 with a cache: the form in Redis, in metrics and in
-  // WorkerInfo::warm_classes.
+  // "MODEL/1024x1024x1/embedded/512/bf16", or bf16+images1+cache0.08 with an image and a cache: the form in Redis, in
+  // metrics and in WorkerInfo::warm_classes.
   std::string key() const;
   std::int64_t pixels() const;  // width × height × frames, at most 2^50
 };

@@ -35,7 +35,7 @@ constexpr Binding kBindings[] = {
 
 constexpr bool has_value_type(const FieldRow& row) {
   return row.type == FieldType::kText || row.type == FieldType::kInteger || row.type == FieldType::kReal ||
-         row.type == FieldType::kImage || row.type == FieldType::kCache;
+         row.type == FieldType::kImage || row.type == FieldType::kCache || row.type == FieldType::kFlag;
 }
 
 constexpr const Member* member_of(Field field) {
@@ -116,6 +116,13 @@ void read_size(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
   spec.fields.set("height", size->second);
 }
 
+void read_images(ObjectReader& reader, Field field, JobSpec& spec) {
+  auto images = reader.value(field);
+  if (!images) return;
+  if (spec.fields.has("image")) return reader.fail(field.name(), "cannot be combined with image; use one or the other");
+  spec.fields.set("image", std::move(*images));
+}
+
 void read_format(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
   const auto name = reader.text(row.name, kMaxNameBytes);
   if (!name) return;
@@ -127,6 +134,7 @@ void read_field(ObjectReader& reader, Field field, JobSpec& spec) {
   const FieldRow& row = field.row();
   switch (row.type) {
     case FieldType::kSize: return read_size(reader, row, spec);
+    case FieldType::kImages: return read_images(reader, field, spec);
     case FieldType::kAdapters: spec.loras = read_loras(reader); return;
     case FieldType::kFormat: return read_format(reader, row, spec);
     default:
@@ -137,6 +145,7 @@ void read_field(ObjectReader& reader, Field field, JobSpec& spec) {
 std::string quoted(std::string_view text) { return json::serialize(json::string_view(text.data(), text.size())); }
 
 std::string value_json(Field field, const Value& value) {
+  if (field.row().type == FieldType::kFlag) return std::get<std::int64_t>(value) ? "true" : "false";
   if (const auto* text = std::get_if<std::string>(&value)) return quoted(*text);
   if (const auto* real = std::get_if<double>(&value)) {
     if (field.row().type != FieldType::kCache) return number_text(*real);
@@ -156,10 +165,22 @@ std::string adapters_json(const std::vector<LoraUse>& loras) {
   return "[" + list + "]";
 }
 
+// Several images are written as "images".
+std::string images_json(const JobSpec& spec, Field field) {
+  const auto images = spec.fields.images(field == Field("mask") ? field : "image");
+  if (images.empty() || (images.size() > 1) != (field == Field("images"))) return {};
+  if (images.size() == 1) return quoted(images[0]);
+  std::string list;
+  for (const std::string& sha256 : images) list += (list.empty() ? "" : ",") + quoted(sha256);
+  return "[" + list + "]";
+}
+
 // Empty: the field is left out.
 std::string field_json(const JobSpec& spec, Field field) {
   switch (field.row().type) {
     case FieldType::kSize: return {};
+    case FieldType::kImage:
+    case FieldType::kImages: return images_json(spec, field);
     case FieldType::kAdapters: return spec.loras.empty() ? "" : adapters_json(spec.loras);
     case FieldType::kFormat: return spec.output_format ? quoted(row_of(*spec.output_format).name) : "";
     default: {

@@ -73,9 +73,14 @@ std::optional<Error> check_experts(const JobSpec& spec, const ModelEntry& entry)
 
 // Sets defaults, and checks every generation field against the model.
 std::optional<Error> complete_fields(FieldValues& fields, const ModelEntry& entry) {
+  const bool sized_by_image =
+      entry.free_width > 0 && fields.has("image") && !fields.has("width") && !fields.has("height");
   for (const Field field : kFields) {
     if (field.row().use != FieldUse::kGeneration) continue;
-    const auto* otherwise = entry.defaults.find(field);
+    const bool of_image = field == Field("mask") || field == Field("strength") || field == Field("auto_resize");
+    const auto* otherwise = of_image && !fields.has("image") ? nullptr : entry.defaults.find(field);
+    const bool side = field == Field("width") || field == Field("height");
+    if (side && sized_by_image) continue;
     if (!fields.has(field) && otherwise) fields.set(field, *otherwise);
     const auto* value = fields.find(field);
     const auto applied = entry.fields.find(field);
@@ -86,6 +91,7 @@ std::optional<Error> complete_fields(FieldValues& fields, const ModelEntry& entr
     if (!value) continue;
     if (auto error = check_value(entry, field, *value)) return error;
   }
+  if (auto error = check_images(fields, fields.has("image"))) return error;
   const std::int64_t pixels = fields.integer("width").value_or(0) * fields.integer("height").value_or(0);
   if (pixels <= entry.max_pixels) return std::nullopt;
   return invalid_argument("width × height is " + std::to_string(pixels) + " pixels; model '" + entry.name +

@@ -82,7 +82,7 @@ Result<Header> bmp_header(std::string_view file) {
   return Header{bitmap->width, bitmap->height};
 }
 
-Result<Media> decode_bmp(std::string_view file, const Header&) {
+Result<Media> decode_bmp(std::string_view file, const Header&, bool) {
   const auto parsed = parse(file);
   if (!parsed) return parsed.error();
   const Bitmap& b = *parsed;

@@ -8,13 +8,13 @@
 namespace ditfleet::media {
 namespace {
 
-constexpr int kTransparent = -1;
+constexpr int kNoColor = -1;
 
 struct Picture {
   std::int64_t screen_width = 0, screen_height = 0;
   std::size_t left = 0, top = 0, width = 0, height = 0;
   bool interlaced = false;
-  int transparent = kTransparent;
+  int transparent = kNoColor;
   std::string_view palette;  // red, green, blue; empty: shades of gray
   std::string_view data;     // the code size, then blocks of codes
 };
@@ -140,10 +140,11 @@ bool decompress(std::string_view data, std::vector<std::uint8_t>& out) {
 Result<Header> gif_header(std::string_view file) {
   const auto picture = parse(file);
   if (!picture) return picture.error();
-  return Header{picture->screen_width, picture->screen_height};
+  return Header{
+      .width = picture->screen_width, .height = picture->screen_height, .has_alpha = picture->transparent != kNoColor};
 }
 
-Result<Media> decode_gif(std::string_view file, const Header&) {
+Result<Media> decode_gif(std::string_view file, const Header&, bool mask) {
   const auto parsed = parse(file);
   if (!parsed) return parsed.error();
   const Picture& p = *parsed;
@@ -152,7 +153,8 @@ Result<Media> decode_gif(std::string_view file, const Header&) {
   Media image{.width = static_cast<int>(p.screen_width), .height = static_cast<int>(p.screen_height)};
   const auto paint = [&](std::uint8_t* to, unsigned color) {
     for (std::size_t c = 0; c < 3; ++c)
-      to[c] = p.palette.empty()                   ? static_cast<std::uint8_t>(color)
+      to[c] = mask                ? static_cast<std::uint8_t>(static_cast<int>(color) == p.transparent ? 255 : 0)
+              : p.palette.empty() ? static_cast<std::uint8_t>(color)
               : 3 * color + c >= p.palette.size() ? 0
                                                   : static_cast<std::uint8_t>(p.palette[3 * color + c]);
   };
@@ -160,7 +162,7 @@ Result<Media> decode_gif(std::string_view file, const Header&) {
   image.rgb.resize(3 * stride * static_cast<std::size_t>(p.screen_height));
   // Around the picture is the transparent color, as in Pillow.
   for (std::size_t i = 0; i < image.rgb.size(); i += 3)
-    paint(&image.rgb[i], p.transparent == kTransparent ? 0 : static_cast<unsigned>(p.transparent));
+    paint(&image.rgb[i], p.transparent == kNoColor ? 0 : static_cast<unsigned>(p.transparent));
   std::size_t line = 0;  // of `colors`
   const auto draw = [&](std::size_t begin, std::size_t step) {
     for (std::size_t y = begin; y < p.height; y += step, ++line)

@@ -120,7 +120,7 @@ Result<Header> jpeg_header(std::string_view file) {
   return damaged("JPEG", "it has more than " + std::to_string(kMostChunks) + " segments before its pixels");
 }
 
-Result<Media> decode_jpeg(std::string_view file, const Header& header) {
+Result<Media> decode_jpeg(std::string_view file, const Header& header, bool) {
   JpegFailure failure;
   jpeg_decompress_struct jpeg = {};
   jpeg_progress_mgr progress = {};

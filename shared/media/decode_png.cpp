@@ -33,6 +33,11 @@ void read_bytes(png_structp png, png_bytep to, std::size_t count) {
 
 void ignore(png_structp, png_const_charp) {}
 
+// Puts 255 − alpha into the place of the colors.
+void to_mask(png_structp, png_row_infop row, png_bytep pixels) {
+  for (std::size_t i = 0; i < row->width; ++i) std::memset(pixels + 3 * i, 255 - pixels[4 * i + 3], 3);
+}
+
 // Averages squares of four pixels, at odd ends of two or one. libpng leaves by longjmp: see read().
 void read_halved(png_structp png, const Header& header, Reading& reading) {
   const auto width = static_cast<std::size_t>(header.width), out = static_cast<std::size_t>(halved(header.width));
@@ -57,7 +62,7 @@ void read_halved(png_structp png, const Header& header, Reading& reading) {
 }
 
 // libpng leaves by longjmp, so nothing in here may have a destructor.
-bool read(png_structp png, png_infop info, const Header& header, Reading& reading) {
+bool read(png_structp png, png_infop info, const Header& header, bool mask, Reading& reading) {
   if (setjmp(png_jmpbuf(png)) != 0) return false;
   png_set_read_fn(png, &reading, read_bytes);
   // Skips all ancillary chunks but tRNS. libpng would inflate zTXt, iTXt and iCCP to 8 MB each.
@@ -72,7 +77,14 @@ bool read(png_structp png, png_infop info, const Header& header, Reading& readin
   else if (png_get_bit_depth(png, info) < 8)
     png_set_expand_gray_1_2_4_to_8(png);
   png_set_gray_to_rgb(png);
-  png_set_strip_alpha(png);
+  if (mask) {
+    png_set_tRNS_to_alpha(png);
+    png_set_add_alpha(png, 255, PNG_FILLER_AFTER);  // if libpng refuses the tRNS chunk
+    png_set_read_user_transform_fn(png, to_mask);
+    png_set_user_transform_info(png, nullptr, 8, 3);
+  } else {
+    png_set_strip_alpha(png);
+  }
   png_set_interlace_handling(png);
   png_read_update_info(png, info);
   const std::size_t stride = std::size_t{3} * width;
@@ -129,6 +141,7 @@ Result<Header> png_header(std::string_view file) {
       header.height = big_endian(data, 4, 4);
       const unsigned depth = big_endian(data, 8, 1), color_type = big_endian(data, 9, 1);
       palette = color_type == PNG_COLOR_TYPE_PALETTE;
+      header.has_alpha = (color_type & PNG_COLOR_MASK_ALPHA) != 0;
       if (depth > 16 || (depths_of(color_type) >> depth & 1) == 0 || big_endian(data, 10, 3) > 1)
         return damaged("PNG", "its bits per sample, color type, compression, filter or interlacing is unknown");
       header.most_pixels = big_endian(data, 12, 1) == 0 ? kMaxPixels : kMaxWholePixels;
@@ -137,6 +150,8 @@ Result<Header> png_header(std::string_view file) {
     } else if (type == "IDAT") {
       if (palette) return damaged("PNG", "it has no palette");
       pixels = true;
+    } else if (type == "tRNS" && !pixels) {
+      header.has_alpha = true;
     } else if (type == "eXIf" && header.exif.empty() && intact()) {
       header.exif = data;
     } else if (type == "IEND") {
@@ -147,12 +162,12 @@ Result<Header> png_header(std::string_view file) {
   }
 }
 
-Result<Media> decode_png(std::string_view file, const Header& header) {
+Result<Media> decode_png(std::string_view file, const Header& header, bool mask) {
   Reading reading{file, {}, {}, {}, {}};
   png_structp png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &reading, fail, ignore);
   if (png == nullptr) return damaged("PNG", "out of memory");
   png_infop info = png_create_info_struct(png);
-  const bool done = info != nullptr && read(png, info, header, reading);
+  const bool done = info != nullptr && read(png, info, header, mask, reading);
   png_destroy_read_struct(&png, &info, nullptr);
   if (!done) return damaged("PNG", reading.error);
   return std::move(reading.image);

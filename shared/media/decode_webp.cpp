@@ -1,5 +1,6 @@
 #include <webp/decode.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "shared/media/formats.h"
@@ -16,7 +17,7 @@ std::optional<Header> bitstream_header(std::string_view type, std::string_view d
   }
   if (data.size() < 5 || data[0] != 0x2f) return {};
   const std::uint32_t bits = little_endian(data, 1, 4);
-  return Header{(bits & 0x3fff) + 1, (bits >> 14 & 0x3fff) + 1};
+  return Header{.width = (bits & 0x3fff) + 1, .height = (bits >> 14 & 0x3fff) + 1, .has_alpha = (bits >> 28 & 1) != 0};
 }
 
 }  // namespace
@@ -25,6 +26,7 @@ Result<Header> webp_header(std::string_view file) {
   const Error bad = damaged("WebP", "its header is damaged");
   std::optional<Header> canvas, picture;
   std::string_view exif;
+  bool alpha = false;
   std::size_t at = 12;
   int chunks = 0;
   for (; file.size() - at >= 8; ++chunks) {
@@ -39,6 +41,8 @@ Result<Header> webp_header(std::string_view file) {
     } else if ((type == "VP8 " || type == "VP8L") && !picture) {
       picture = bitstream_header(type, data);
       if (!picture) return bad;
+    } else if (type == "ALPH" && !picture) {
+      alpha = true;
     } else if (type == "EXIF" && exif.empty() && data.size() == length) {
       exif = data;
     }
@@ -48,20 +52,26 @@ Result<Header> webp_header(std::string_view file) {
   }
   if (!picture || (canvas && (canvas->width != picture->width || canvas->height != picture->height))) return bad;
   picture->exif = exif;
+  picture->has_alpha |= alpha;
   return *picture;
 }
 
-Result<Media> decode_webp(std::string_view file, const Header& header) {
+Result<Media> decode_webp(std::string_view file, const Header& header, bool mask) {
   Media image{.width = static_cast<int>(header.width), .height = static_cast<int>(header.height)};
-  const std::size_t stride = std::size_t{3} * static_cast<std::size_t>(header.width);
+  const auto width = static_cast<std::size_t>(header.width), pixels = width * static_cast<std::size_t>(header.height);
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(file.data());
   WebPBitstreamFeatures features;
   if (WebPGetFeatures(bytes, file.size(), &features) != VP8_STATUS_OK || features.width != header.width ||
       features.height != header.height)
     return damaged("WebP", "its header is damaged");
-  image.rgb.resize(stride * static_cast<std::size_t>(header.height));
-  if (WebPDecodeRGBInto(bytes, file.size(), image.rgb.data(), image.rgb.size(), static_cast<int>(stride)) == nullptr)
+  const std::size_t channels = mask ? 4 : 3;
+  image.rgb.resize(channels * pixels);
+  if ((mask ? WebPDecodeRGBAInto : WebPDecodeRGBInto)(bytes, file.size(), image.rgb.data(), image.rgb.size(),
+                                                      static_cast<int>(channels * width)) == nullptr)
     return damaged("WebP", "it is truncated, or its pixels cannot be read");
+  for (std::size_t i = 0; mask && i < pixels; ++i)
+    std::fill_n(&image.rgb[3 * i], 3, static_cast<std::uint8_t>(255 - image.rgb[4 * i + 3]));
+  image.rgb.resize(3 * pixels);
   return image;
 }
 

@@ -11,6 +11,7 @@ struct Header {
   std::int64_t width = 0, height = 0;          // as stored, not upright
   std::string_view exif = {};                  // a TIFF structure, perhaps after "Exif\0\0", in the file; empty: none
   std::int64_t most_pixels = kMaxWholePixels;  // that a file of this kind may have
+  bool has_alpha = false;                      // also for one transparent color
 };
 
 // Whether a picture is read at half its size. Rounds up.
@@ -28,13 +29,14 @@ Result<Header> webp_header(std::string_view file);
 Result<Header> bmp_header(std::string_view file);
 Result<Header> gif_header(std::string_view file);
 
-// The pixels as stored, not upright, at half the size if is_halved(). Allocates memory for that size. kInvalidArgument,
-// with the library's reason.
-Result<Media> decode_png(std::string_view file, const Header& header);
-Result<Media> decode_jpeg(std::string_view file, const Header& header);
-Result<Media> decode_webp(std::string_view file, const Header& header);
-Result<Media> decode_bmp(std::string_view file, const Header& header);
-Result<Media> decode_gif(std::string_view file, const Header& header);  // its first picture
+// The pixels as stored, not upright, at half the size if is_halved(). Allocates memory for that size. `mask`: 255 −
+// alpha three times a pixel instead of colors; Header::has_alpha is then true. kInvalidArgument, with the library's
+// reason.
+Result<Media> decode_png(std::string_view file, const Header& header, bool mask);
+Result<Media> decode_jpeg(std::string_view file, const Header& header, bool mask);
+Result<Media> decode_webp(std::string_view file, const Header& header, bool mask);
+Result<Media> decode_bmp(std::string_view file, const Header& header, bool mask);
+Result<Media> decode_gif(std::string_view file, const Header& header, bool mask);  // its first picture
 
 Error damaged(std::string_view format, std::string_view why);
 

@@ -11,7 +11,7 @@ namespace {
 struct Format {
   std::string_view media_type;
   Result<Header> (*header)(std::string_view file);
-  Result<Media> (*pixels)(std::string_view file, const Header& header);
+  Result<Media> (*pixels)(std::string_view file, const Header& header, bool mask);
 };
 
 const Format* format_of(std::string_view file) {
@@ -86,11 +86,20 @@ Result<Header> read_header(const Format* format, std::string_view file) {
   if (!format) return not_an_image(file);
   auto header = format->header(file);
   if (!header) return header;
-  const auto [width, height, exif, most] = *header;
+  const auto [width, height, exif, most, alpha] = *header;
   if (width > 0 && height > 0 && width <= most && height <= most && width * height <= most) return header;
   return invalid_argument("the image is " + std::to_string(width) + "x" + std::to_string(height) +
                           "; a file of its kind must have 1 to " + std::to_string(most) +
                           " pixels; send a smaller picture");
+}
+
+Result<Media> decode(std::string_view file, bool mask) {
+  const Format* format = format_of(file);
+  const auto header = read_header(format, file);
+  if (!header) return header.error();
+  auto image = format->pixels(file, *header, mask && header->has_alpha);
+  if (!image) return image;
+  return upright(std::move(*image), orientation_of(header->exif));
 }
 
 }  // namespace
@@ -106,16 +115,10 @@ Result<Info> inspect(std::string_view file) {
   if (!header) return header.error();
   const Media image = upright({.width = static_cast<int>(header->width), .height = static_cast<int>(header->height)},
                               orientation_of(header->exif));
-  return Info{format->media_type, image.width, image.height};
+  return Info{format->media_type, image.width, image.height, header->has_alpha};
 }
 
-Result<Media> decode(std::string_view file) {
-  const Format* format = format_of(file);
-  const auto header = read_header(format, file);
-  if (!header) return header.error();
-  auto image = format->pixels(file, *header);
-  if (!image) return image;
-  return upright(std::move(*image), orientation_of(header->exif));
-}
+Result<Media> decode(std::string_view file) { return decode(file, false); }
+Result<Media> decode_mask(std::string_view file) { return decode(file, true); }
 
 }  // namespace ditfleet::media

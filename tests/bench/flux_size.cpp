@@ -119,7 +119,7 @@ Inputs::Inputs(const pipeline::FluxTransformer& flux, int height, int width, int
   latents = at::randn({1, height / 16 * (width / 16), 64}, bf16);
   text = flux.embed_text(at::randn({1, kText, 4096}, bf16));
   pooled = at::randn({1, 768}, bf16);
-  rope = pipeline::rope_table(flux.config(), kText, height / 16, width / 16, {gpu, ScalarType::BFloat16});
+  rope = pipeline::rope_table(flux.config(), kText, {{height / 16, width / 16}}, {gpu, ScalarType::BFloat16});
   timesteps = at::linspace(1000, 36, steps, at::TensorOptions(ScalarType::Float).device(gpu));
 }
 

@@ -132,7 +132,7 @@ void steps_of(Format format) {
   auto host = open_host();
   const FluxTransformer flux(c, std::move(weights), {gpu, ScalarType::BFloat16}, host, !flags["--attention"].empty());
   const at::Tensor text = flux.embed_text(prompt),
-                   rope = pipeline::rope_table(c, kText, 64, 64, {gpu, ScalarType::BFloat16});
+                   rope = pipeline::rope_table(c, kText, {{64, 64}}, {gpu, ScalarType::BFloat16});
   const auto table = flux.modulation(timesteps, 3.5, pooled);
   flux.velocity(latents, text, table.step(0), rope);
   finish();
@@ -331,9 +331,7 @@ std::vector<std::vector<at::Tensor>> trajectories(const std::string& quantize, c
     });
     const auto denoiser = network->denoiser(settings, schedule, conditions);
     const auto sampler = network->sampler(settings, schedule);
-    at::Tensor latents =
-        network->to_latents(pipeline::draw_noise(settings.seed, network->noise_size(settings), network->noise_type()))
-            .to(gpu);
+    at::Tensor latents = network->first_latents(conditions, schedule).to(gpu);
     auto& steps = made.emplace_back();
     for (std::int64_t i = 0; i < settings.steps(); ++i) {
       latents = sampler->step(latents, denoiser->velocity(i, latents, /*negative=*/false, {}, nullptr), i);

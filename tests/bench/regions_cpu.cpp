@@ -176,7 +176,7 @@ void bench_step(const std::string& dir, int rounds) {
     };
     const at::Tensor latents = draw({1, kRows * kColumns, config.in_channels}),
                      prompt = draw({1, kText, config.joint_attention_dim});
-    const at::Tensor rope = pipeline::rope_table(config, kText, kRows, kColumns, placement);
+    const at::Tensor rope = pipeline::rope_table(config, kText, {{kRows, kColumns}}, placement);
     const auto table = eager.modulation(at::full({1}, 500.0), 3.5, draw({1, config.pooled_projection_dim}));
     const auto rows = table.step(0);
     const at::Tensor text = eager.embed_text(prompt);

@@ -20,7 +20,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/families/flux/block_programs.h"
 #include "pipeline/families/flux/rope.h"
-#include "pipeline/nn/vae/decoder.h"
+#include "pipeline/nn/vae/image_vae.h"
 #include "pipeline/region/libraries/driver.h"
 #include "pipeline/region/run/interpreter.h"
 #include "pipeline/region/run/region.h"
@@ -54,7 +54,7 @@ void first_forward() {
   const FluxTransformer flux(c, std::move(weights), {gpu, ScalarType::BFloat16}, host);
   const double compiled = since(start);
   const at::Tensor text = flux.embed_text(prompt),
-                   rope = pipeline::rope_table(c, kText, 64, 64, {gpu, ScalarType::BFloat16});
+                   rope = pipeline::rope_table(c, kText, {{64, 64}}, {gpu, ScalarType::BFloat16});
   const auto table = flux.modulation(timesteps, 3.5, pooled);
   finish();
   const double prepared = since(start);
@@ -294,7 +294,7 @@ void vae() {
   const auto config = pipeline::testing::flux_vae_config();
   const pipeline::Placement bf16{gpu, ScalarType::BFloat16}, fp32{gpu, ScalarType::Float};
   using pipeline::testing::random_vae_slots;
-  const pipeline::VaeDecoder compiled(config, random_vae_slots(config, bf16), host),
+  const pipeline::ImageVae compiled(config, random_vae_slots(config, bf16), host),
       eager(config, random_vae_slots(config, bf16), nullptr);
   for (const int side : {1024, 512}) {
     const at::Tensor latents =
@@ -305,7 +305,7 @@ void vae() {
     row(name + "_ms", steady_s([&] { compiled.decode(latents); }, 21) * 1e3, "ms");
     row(name + "_eager_ms", steady_s([&] { eager.decode(latents); }, 21) * 1e3, "ms");
   }
-  const pipeline::VaeDecoder reference(config, random_vae_slots(config, fp32), nullptr);
+  const pipeline::ImageVae reference(config, random_vae_slots(config, fp32), nullptr);
   double worst = 0;
   for (int i = 0; i < 8; ++i) {
     at::Tensor latents = at::randn({1, 16, 64, 64}, at::TensorOptions(ScalarType::BFloat16).device(gpu));

@@ -238,7 +238,7 @@ TEST_P(ModelFamily, DumpsWhatEachStageMade) {
   };
   std::set<std::string> expected = GetParam().text;
   expected.insert({"noise", "sigmas", "timesteps"});
-  if (request_.image) expected.insert("condition");
+  if (!request_.images.empty()) expected.insert("condition");
   if (unwrap(model_.size_of(request_)).forwards == 2)
     for (const std::string& name : GetParam().text) expected.insert("negative_" + name);
   EXPECT_EQ(names(), expected);

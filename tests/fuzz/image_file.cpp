@@ -39,10 +39,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   constexpr std::int64_t kMostPixels = 1 << 16;
   if (std::int64_t{info->width} * info->height > kMostPixels) return 0;
   const double decoding = cpu_seconds();
-  const auto image = media::decode(file);
-  check_cost("decode", decoding, 2);
+  const auto image = media::decode(file), mask = media::decode_mask(file);
+  check_cost("decode", decoding, 4);
+  if (image.ok() != mask.ok()) std::abort();
   if (!image) return 0;
   const auto wanted = static_cast<std::size_t>(info->width) * static_cast<std::size_t>(info->height) * 3;
-  if (image->width != info->width || image->height != info->height || image->rgb.size() != wanted) std::abort();
+  for (const media::Media& read : {*image, *mask})
+    if (read.width != info->width || read.height != info->height || read.rgb.size() != wanted) std::abort();
+  if (!info->has_alpha && mask->rgb != image->rgb) std::abort();
   return 0;
 }

@@ -41,6 +41,8 @@ TEST_P(Flux2Pipeline, DrawsWhatDiffusersDraws) {
   golden::expect_compiled(*engines.back());
 }
 
+INSTANTIATE_TEST_SUITE_P(References, Flux2Pipeline, ::testing::ValuesIn(golden::all_cases("flux2/edit")),
+                         [](const auto& info) { return info.param.folder + "_" + info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Cases, Flux2Pipeline, ::testing::ValuesIn(golden::all_cases("flux2")),
                          [](const auto& info) { return info.param.folder + "_" + info.param.name; });
 

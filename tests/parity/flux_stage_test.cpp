@@ -10,7 +10,7 @@
 #include "pipeline/families/flux/transformer.h"
 #include "pipeline/nn/text/clip_encoder.h"
 #include "pipeline/nn/text/t5_encoder.h"
-#include "pipeline/nn/vae/decoder.h"
+#include "pipeline/nn/vae/image_vae.h"
 #include "pipeline/region/run/region.h"
 #include "pipeline/sampling/latents.h"
 #include "pipeline/sampling/schedule.h"
@@ -86,7 +86,7 @@ TEST_P(FluxDenoising, Denoises) {
   const auto table = transformer.modulation(input("timesteps"), *golden_.request.fields.real("guidance_scale"),
                                             input("pooled_prompt_embeds"));
   const at::Tensor rope =
-      rope_table(transformer.config(), prompt.size(1), noise.size(2) / 2, noise.size(3) / 2, placement());
+      rope_table(transformer.config(), prompt.size(1), {{noise.size(2) / 2, noise.size(3) / 2}}, placement());
   const at::Tensor text = transformer.embed_text(prompt);
   at::Tensor tokens = pack_latents(noise);
   for (int i = 0; i < *golden_.request.fields.integer("num_inference_steps"); ++i)
@@ -98,7 +98,7 @@ TEST_P(FluxDenoising, Denoises) {
 
 TEST_P(FluxStage, DecodesLatents) {
   const auto vae =
-      VaeDecoder::load(dir("vae"), placement(), region::make_region_host(golden::test_compile(), device_, nullptr));
+      ImageVae::load(dir("vae"), placement(), region::make_region_host(golden::test_compile(), device_, nullptr));
   const at::Tensor noise = golden_.tensor("noise");
   const at::Tensor latents = unpack_latents(input("latents"), noise.size(2) / 2, noise.size(3) / 2);
   const at::Tensor image = unit_range(vae.decode(latents));

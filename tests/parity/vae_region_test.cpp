@@ -10,7 +10,7 @@
 #include <array>
 #include <cmath>
 
-#include "pipeline/nn/vae/decoder.h"
+#include "pipeline/nn/vae/image_vae.h"
 #include "pipeline/region/programs/channels_last.h"
 #include "tests/parity/region_fixture.h"
 #include "tests/parity/vae_slots.h"
@@ -19,8 +19,8 @@ namespace ditfleet::region {
 namespace {
 
 using c10::ScalarType;
+using pipeline::ImageVae;
 using pipeline::Placement;
-using pipeline::VaeDecoder;
 
 class RegionParityVae : public ::testing::Test {
  protected:
@@ -148,11 +148,10 @@ TEST_F(RegionParityVae, DecodesAsEagerDoesOrBetter) {
   for (const auto& config : {flux, other})
     for (const ScalarType type : {ScalarType::BFloat16, ScalarType::Float}) {
       const Placement placement{device(), type};
-      const VaeDecoder compiled(config, pipeline::testing::random_vae_slots(config, placement), host_),
+      const ImageVae compiled(config, pipeline::testing::random_vae_slots(config, placement), host_),
           eager(config, pipeline::testing::random_vae_slots(config, placement), nullptr);
       const at::Tensor latents = random({2, 16, 24, 32}, type);
-      const VaeDecoder fp32(config, pipeline::testing::random_vae_slots(config, {device(), ScalarType::Float}),
-                            nullptr);
+      const ImageVae fp32(config, pipeline::testing::random_vae_slots(config, {device(), ScalarType::Float}), nullptr);
       const at::Tensor wanted = fp32.decode(latents.to(ScalarType::Float)), got = compiled.decode(latents),
                        by_eager = eager.decode(latents);
       EXPECT_GT(wanted.std().item<double>(), 0.1);

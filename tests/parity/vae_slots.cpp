@@ -49,7 +49,7 @@ VaeSlots random_vae_slots(const VaeConfig& c, Placement placement, std::uint64_t
   };
   const std::int64_t deepest = c.block_out_channels.back();
   VaeSlots made;
-  if (c.post_quant_conv) made.post_quant = conv(c.latent_channels, c.latent_channels, 1);
+  if (c.post_quant_conv) made.quant = conv(c.latent_channels, c.latent_channels, 1);
   made.in = conv(c.latent_channels, deepest, 3);
   made.mid_first = resnet(deepest, deepest);
   if (c.mid_block_attention) made.mid_attention = attention(deepest);
@@ -57,14 +57,14 @@ VaeSlots random_vae_slots(const VaeConfig& c, Placement placement, std::uint64_t
   std::int64_t channels = deepest;
   for (std::size_t i = 0; i < c.block_out_channels.size(); ++i) {
     const std::int64_t out = c.block_out_channels[c.block_out_channels.size() - 1 - i];
-    VaeUpBlock block;
+    VaeBlock block;
     for (std::int64_t j = 0; j <= c.layers_per_block; ++j) {
       block.resnets.push_back(resnet(channels, out));
       if (c.up_block_attention[i]) block.attentions.push_back(attention(out));
       channels = out;
     }
-    if (i + 1 < c.block_out_channels.size()) block.upsample = conv(out, out, 3);
-    made.up.push_back(std::move(block));
+    if (i + 1 < c.block_out_channels.size()) block.resample = conv(out, out, 3);
+    made.blocks.push_back(std::move(block));
   }
   made.norm_out = norm(channels);
   made.out = conv(channels, c.out_channels, 3);

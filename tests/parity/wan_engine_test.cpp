@@ -45,7 +45,7 @@ TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
   EXPECT_LE(golden::distance(got("sigmas"), golden.tensor("sigmas")), 1e-6);
   EXPECT_LE(golden::distance(got("noise"), golden.tensor("noise")), 1e-5);
   const double limit = golden.bf16 ? 4e-2 : 2e-4;
-  if (golden.request.image && (!golden.bf16 || !golden.vae_dtype.empty())) {
+  if (!golden.request.images.empty() && (!golden.bf16 || !golden.vae_dtype.empty())) {
     EXPECT_LE(golden::distance(got("condition"), golden.tensor("condition")), limit);
   }
   EXPECT_LE(golden::distance(got("prompt_embeds"), golden.tensor("prompt_embeds")), limit);
@@ -112,7 +112,7 @@ TEST(WanEngine, TakesTheSizeFromTheImage) {
   request.fields.set("frames", 1);
   request.fields.set("guidance_scale", 1);
   request.fields.set("max_sequence_length", 16);
-  request.image = std::make_shared<const Media>(Media{300, 100, 1, 0, std::vector<std::uint8_t>(300 * 100 * 3, 60)});
+  request.images = {std::make_shared<const Media>(Media{300, 100, 1, 0, std::vector<std::uint8_t>(300 * 100 * 3, 60)})};
   const std::string dump = ::testing::TempDir() + "wan_size.safetensors";
   unwrap(unwrap(model->encode(request))->dump(dump));
   // round(sqrt(832 * 480 / 3)) = 365 → 352, round(sqrt(832 * 480 * 3)) = 1095 → 1088.
@@ -126,7 +126,7 @@ TEST(WanEngine, NeedsAnImageExactlyInImageModels) {
   const auto refused = text_model->encode(request);
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().message, HasSubstr("image does not apply to this model"));
-  request.image = nullptr;
+  request.images.clear();
   const auto missing = image_model->encode(request);
   ASSERT_FALSE(missing);
   EXPECT_THAT(missing.error().message, HasSubstr("image is missing"));

@@ -117,8 +117,10 @@ class FakeModel final : public pipeline::Model {
   }
   Result<std::unique_ptr<pipeline::Generation>> encode(const pipeline::GenerationRequest& request) override {
     if (auto error = script_->note("text " + std::to_string(request.seed))) return *error;
-    if (request.image)
-      script_->note("image " + std::to_string(request.image->width) + "x" + std::to_string(request.image->height));
+    for (const auto& image : request.images)
+      script_->note("image " + std::to_string(image->width) + "x" + std::to_string(image->height));
+    if (request.mask)
+      script_->note("mask " + std::to_string(request.mask->width) + "x" + std::to_string(request.mask->height));
     auto prepared = std::make_unique<FakeGeneration>();
     prepared->request = request;
     return std::unique_ptr<pipeline::Generation>(std::move(prepared));

@@ -91,9 +91,13 @@ Result<job::JobSpec> spec_of(job::FieldFlags fields, const std::string& out, con
                              bool needs_pictures) {
   for (auto& [field, text] : fields) {
     if (field.row().type != job::FieldType::kImage) continue;
-    auto file = sha256_of_file(text);
-    if (!file) return Error{file.error().code, std::string(field.row().flag) + ": " + file.error().message, {}};
-    text = file->sha256;
+    std::string all;
+    for (const std::string& name : job::files_of(text)) {
+      auto file = sha256_of_file(name);
+      if (!file) return Error{file.error().code, std::string(field.row().flag) + ": " + file.error().message, {}};
+      all += (all.empty() ? "" : "\n") + file->sha256;
+    }
+    text = std::move(all);
   }
   auto model = families::read_model_entry("model", dir, families::served());
   if (!model) return model.error();

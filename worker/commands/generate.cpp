@@ -93,13 +93,15 @@ Result<void> run(const GenerateFlags& flags) {
   auto spec = spec_of(flags.fields, flags.out, flags.model.dir);
   if (!spec) return spec.error();
 
-  std::shared_ptr<const pipeline::Media> picture;
-  if (const auto file = flags.fields.find("image"); file != flags.fields.end()) {
-    auto bytes = read_file(file->second);
-    if (!bytes) return bytes.error();
-    auto image = image_of(*bytes);
-    if (!image) return job::name_the_flag(image.error());
-    picture = std::move(*image);
+  pipeline::GenerationRequest pictures;
+  for (const auto& [field, files] : flags.fields) {
+    if (field.row().type != job::FieldType::kImage) continue;
+    for (const std::string& file : job::files_of(files)) {
+      auto bytes = read_file(file);
+      if (!bytes) return bytes.error();
+      if (auto added = add_image(pictures, std::string(field.name()), *bytes); !added)
+        return job::name_the_flag(added.error());
+    }
   }
   std::vector<pipeline::LoraRequest> loras;
   for (const std::string& text : flags.loras) {
@@ -138,7 +140,8 @@ Result<void> run(const GenerateFlags& flags) {
   for (int i = 0; i < count; ++i) {
     auto request = request_of(*spec, i);
     request.loras = loras;
-    request.image = picture;
+    request.images = pictures.images;
+    request.mask = pictures.mask;
     auto prepared = (*model)->encode(request);
     if (!prepared) return job::name_the_flag(prepared.error());
     for (const auto& warning : (*prepared)->warnings()) std::cerr << "warning: " << warning << "\n";

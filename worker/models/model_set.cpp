@@ -46,9 +46,9 @@ Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, std
   pipeline::GenerationRequest request = request_of(spec, 0);
   request.alone = on_one;
   constexpr int kSide = 64;
-  if (spec.fields.has("image")) {
-    request.image = std::make_shared<const pipeline::Media>(
-        pipeline::Media{kSide, kSide, 1, 0, std::vector<std::uint8_t>(kSide * kSide * 3, 128)});
+  for (std::size_t i = 0; i < spec.fields.images("image").size(); ++i) {
+    request.images.push_back(std::make_shared<const pipeline::Media>(
+        pipeline::Media{kSide, kSide, 1, 0, std::vector<std::uint8_t>(kSide * kSide * 3, 128)}));
   }
   auto prepared = model.encode(request);
   if (!prepared) return prepared.error();

@@ -8,15 +8,21 @@ pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit) {
   pipeline::GenerationRequest request;
   request.prompt = spec.prompt;
   request.fields = spec.fields;
+  request.number = unit;
   request.seed =
       static_cast<std::int64_t>(static_cast<std::uint64_t>(spec.seed.value()) + static_cast<std::uint64_t>(unit));
   return request;
 }
 
-Result<std::shared_ptr<const pipeline::Media>> image_of(std::string_view file) {
-  auto image = media::decode(file);
-  if (!image) return Error{image.error().code, image.error().message, "image"};
-  return std::make_shared<const pipeline::Media>(std::move(*image));
+Result<void> add_image(pipeline::GenerationRequest& request, const std::string& field, std::string_view file) {
+  auto decoded = field == "mask" ? media::decode_mask(file) : media::decode(file);
+  if (!decoded) return Error{decoded.error().code, decoded.error().message, field};
+  auto image = std::make_shared<const pipeline::Media>(std::move(*decoded));
+  if (field == "mask")
+    request.mask = std::move(image);
+  else
+    request.images.push_back(std::move(image));
+  return {};
 }
 
 std::vector<int> preview_steps(int total, int count) {

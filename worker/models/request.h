@@ -13,8 +13,9 @@ namespace ditfleet::worker {
 // as in torch.
 pipeline::GenerationRequest request_of(const job::JobSpec& spec, int unit);
 
-// Decodes an image that a client sent. kInvalidArgument (param "image"): not an image, or one that is too large.
-Result<std::shared_ptr<const pipeline::Media>> image_of(std::string_view file);
+// Decodes an image that a client sent as `field`, "image" or "mask", and adds it to the request. kInvalidArgument (with
+// the field): not an image, or one that is too large.
+Result<void> add_image(pipeline::GenerationRequest& request, const std::string& field, std::string_view file);
 
 // The steps (counted from 1) after which previews are made: at most `count`, ascending, evenly spread over `total`
 // steps, and never the last step.

@@ -64,7 +64,8 @@ void describe(Archive& archive, job::FieldValues& v) {
   for (const job::Field field : job::kFields) {
     if (field.row().use != job::FieldUse::kGeneration) continue;
     switch (field.row().type) {
-      case job::FieldType::kInteger: describe_field<std::int64_t>(archive, v, field); break;
+      case job::FieldType::kInteger:
+      case job::FieldType::kFlag: describe_field<std::int64_t>(archive, v, field); break;
       case job::FieldType::kReal:
       case job::FieldType::kCache: describe_field<double>(archive, v, field); break;
       default: describe_field<std::string>(archive, v, field);
@@ -73,9 +74,13 @@ void describe(Archive& archive, job::FieldValues& v) {
 }
 template <class Archive>
 void describe(Archive& archive, pipeline::GenerationRequest& v) {
-  std::optional<pipeline::Media> image = v.image ? std::optional(*v.image) : std::nullopt;
-  archive(v.prompt, v.fields, v.seed, v.loras, image, v.alone);
-  if (image && !v.image) v.image = std::make_shared<const pipeline::Media>(std::move(*image));
+  std::vector<pipeline::Media> images;
+  for (const auto& image : v.images) images.push_back(*image);
+  std::optional<pipeline::Media> mask = v.mask ? std::optional(*v.mask) : std::nullopt;
+  archive(v.prompt, v.fields, v.seed, v.number, v.loras, images, mask, v.alone);
+  if (v.images.empty())
+    for (auto& image : images) v.images.push_back(std::make_shared<const pipeline::Media>(std::move(image)));
+  if (mask && !v.mask) v.mask = std::make_shared<const pipeline::Media>(std::move(*mask));
 }
 
 class Writer {

@@ -29,8 +29,7 @@ Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSe
   unit->entry = std::move(entry);
   unit->spec = std::move(*spec);
   unit->request = request_of(unit->spec, unit->entry.ref.unit);
-  unit->preview_steps = preview_steps(static_cast<int>(unit->spec.fields.integer("num_inference_steps").value_or(0)),
-                                      unit->spec.partial_images);
+  unit->preview_steps = preview_steps(job::steps_of(unit->spec.fields), unit->spec.partial_images);
   unit->model = model->second.get();
   unit->received = now;
   return unit;

@@ -38,7 +38,7 @@ std::map<std::string, std::string> preview_fields(const Unit& unit, const std::s
   return {{"key", key},
           {"index", std::to_string(index)},
           {"step", std::to_string(step)},
-          {"total", std::to_string(unit.request.fields.integer("num_inference_steps").value_or(0))},
+          {"total", std::to_string(job::steps_of(unit.request.fields))},
           {"media_type", job::media_type_of(job::preview_format(*unit.spec.output_format))},
           {"width", std::to_string(image.width)},
           {"height", std::to_string(image.height)}};
@@ -140,7 +140,7 @@ void UnitRunner::assign(queue::MailboxEntry entry, const ModelSet& models) {
   }
   begin_span(*unit);
   unit->log(spdlog::level::info, "assigned, attempt {}, class {}, {} steps", unit->entry.attempt, unit->entry.class_key,
-            unit->request.fields.integer("num_inference_steps").value_or(0));
+            job::steps_of(unit->request.fields));
   units_.emplace(attempt.nonce, unit);
   // At once, while the device works on other units: the scheduler assigns ahead so that adapters load in time.
   if (needs_adapters) spawn("load the adapters of", unit, stage("load the adapters", unit, load_adapters(unit)));
@@ -171,8 +171,11 @@ void UnitRunner::perform(const Action& action) {
 
 void UnitRunner::forget(const std::string& nonce) {
   units_.erase(nonce);
-  const auto shares = [this](const auto& held) { return held.second->entry.ref.job == image_job_; };
-  if (std::none_of(units_.begin(), units_.end(), shares)) image_.reset();
+  const auto shares = [this](const auto& held) { return held.second->entry.ref.job == images_job_; };
+  if (std::any_of(units_.begin(), units_.end(), shares)) return;
+  images_job_.clear();
+  images_.clear();
+  mask_.reset();
 }
 
 asio::awaitable<void> UnitRunner::load_adapters(UnitPtr unit) {
@@ -206,7 +209,7 @@ asio::awaitable<void> UnitRunner::load_adapters(UnitPtr unit) {
   parts_.table_changed();
 }
 
-asio::awaitable<Result<std::string>> UnitRunner::read_input(UnitPtr unit, std::string sha256) {
+asio::awaitable<Result<std::string>> UnitRunner::read_input(UnitPtr unit, std::string sha256, std::string field) {
   auto give_up = Deadline::after(kStoreLimit);
   for (;;) {
     auto file = co_await parts_.store.get_input(sha256, Deadline::after(kStoreTimeout));
@@ -216,37 +219,40 @@ asio::awaitable<Result<std::string>> UnitRunner::read_input(UnitPtr unit, std::s
       continue;
     }
     // Another worker would not find it either.
-    if (!file && file.error().code == Code::kNotFound) co_return invalid_argument(file.error().message, "image");
+    if (!file && file.error().code == Code::kNotFound) co_return invalid_argument(file.error().message, field);
     co_return file;
   }
 }
 
 asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
-  const auto input = std::make_shared<std::string>();
-  const std::string* sha256 = unit->spec.fields.text("image");
-  if (sha256 && image_ && image_job_ == unit->entry.ref.job) {
-    unit->request.image = image_;
-  } else if (sha256) {
-    auto file = co_await read_input(unit, *sha256);
-    if (!file) {
-      parts_.table.encoded(unit->entry.nonce);
-      if (units_.contains(unit->entry.nonce)) co_await fail(unit, file.error());
-      parts_.table_changed();
-      co_return;
+  // The files of the images that the units of the job before do not have in common with this one.
+  const auto inputs = std::make_shared<std::vector<std::pair<std::string, std::string>>>();
+  if (images_job_ == unit->entry.ref.job) {
+    unit->request.images = images_;
+    unit->request.mask = mask_;
+  } else {
+    for (const char* name : {"image", "mask"}) {
+      for (const std::string& sha256 : unit->spec.fields.images(*job::find_field(name))) {
+        auto file = co_await read_input(unit, sha256, name);
+        if (!file) {
+          parts_.table.encoded(unit->entry.nonce);
+          if (units_.contains(unit->entry.nonce)) co_await fail(unit, file.error());
+          parts_.table_changed();
+          co_return;
+        }
+        inputs->emplace_back(name, std::move(*file));
+      }
     }
-    *input = std::move(*file);
   }
   // A variable, because GCC 12 destroys a temporary in a co_await expression twice.
-  const std::function<Result<void>()> work = [unit, input, context = unit->span.context()]() -> Result<void> {
+  const std::function<Result<void>()> work = [unit, inputs, context = unit->span.context()]() -> Result<void> {
     const telemetry::ContextScope scope(context);
     telemetry::ScopedSpan span("text_encode");
-    if (!input->empty()) {
-      auto image = image_of(*input);
-      if (!image) {
-        span.failed(image.error().message);
-        return image.error();
+    for (const auto& [field, file] : *inputs) {
+      if (auto added = add_image(unit->request, field, file); !added) {
+        span.failed(added.error().message);
+        return added;
       }
-      unit->request.image = std::move(*image);
     }
     auto prepared = unit->model->encode(unit->request);
     if (!prepared) {
@@ -257,11 +263,13 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
     return {};
   };
   auto done = co_await run_on(parts_.text, Watchdog::Work::kText, unit, work);
-  if (unit->request.image && units_.contains(unit->entry.nonce)) {
-    image_job_ = unit->entry.ref.job;
-    image_ = unit->request.image;
+  if (done && !unit->request.images.empty() && units_.contains(unit->entry.nonce)) {
+    images_job_ = unit->entry.ref.job;
+    images_ = unit->request.images;
+    mask_ = unit->request.mask;
   }
-  unit->request.image.reset();
+  unit->request.images.clear();
+  unit->request.mask.reset();
   parts_.table.encoded(unit->entry.nonce);
   parts_.residents_changed();
   if (!done && units_.contains(unit->entry.nonce))

@@ -71,7 +71,7 @@ class UnitRunner {
 
   asio::awaitable<void> load_adapters(UnitPtr unit);
   // Reads the unit's image from the store.
-  asio::awaitable<Result<std::string>> read_input(UnitPtr unit, std::string sha256);
+  asio::awaitable<Result<std::string>> read_input(UnitPtr unit, std::string sha256, std::string field);
   void forget(const std::string& nonce);  // drops the unit, and the decoded image after its job's last unit
   asio::awaitable<void> encode_text(UnitPtr unit);
   asio::awaitable<void> start(UnitPtr unit);
@@ -101,8 +101,9 @@ class UnitRunner {
   Parts parts_;
   std::map<std::string, UnitPtr> units_;  // by nonce
   // The image that was decoded last, for the other units of its job. Only one, because an image may have 100 MB.
-  std::string image_job_;
-  std::shared_ptr<const pipeline::Media> image_;
+  std::string images_job_;
+  std::vector<std::shared_ptr<const pipeline::Media>> images_;
+  std::shared_ptr<const pipeline::Media> mask_;
   bool first_image_ = false;  // has been completed
   std::vector<std::string> warm_classes_;
   int tasks_running_ = 0, handing_back_ = 0;

@@ -1,6 +1,7 @@
 #include "worker/units/unit_spans.h"
 
 #include "shared/core/bytes.h"
+#include "shared/job/catalogue.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -60,7 +61,7 @@ void begin_span(Unit& unit) {
   const job::FieldValues& fields = unit.request.fields;
   unit.span.attribute("ditfleet.width", fields.integer("width").value_or(0));
   unit.span.attribute("ditfleet.height", fields.integer("height").value_or(0));
-  unit.span.attribute("ditfleet.steps", fields.integer("num_inference_steps").value_or(0));
+  unit.span.attribute("ditfleet.steps", std::int64_t{job::steps_of(fields)});
 }
 
 void end_span(Unit& unit, const char* outcome) {

@@ -205,17 +205,17 @@ asio::awaitable<Result<void>> ApiContext::store_images(std::string tenant, const
                                                        Images images) const {
   for (const job::Field field : job::kFields) {
     if (field.row().type != job::FieldType::kImage) continue;
-    const std::string* sha256 = fields.text(field);
-    if (!sha256) continue;
-    auto file = images.extract(*sha256);
-    // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
-    auto storing =
-        file ? service.put_input(tenant, *sha256, std::move(file.mapped())) : service.touch_input(tenant, *sha256);
-    auto stored = co_await std::move(storing);
-    if (stored) continue;
-    Error error = stored.error();
-    if (error.code == Code::kNotFound) error = invalid_argument(error.message, std::string(field.name()));
-    co_return error;
+    for (const std::string& sha256 : fields.images(field)) {
+      auto file = images.extract(sha256);
+      // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
+      auto storing =
+          file ? service.put_input(tenant, sha256, std::move(file.mapped())) : service.touch_input(tenant, sha256);
+      auto stored = co_await std::move(storing);
+      if (stored) continue;
+      Error error = stored.error();
+      if (error.code == Code::kNotFound) error = invalid_argument(error.message, std::string(field.name()));
+      co_return error;
+    }
   }
   co_return Result<void>();
 }
@@ -238,16 +238,20 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
     if (auto advice = dependencies.advise(*complete, call->caller.tenant); !advice) co_return advice.error();
   }
   Images files;
-  for (auto& [field, image] : images) {
-    const std::size_t bytes = image.contents.size();
+  for (SentImage& image : images) {
+    const job::Field field = image.field;
+    const std::size_t bytes = image.contents.size(), index = image.index;
     std::function<Result<ImageFile>()> work = [image = std::move(image), name = std::string(field.name()),
                                                most = dependencies.settings.results.input_max_bytes]() mutable {
       return read_image(std::move(image), most, name);
     };
     auto file = co_await off_loop<ImageFile>(call, bytes, std::move(work));
     if (!file) co_return file.error();
-    spec.fields.set(field, file->sha256);
-    complete->fields.set(field, file->sha256);
+    // The SHA-256 of all images have the same length.
+    std::string all = *spec.fields.text(field);
+    all.replace(index * (kUnknownSha256.size() + 1), kUnknownSha256.size(), file->sha256);
+    spec.fields.set(field, all);
+    complete->fields.set(field, all);
     files.emplace(std::move(file->sha256), std::move(file->bytes));
   }
   if (auto stored = co_await store_images(call->caller.tenant, complete->fields, std::move(files)); !stored)

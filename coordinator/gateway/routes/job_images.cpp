@@ -40,12 +40,17 @@ Result<media::Info> check_image(std::string_view file, std::int64_t most, const 
 
 SentImages take_images(json::object& job) {
   SentImages images;
+  const auto take = [&](job::Field field, std::size_t index, json::value& value) {
+    if (!value.is_string() || is_sha256_hex(value.get_string())) return;
+    images.push_back({field, index, std::string(value.get_string()), true});
+    value = kUnknownSha256;
+  };
   for (const job::Field field : job::kFields) {
-    if (field.row().type != job::FieldType::kImage) continue;
     json::value* value = job.if_contains(field.name());
-    if (!value || !value->is_string() || is_sha256_hex(value->get_string())) continue;
-    images.insert_or_assign(field, SentImage{std::string(value->get_string()), true});
-    *value = kUnknownSha256;
+    if (value && field.row().type == job::FieldType::kImage) take(field, 0, *value);
+    if (!value || field.row().type != job::FieldType::kImages || !value->is_array()) continue;
+    json::array& list = value->get_array();
+    for (std::size_t i = 0; i < list.size() && i < job::kMaxImages; ++i) take("image", i, list[i]);
   }
   return images;
 }

@@ -17,12 +17,14 @@ using Images = std::map<std::string, std::string>;  // files by their SHA-256, t
 
 // An image as it came with a request: the file, or base64 or a data URL with the file in it.
 struct SentImage {
-  std::string contents;
+  job::Field field;       // "image" or "mask"
+  std::size_t index = 0;  // among the field's images
+  std::string contents = {};
   bool is_text = false;
 };
-using SentImages = std::map<job::Field, SentImage>;
+using SentImages = std::vector<SentImage>;
 
-// Takes the images that are not stored yet out of a job's JSON, without looking at them. Each field keeps the SHA-256
+// Takes the images that are not stored yet out of a job's JSON, without looking at them. Each leaves the SHA-256
 // kUnknownSha256, so that the job can be checked before its images are decoded. Other values stay; job::parse_spec()
 // checks them.
 inline constexpr std::string_view kUnknownSha256 = "0000000000000000000000000000000000000000000000000000000000000000";
@@ -33,7 +35,7 @@ struct ImageFile {
   media::Info info;
 };
 
-// Decodes and checks an image that becomes the value of a field of type kImage. Takes up to 100 ms for 20 MiB. `most`:
+// Decodes and checks an image of a field of type kImage. Takes up to 100 ms for 20 MiB. `most`:
 // results.input_max_bytes. `param`: the field in errors. kPayloadTooLarge; kInvalidArgument as media::inspect(), for a
 // URL and for invalid base64.
 Result<ImageFile> read_image(SentImage image, std::int64_t most, const std::string& param = {});

@@ -182,7 +182,7 @@ Result<VideoCall> parse_video_call(std::string_view content_type, std::string_vi
       call.has_reference = true;
       if (file.data() != nullptr) {
         job["image"] = kUnknownSha256;
-        call.images.insert_or_assign(Field("image"), SentImage{std::string(file)});
+        call.images.push_back({.field = "image", .contents = std::string(file)});
       } else {
         auto image = reference_value(value);
         if (!image) return image.error();
@@ -197,7 +197,7 @@ Result<VideoCall> parse_video_call(std::string_view content_type, std::string_vi
   }
   if (!job.contains("prompt"))
     return invalid_argument("'prompt' is missing; send a description of the video", "prompt");
-  call.images.merge(take_images(job));
+  for (SentImage& image : take_images(job)) call.images.push_back(std::move(image));
   auto spec = job::parse_spec(json::value(std::move(job)));
   if (!spec) return as_video_error(spec.error(), call.has_reference);
   call.spec = std::move(*spec);

@@ -20,6 +20,13 @@ json::object schema_of(const job::FieldRow& row) {
     case job::FieldType::kText:
     case job::FieldType::kImage:
     case job::FieldType::kSize: out["type"] = "string"; break;
+    case job::FieldType::kFlag: out["type"] = "boolean"; break;
+    case job::FieldType::kImages:
+      out["type"] = "array";
+      out["items"] = json::object{{"type", "string"}};
+      out["minItems"] = row.low;
+      out["maxItems"] = row.high;
+      break;
     case job::FieldType::kFormat: {
       json::array names;
       for (const job::FormatRow& format : job::kOutputFormats) names.emplace_back(format.name);

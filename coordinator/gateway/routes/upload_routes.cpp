@@ -47,9 +47,9 @@ asio::awaitable<Result<Response>> upload(const ApiContext& context, CallPtr call
   const std::size_t bytes = body->bytes.size();
   std::function<Result<ImageFile>()> work = [file = std::move(body->bytes), form,
                                              most = settings.input_max_bytes]() mutable -> Result<ImageFile> {
-    if (form.empty()) return read_image({std::move(file)}, most);
+    if (form.empty()) return read_image({.field = "image", .contents = std::move(file)}, most);
     auto of_form = only_file(form, file);
-    return of_form ? read_image({std::move(*of_form)}, most) : of_form.error();
+    return of_form ? read_image({.field = "image", .contents = std::move(*of_form)}, most) : of_form.error();
   };
   auto file = co_await context.off_loop<ImageFile>(call, bytes, std::move(work));
   if (!file) co_return file.error();

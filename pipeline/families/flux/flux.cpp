@@ -1,6 +1,9 @@
 #include "pipeline/families/flux/flux.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,10 +18,12 @@
 #include "pipeline/families/flux/transformer.h"
 #include "pipeline/nn/text/clip_encoder.h"
 #include "pipeline/nn/text/t5_encoder.h"
-#include "pipeline/nn/vae/decoder.h"
+#include "pipeline/nn/vae/image_vae.h"
 #include "pipeline/sampling/flow_scheduler.h"
 #include "pipeline/sampling/latents.h"
 #include "shared/families/flux/flux.h"
+#include "shared/media/resize.h"
+#include "shared/media/sizes.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -31,27 +36,40 @@ constexpr std::int64_t kModulationSteps = 64;
 class FluxDenoiser final : public Denoiser {
  public:
   FluxDenoiser(const FluxTransformer& flux, const Settings& settings, const Schedule& schedule,
-               const Conditions& conditions, std::int64_t rows, std::int64_t columns)
+               const Conditions& conditions, std::vector<TokenGrid> grids, at::Tensor mask)
       : flux_(flux),
         timesteps_(on_device(schedule.timesteps, flux.placement().device)),
         guidance_(settings.real("guidance_scale")),
         scale_(settings.real("true_cfg_scale")),
         text_tokens_(settings.text_tokens()),
-        rows_(rows),
-        columns_(columns) {
+        grids_(std::move(grids)),
+        sigmas_(schedule.sigmas),
+        picture_(conditions.image.defined() ? pack_latents(conditions.image) : at::Tensor()),
+        mask_(std::move(mask)),
+        noise_(mask_.defined() ? pack_latents(conditions.noise).to(picture_.options()) : at::Tensor()) {
     passes_.push_back(pass_of(conditions.prompt));
     if (conditions.negative) passes_.push_back(pass_of(*conditions.negative));
   }
 
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team& team,
                       BlockCache* cache) override {
-    if (!rope_.defined()) rope_ = rope_table(flux_.config(), text_tokens_, rows_, columns_, flux_.placement());
+    if (!rope_.defined()) rope_ = rope_table(flux_.config(), text_tokens_, grids_, flux_.placement());
     Pass& pass = passes_[negative ? 1 : 0];
     if (const std::int64_t first = step / kModulationSteps * kModulationSteps; first != pass.first_step) {
       pass.modulation = window(first, pass.pooled);
       pass.first_step = first;
     }
-    return flux_.velocity(latents, pass.text, pass.modulation.step(step - pass.first_step), rope_, team, cache);
+    const StepModulation modulation = pass.modulation.step(step - pass.first_step);
+    if (grids_.size() == 1) return flux_.velocity(latents, pass.text, modulation, rope_, team, cache);
+    return flux_.velocity(at::cat({latents, picture_}, 1), pass.text, modulation, rope_, team, cache)
+        .slice(1, 0, latents.size(1));
+  }
+  // As FluxInpaintPipeline: what the mask keeps is the picture with the noise of the next step.
+  at::Tensor stepped(const at::Tensor& latents, std::int64_t step) const override {
+    if (!mask_.defined()) return latents;
+    const auto next = static_cast<std::size_t>(step) + 1;
+    const at::Tensor kept = next + 1 < sigmas_.size() ? add_noise(picture_, noise_, sigmas_[next]) : picture_;
+    return (1 - mask_) * kept + mask_ * latents;
   }
 
  private:
@@ -74,10 +92,26 @@ class FluxDenoiser final : public Denoiser {
   const FluxTransformer& flux_;
   const at::Tensor timesteps_;  // [steps] fp32, on the device
   const double guidance_, scale_;
-  const std::int64_t text_tokens_, rows_, columns_;
+  const std::int64_t text_tokens_;
+  const std::vector<TokenGrid> grids_;  // of the latents, and of a picture beside them
+  const std::vector<float> sigmas_;
+  const at::Tensor picture_;       // packed: see FluxNetwork::encode_image()
+  const at::Tensor mask_, noise_;  // [1, tokens, in_channels] on the device; undefined without a mask
   std::vector<Pass> passes_;
   at::Tensor rope_;
 };
+
+// The tokens of a picture: of the preferred size with the nearest aspect ratio, or of its own size.
+TokenGrid kontext_grid(const Media& picture, const Settings& settings, int side) {
+  if (std::min(picture.width, picture.height) < side)
+    fail(Code::kInvalidArgument,
+         "image is " + std::to_string(picture.width) + "x" + std::to_string(picture.height) +
+             "; its sides must be at least " + std::to_string(side) + " pixels",
+         "image");
+  const media::Size own{picture.width, picture.height};
+  const media::Size size = settings.integer("auto_resize", 1) ? media::kontext_size(own, side) : own;
+  return {size.height / side, size.width / side};
+}
 
 class FluxNetwork final : public Network {
  public:
@@ -100,7 +134,9 @@ class FluxNetwork final : public Network {
       settings.warnings.push_back("true_cfg_scale has no effect without a negative_prompt (which may be empty)");
   }
   void prewarm(const Settings& settings) const override {
-    transformer_.prewarm(settings.text_tokens(), rows(settings) * columns(settings));
+    std::int64_t tokens = 0;
+    for (const TokenGrid& grid : grids(settings)) tokens += grid.tokens();
+    transformer_.prewarm(settings.text_tokens(), tokens);
   }
 
   PromptIds longest_ids(const Settings& settings) const override {
@@ -111,8 +147,14 @@ class FluxNetwork final : public Network {
     at::Tensor pooled = clip_.pooled(ids.ids.at("clip_ids")), tokens = t5_.encode(ids.ids.at("t5_ids"));
     return {std::move(ids), {{"pooled_prompt_embeds", std::move(pooled)}, {"prompt_embeds", std::move(tokens)}}};
   }
+  // FLUX.1 Kontext gets the mean of the picture's latents as tokens beside those of the noise. The others begin with a
+  // sample.
+  bool samples_image(const Settings& settings) const override { return !settings.images.empty() && !kontext_; }
+  // [1, in_channels / 4, rows, columns] on the device.
+  at::Tensor encode_image(const Settings& settings, const at::Tensor& noise) const override;
   std::vector<std::int64_t> noise_size(const Settings& settings) const override {
-    return {1, transformer_.config().in_channels / 4, 2 * rows(settings), 2 * columns(settings)};
+    const TokenGrid grid = grids(settings)[0];
+    return {1, transformer_.config().in_channels / 4, 2 * grid.rows, 2 * grid.columns};
   }
   Schedule schedule(const Settings& settings) const override;
   int steps_in_memory() const override { return kModulationSteps; }
@@ -121,37 +163,77 @@ class FluxNetwork final : public Network {
   }
   std::unique_ptr<Denoiser> denoiser(const Settings& settings, const Schedule& schedule,
                                      const Conditions& conditions) const override {
-    return std::make_unique<FluxDenoiser>(transformer_, settings, schedule, conditions, rows(settings),
-                                          columns(settings));
+    return std::make_unique<FluxDenoiser>(transformer_, settings, schedule, conditions, grids(settings),
+                                          settings.mask ? mask(settings) : at::Tensor());
   }
-  at::Tensor to_latents(const at::Tensor& noise) const override { return pack_latents(noise); }
+  at::Tensor first_latents(const Conditions& conditions, const Schedule& schedule) const override {
+    const at::Tensor& picture = conditions.image;
+    if (kontext_ || !picture.defined()) return pack_latents(conditions.noise);
+    return pack_latents(add_noise(picture, conditions.noise.to(picture.options()), schedule.sigmas[0]));
+  }
   void decode(const at::Tensor& latents, const Settings& settings, const FrameSink& sink) const override {
-    sink(vae_.decode(unpack_latents(latents, rows(settings), columns(settings))));
+    sink(vae_.decode(unpacked(latents, settings)));
   }
   at::Tensor preview(const at::Tensor& estimate, const Settings& settings) const override {
-    return vae_.preview(unpack_latents(estimate.to(placement.dtype), rows(settings), columns(settings)));
+    return vae_.preview(unpacked(estimate.to(placement.dtype), settings));
   }
 
  private:
   FluxNetwork(std::string dir, SchedulerConfig scheduler, ClipEncoder clip, T5Encoder t5, FluxTransformer transformer,
-              VaeDecoder vae)
+              ImageVae vae, bool kontext)
       : dir_(std::move(dir)),
         scheduler_(scheduler),
         clip_(std::move(clip)),
         t5_(std::move(t5)),
         transformer_(std::move(transformer)),
-        vae_(std::move(vae)) {}
-  // The image's tokens, of 2 × 2 latent pixels.
-  std::int64_t rows(const Settings& settings) const { return settings.height() / (2 * vae_.config().factor()); }
-  std::int64_t columns(const Settings& settings) const { return settings.width() / (2 * vae_.config().factor()); }
+        vae_(std::move(vae)),
+        kontext_(kontext) {}
+  // The tokens, of 2 × 2 latent pixels, of the image that is made, and of Kontext's picture.
+  std::vector<TokenGrid> grids(const Settings& settings) const {
+    const std::int64_t side = 2 * vae_.config().factor();
+    std::vector<TokenGrid> all{{settings.height() / side, settings.width() / side}};
+    if (kontext_)
+      for (const auto& picture : settings.images)
+        all.push_back(kontext_grid(*picture, settings, static_cast<int>(side)));
+    return all;
+  }
+  at::Tensor unpacked(const at::Tensor& latents, const Settings& settings) const {
+    const TokenGrid grid = grids(settings)[0];
+    return unpack_latents(latents, grid.rows, grid.columns);
+  }
+  at::Tensor mask(const Settings& settings) const;
 
   const std::string dir_;
   const SchedulerConfig scheduler_;
   ClipEncoder clip_;
   T5Encoder t5_;
   FluxTransformer transformer_;
-  VaeDecoder vae_;
+  ImageVae vae_;
+  const bool kontext_;
 };
+
+// 1 where the mask is at least half white, at the latent pixel's first pixel; packed.
+at::Tensor FluxNetwork::mask(const Settings& settings) const {
+  const auto size = noise_size(settings);
+  if (placement.device.is_meta())
+    return pack_latents(at::empty(size, at::TensorOptions(placement.dtype).device(placement.device)));
+  const std::vector<std::uint8_t> grey =
+      media::grey(media::resize_lanczos(*settings.mask, settings.width(), settings.height()));
+  const std::int64_t factor = vae_.config().factor();
+  const at::Tensor bytes = at::from_blob(const_cast<std::uint8_t*>(grey.data()), {settings.height(), settings.width()},
+                                         at::TensorOptions(c10::ScalarType::Byte));
+  const at::Tensor white = bytes.slice(0, 0, {}, factor).slice(1, 0, {}, factor) >= 128;
+  return pack_latents(white.to(placement.dtype).expand(size).contiguous()).to(placement.device);
+}
+
+at::Tensor FluxNetwork::encode_image(const Settings& settings, const at::Tensor& noise) const {
+  if (settings.images.empty()) return {};
+  const TokenGrid grid = grids(settings).back();
+  const std::int64_t side = 2 * vae_.config().factor();
+  const at::Tensor pixels =
+      to_pixels(*settings.images[0], grid.columns * side, grid.rows * side, placement.device).to(placement.dtype);
+  return vae_.latents(vae_.moments(pixels.to(placement.device)), noise);
+}
 
 std::unique_ptr<Network> FluxNetwork::load(Folder& folder) {
   const LoadContext& c = folder.context;
@@ -182,17 +264,22 @@ std::unique_ptr<Network> FluxNetwork::load(Folder& folder) {
   });
   auto transformer =
       folder.load("transformer", [&] { return FluxTransformer::load(folder.transformer("transformer"), c.placement); });
-  auto decoder = folder.load("vae", [&] { return VaeDecoder::load(folder.files("vae"), c.placement, c.regions); });
+  auto decoder = folder.load("vae", [&] { return ImageVae::load(folder.files("vae"), c.placement, c.regions); });
   auto [first, second] = texts.get();
-  return std::unique_ptr<Network>(
-      new FluxNetwork(c.source.dir, scheduler, std::move(first), std::move(second), transformer.get(), decoder.get()));
+  return std::unique_ptr<Network>(new FluxNetwork(c.source.dir, scheduler, std::move(first), std::move(second),
+                                                  transformer.get(), decoder.get(),
+                                                  families::is_flux_kontext(folder.index().text("_class_name", ""))));
 }
 
 Schedule FluxNetwork::schedule(const Settings& settings) const {
   const int steps = settings.steps();
-  Schedule schedule = make_schedule(scheduler_, steps, rows(settings) * columns(settings));
-  if (std::all_of(schedule.sigmas.begin(), schedule.sigmas.end(), [](float sigma) { return std::isfinite(sigma); }))
+  Schedule schedule = make_schedule(scheduler_, steps, grids(settings)[0].tokens());
+  if (std::all_of(schedule.sigmas.begin(), schedule.sigmas.end(), [](float sigma) { return std::isfinite(sigma); })) {
+    const int left_out = samples_image(settings) ? steps - job::steps_of(settings.fields) : 0;
+    schedule.sigmas.erase(schedule.sigmas.begin(), schedule.sigmas.begin() + left_out);
+    schedule.timesteps.erase(schedule.timesteps.begin(), schedule.timesteps.begin() + left_out);
     return schedule;
+  }
   // shift_terminal divides 0 by 0 if there is only one step; a shift that is not above 0 does so with any number.
   if (steps == 1)
     fail(Code::kInvalidArgument, "num_inference_steps is 1, but this model's scheduler needs at least 2",

@@ -2,21 +2,29 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 namespace ditfleet::pipeline {
 
-at::Tensor rope_table(const FluxConfig& config, std::int64_t text, std::int64_t rows, std::int64_t columns,
+at::Tensor rope_table(const FluxConfig& config, std::int64_t text, const std::vector<TokenGrid>& grids,
                       Placement placement) {
   using c10::ScalarType;
+  std::vector<std::vector<at::Tensor>> axes(3, {at::zeros({text}, ScalarType::Float)});
+  std::int64_t tokens = text;
+  for (std::size_t i = 0; i < grids.size(); ++i) {
+    tokens += grids[i].tokens();
+    if (placement.device.is_meta()) continue;
+    const auto [row, column] = grid_positions(grids[i].rows, grids[i].columns);
+    axes[0].push_back(at::full({grids[i].tokens()}, static_cast<double>(i), ScalarType::Float));
+    axes[1].push_back(row);
+    axes[2].push_back(column);
+  }
   if (placement.device.is_meta())
-    return at::empty({1, text + rows * columns, 1, config.head_dim / 2},
+    return at::empty({1, tokens, 1, config.head_dim / 2},
                      at::TensorOptions(ScalarType::ComplexFloat).device(placement.device));
-  const auto [row, column] = grid_positions(rows, columns);
-  const at::Tensor before = at::zeros({text}, ScalarType::Float);
   std::vector<at::Tensor> positions;
-  for (const at::Tensor& image : {at::zeros({rows * columns}, ScalarType::Float), row, column})
-    positions.push_back(at::cat({before, image}).to(placement.dtype));
+  for (const auto& axis : axes) positions.push_back(at::cat(axis).to(placement.dtype));
   return rope_of(positions, config.axes_dims_rope, placement.device);
 }
 

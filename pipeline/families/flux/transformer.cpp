@@ -58,7 +58,7 @@ void FluxTransformer::open_libraries(const region::RegionHost& host) const {
   const auto rows = modulation(at::ones({1}, options.dtype(c10::ScalarType::Float)), 1,
                                at::zeros({1, config_.pooled_projection_dim}, options))
                         .step(0);
-  rope_table(config_, 8, 2, 2, where);
+  rope_table(config_, 8, {{2, 2}}, where);
   apply_linear(linears[FluxLinear::kImageOut], modulated_norm(at::cat({text, image}, 1).slice(1, 8), rows.final));
   synchronize(where.device);
 }

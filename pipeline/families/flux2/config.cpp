@@ -1,5 +1,9 @@
 #include "pipeline/families/flux2/config.h"
 
+#include <filesystem>
+
+#include "shared/families/flux2/flux2.h"
+
 namespace ditfleet::pipeline {
 
 Flux2Config read_flux2_config(const ConfigFile& file) {
@@ -22,6 +26,10 @@ Flux2Config read_flux2_config(const ConfigFile& file) {
   c.mlp_ratio = file.number("mlp_ratio", 3);
   c.rope_theta = file.number("rope_theta", 2000);
   c.eps = file.number("eps", 1e-6);
+  const std::string index =
+      (std::filesystem::path(file.path()).parent_path().parent_path() / "model_index.json").string();
+  c.cached_references =
+      std::filesystem::exists(index) && families::caches_references(ConfigFile(index).text("_class_name", ""));
   c.guidance_embeds = file.boolean("guidance_embeds", true);
   const auto axes = file.integers("axes_dims_rope", {32, 32, 32, 32}, 0, kMost);
   if (axes.size() != 4) file.refuse("axes_dims_rope has " + std::to_string(axes.size()) + " entries; it must have 4");

@@ -15,6 +15,7 @@ struct Flux2Config {
   std::int64_t text_width;  // of a text token
   std::int64_t time_channels;
   double mlp_ratio, rope_theta, eps;
+  bool cached_references;            // Flux2KleinKVPipeline: see Flux2Transformer::references()
   bool guidance_embeds;              // the file has weights for it, which no pipeline of this family uses
   std::array<std::int64_t, 4> axes;  // channels of a head for time, row, column and text position; even
 
@@ -22,7 +23,8 @@ struct Flux2Config {
   std::int64_t mlp_width() const { return static_cast<std::int64_t>(static_cast<double>(width()) * mlp_ratio); }
 };
 
-// Throws Failure (kDataCorrupt); the message contains file and field.
+// Also reads the class of the pipeline in the folder above, if there is one. Throws Failure (kDataCorrupt); the message
+// contains file and field.
 Flux2Config read_flux2_config(const ConfigFile& file);
 
 }  // namespace ditfleet::pipeline

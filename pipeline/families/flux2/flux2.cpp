@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "pipeline/device/failure.h"
@@ -12,11 +13,13 @@
 #include "pipeline/families/flux2/adapter_names.h"
 #include "pipeline/families/flux2/transformer.h"
 #include "pipeline/nn/text/qwen3_encoder.h"
-#include "pipeline/nn/vae/decoder.h"
+#include "pipeline/nn/vae/image_vae.h"
 #include "pipeline/sampling/flow_scheduler.h"
 #include "pipeline/sampling/latents.h"
 #include "pipeline/tokenizers/qwen_text.h"
 #include "shared/families/flux2/flux2.h"
+#include "shared/media/resize.h"
+#include "shared/media/sizes.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -35,8 +38,11 @@ double shift_of(std::int64_t image_tokens, int steps) {
 class Flux2Denoiser final : public Denoiser {
  public:
   Flux2Denoiser(const Flux2Transformer& transformer, const Settings& settings, const Schedule& schedule,
-                const Conditions& conditions, std::int64_t rows, std::int64_t columns)
-      : transformer_(transformer), scale_(settings.real("guidance_scale")), rows_(rows), columns_(columns) {
+                const Conditions& conditions, std::vector<TokenGrid> grids)
+      : transformer_(transformer),
+        scale_(settings.real("guidance_scale")),
+        grids_(std::move(grids)),
+        references_(conditions.image) {
     texts_[0] = transformer.embed_text(conditions.prompt.tensors.at("prompt_embeds"));
     if (conditions.negative) texts_[1] = transformer.embed_text(conditions.negative->tensors.at("prompt_embeds"));
     modulation_ = transformer.modulation(on_device(schedule.timesteps, transformer.placement().device));
@@ -45,8 +51,16 @@ class Flux2Denoiser final : public Denoiser {
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team& team,
                       BlockCache*) override {
     const at::Tensor& text = texts_[negative ? 1 : 0];
-    if (!rope_.defined()) rope_ = transformer_.rope(text.size(1), rows_, columns_);
-    return transformer_.velocity(latents, text, modulation_.narrow(0, step, 1), rope_, team);
+    if (!rope_.defined()) rope_ = transformer_.rope(text.size(1), grids_);
+    const at::Tensor rows = modulation_.narrow(0, step, 1);
+    if (!references_.defined()) return transformer_.velocity(latents, text, rows, rope_, team);
+    if (transformer_.config().cached_references) {
+      const std::int64_t other = text.size(1) + latents.size(1);
+      if (!cached_) cached_ = transformer_.references(references_, rope_.slice(1, other));
+      return transformer_.velocity(latents, text, rows, rope_.slice(1, 0, other), team, &*cached_);
+    }
+    return transformer_.velocity(at::cat({latents, references_}, 1), text, rows, rope_, team)
+        .slice(1, 0, latents.size(1));
   }
 
  private:
@@ -54,9 +68,11 @@ class Flux2Denoiser final : public Denoiser {
 
   const Flux2Transformer& transformer_;
   const double scale_;
-  const std::int64_t rows_, columns_;
-  std::array<at::Tensor, 2> texts_;  // of the prompt and of the negative one
+  const std::vector<TokenGrid> grids_;  // of the latents and of the references
+  const at::Tensor references_;         // see Flux2Network::encode_image()
+  std::array<at::Tensor, 2> texts_;     // of the prompt and of the negative one
   at::Tensor modulation_, rope_;
+  std::optional<Flux2Transformer::Cached> cached_;
 };
 
 class Flux2Network final : public Network {
@@ -79,7 +95,12 @@ class Flux2Network final : public Network {
       settings.negative = "";
   }
   void prewarm(const Settings& settings) const override {
-    transformer_.prewarm(settings.text_tokens(), rows(settings) * columns(settings), !settings.loras.empty());
+    const std::int64_t tokens = rows(settings) * columns(settings);
+    std::int64_t references = -tokens;
+    for (const TokenGrid& grid : grids(settings)) references += grid.tokens();
+    const bool cached = transformer_.config().cached_references;
+    transformer_.prewarm(settings.text_tokens(), cached ? tokens : tokens + references, cached ? references : 0,
+                         !settings.loras.empty());
   }
 
   PromptIds longest_ids(const Settings& settings) const override {
@@ -90,6 +111,8 @@ class Flux2Network final : public Network {
     at::Tensor embeds = at::cat(text_.encode(ids.ids.at("qwen3_ids"), ids.ids.at("qwen3_mask"), kTextLayers), 2);
     return {std::move(ids), {{"prompt_embeds", std::move(embeds)}}};
   }
+  // The references' tokens, [1, tokens, channels] on the device.
+  at::Tensor encode_image(const Settings& settings, const at::Tensor& noise) const override;
   std::vector<std::int64_t> noise_size(const Settings& settings) const override {
     return {1, transformer_.config().channels, rows(settings), columns(settings)};
   }
@@ -102,10 +125,11 @@ class Flux2Network final : public Network {
   }
   std::unique_ptr<Denoiser> denoiser(const Settings& settings, const Schedule& schedule,
                                      const Conditions& conditions) const override {
-    return std::make_unique<Flux2Denoiser>(transformer_, settings, schedule, conditions, rows(settings),
-                                           columns(settings));
+    return std::make_unique<Flux2Denoiser>(transformer_, settings, schedule, conditions, grids(settings));
   }
-  at::Tensor to_latents(const at::Tensor& noise) const override { return noise.flatten(2).transpose(1, 2); }
+  at::Tensor first_latents(const Conditions& conditions, const Schedule&) const override {
+    return conditions.noise.flatten(2).transpose(1, 2);
+  }
   at::Tensor finished(const at::Tensor& latents, const Settings& settings) const override {
     const at::Tensor packed = latents.transpose(1, 2).unflatten(2, {rows(settings), columns(settings)});
     return unpack_latents(vae_.denormalized(packed).flatten(2).transpose(1, 2), rows(settings), columns(settings));
@@ -118,8 +142,7 @@ class Flux2Network final : public Network {
   }
 
  private:
-  Flux2Network(SchedulerConfig scheduler, bool distilled, Qwen3Encoder text, Flux2Transformer transformer,
-               VaeDecoder vae)
+  Flux2Network(SchedulerConfig scheduler, bool distilled, Qwen3Encoder text, Flux2Transformer transformer, ImageVae vae)
       : scheduler_(scheduler),
         distilled_(distilled),
         text_(std::move(text)),
@@ -128,22 +151,55 @@ class Flux2Network final : public Network {
   // The image's tokens, of 2 × 2 latent pixels.
   std::int64_t rows(const Settings& settings) const { return settings.height() / (2 * vae_.config().factor()); }
   std::int64_t columns(const Settings& settings) const { return settings.width() / (2 * vae_.config().factor()); }
+  media::KleinSizes sizes_of(const Media& picture) const {
+    const auto sizes =
+        media::klein_sizes({picture.width, picture.height}, static_cast<int>(2 * vae_.config().factor()));
+    if (!sizes) fail(Code::kInvalidArgument, sizes.error().message, "image");
+    return *sizes;
+  }
+  std::vector<TokenGrid> grids(const Settings& settings) const {
+    std::vector<TokenGrid> all{{rows(settings), columns(settings)}};
+    for (const auto& picture : settings.images) {
+      const media::Size size = sizes_of(*picture).cropped;
+      all.push_back({size.height / (2 * vae_.config().factor()), size.width / (2 * vae_.config().factor())});
+    }
+    return all;
+  }
 
   const SchedulerConfig scheduler_;
   const bool distilled_;
   Qwen3Encoder text_;
   Flux2Transformer transformer_;
-  VaeDecoder vae_;
+  ImageVae vae_;
 };
+
+at::Tensor Flux2Network::encode_image(const Settings& settings, const at::Tensor&) const {
+  std::vector<at::Tensor> tokens;
+  for (const auto& picture : settings.images) {
+    const auto [resized, cropped] = sizes_of(*picture);
+    at::Tensor pixels;
+    if (placement.device.is_meta()) {
+      pixels = to_pixels(*picture, cropped.width, cropped.height, placement.device);
+    } else {
+      const Media small = media::resize_lanczos(*picture, resized.width, resized.height);
+      pixels = to_pixels(media::crop_center(small, cropped.width, cropped.height), cropped.width, cropped.height,
+                         placement.device);
+    }
+    const at::Tensor moments = vae_.moments(pixels.to(placement.device, placement.dtype));
+    const at::Tensor packed = pack_latents(vae_.latents(moments, {})).transpose(1, 2).unsqueeze(3);
+    tokens.push_back(vae_.normalized(packed).squeeze(3).transpose(1, 2));
+  }
+  return tokens.empty() ? at::Tensor() : at::cat(tokens, 1);
+}
 
 std::unique_ptr<Network> Flux2Network::load(Folder& folder) {
   const LoadContext& c = folder.context;
   folder.refuse_vae_dtype();
-  const bool distilled = folder.index().boolean("is_distilled", false);
   const auto scheduler = read_scheduler_config(ConfigFile(folder.dir("scheduler") + "/scheduler_config.json"));
   const auto qwen3 = read_qwen3_config(folder.config("text_encoder"));
   const auto config = read_flux2_config(folder.config("transformer"));
   const auto vae = read_vae_config(folder.config("vae"));
+  const bool distilled = folder.index().boolean("is_distilled", false) || config.cached_references;
   if (qwen3.num_hidden_layers < kTextLayers.back())
     folder.config("text_encoder")
         .refuse("num_hidden_layers is " + std::to_string(qwen3.num_hidden_layers) +
@@ -159,7 +215,7 @@ std::unique_ptr<Network> Flux2Network::load(Folder& folder) {
   });
   auto transformer = folder.load(
       "transformer", [&] { return Flux2Transformer::load(folder.transformer("transformer"), c.placement); });
-  auto decoder = folder.load("vae", [&] { return VaeDecoder::load(folder.files("vae"), c.placement, c.regions); });
+  auto decoder = folder.load("vae", [&] { return ImageVae::load(folder.files("vae"), c.placement, c.regions); });
   return std::unique_ptr<Network>(new Flux2Network(scheduler, distilled, text.get(), transformer.get(), decoder.get()));
 }
 

@@ -53,11 +53,18 @@ class Block {
   Ref normed_and_rotated(const std::string& name, Ref x, Ref weight, Ref table) {
     return b.rope(name, b.rms_norm(name + ".normed", x, weight, c.eps), table);
   }
+  // Adds those of reference pictures, whose place among the others makes no difference.
+  void add_references(std::vector<Ref>& keys, std::vector<Ref>& values) {
+    const Dim references = Dim::symbol("references");
+    keys.push_back(b.activation("reference_k", {batch, references, c.heads, c.head_dim}));
+    values.push_back(b.activation("reference_v", {batch, references, c.heads, c.head_dim}));
+  }
   // [batch, tokens, D]. All blocks have the same stride. After each row there is room for a single block's hidden
   // activations and for the products with the adapters' A.
-  Ref attention(Ref q, Ref k, Ref v, const Dim& tokens) {
+  Ref attention(Ref q, Ref k, Ref v, const Dim& tokens, bool across_ranks = true) {
     const std::int64_t stride = c.width() + c.mlp_width() + region::kMostAdapterColumns + 64;
-    return b.reshape("attended.flat", b.attention("attended", q, k, v, {.token_stride = stride, .across_ranks = true}),
+    return b.reshape("attended.flat",
+                     b.attention("attended", q, k, v, {.token_stride = stride, .across_ranks = across_ranks}),
                      {batch, tokens, c.width()});
   }
 
@@ -77,9 +84,11 @@ class Block {
 //   activations  image [batch, image, D], text [batch, text, D]
 //   tables       rope f32 [text + image, head_dim]: cos and sin of each pair, text first;
 //                {image,text}.{attention,mlp}_{shift,scale,gate} [batch, 1, D], where scale is 1 + the model's scale
+// With cached references, also their keys and values: see double_reference_block().
+template <bool references = false>
 Result<region::Program> double_block(const Flux2Config& c, ElementType type, bool adapters,
                                      const std::vector<Weight>& weights) {
-  Block block("flux2.double", c, type, adapters, weights);
+  Block block(references ? "flux2.double_cached" : "flux2.double", c, type, adapters, weights);
   Builder& b = block.b;
   const Dim image = Dim::symbol("image"), text = Dim::symbol("text"), tokens = text + image;
   const std::int64_t d = c.width();
@@ -117,8 +126,11 @@ Result<region::Program> double_block(const Flux2Config& c, ElementType type, boo
     keys.push_back(block.normed_and_rotated(
         s->prefix + "k", block.heads(s->prefix + "k_in", qkv, 1, s->start, s->tokens), s->norm_k, table));
   }
+  std::vector<Ref> values{block.heads("v", qkv, 2, 0, tokens)};
+  if (references) block.add_references(keys, values);
   const Ref attended =
-      block.attention(b.join("q", 1, queries), b.join("k", 1, keys), block.heads("v", qkv, 2, 0, tokens), tokens);
+      block.attention(b.join("q", 1, queries), b.join("k", 1, keys),
+                      references ? b.join("all_v", 1, values) : values[0], tokens, /*across_ranks=*/!references);
   for (Stream* s : in_order) {
     const std::string& p = s->prefix;
     const Ref branch =
@@ -136,9 +148,13 @@ Result<region::Program> double_block(const Flux2Config& c, ElementType type, boo
 //   symbols      batch, tokens
 //   activations  tokens [batch, tokens, D]
 //   tables       rope f32 [tokens, head_dim]; shift, scale and gate [batch, 1, D]
+enum class References { kNone, kCached, kThese };
+
+template <References references = References::kNone>
 Result<region::Program> single_block(const Flux2Config& c, ElementType type, bool adapters,
                                      const std::vector<Weight>& weights) {
-  Block block("flux2.single", c, type, adapters, weights);
+  const char* const names[] = {"flux2.single", "flux2.single_cached", "flux2.single_reference"};
+  Block block(names[static_cast<int>(references)], c, type, adapters, weights);
   Builder& b = block.b;
   const std::int64_t d = c.width(), mlp = c.mlp_width();
   const Dim tokens = Dim::symbol("tokens");
@@ -151,10 +167,43 @@ Result<region::Program> single_block(const Flux2Config& c, ElementType type, boo
   const auto heads = [&](const char* name, int part) { return block.heads(name, made, part, 0, tokens); };
   const Ref q = block.normed_and_rotated("q", heads("q_in", 0), norm_q, rope),
             k = block.normed_and_rotated("k", heads("k_in", 1), norm_k, rope);
-  const Ref attended = block.attention(q, k, heads("v", 2), tokens);
+  std::vector<Ref> keys{k}, values{heads("v", 2)};
+  const bool cached = references == References::kCached;
+  if (cached) block.add_references(keys, values);
+  const Ref attended =
+      cached ? block.attention(q, b.join("all_k", 1, keys), b.join("all_v", 1, values), tokens, /*across_ranks=*/false)
+             : block.attention(q, k, values[0], tokens);
   const Ref inner = b.swiglu("mlp_hidden", b.slice("mlp_in", made, 2, 3 * d, 2 * mlp));
   const Ref branch = b.adapted_linear("branch", b.join("attended_and_hidden", 2, {attended, inner}), out);
-  return b.finish({b.gate_residual("after", x, rows.gate, branch)});
+  const Ref after = b.gate_residual("after", x, rows.gate, branch);
+  return references == References::kThese ? b.finish({after, k, values[0]}) : b.finish({after});
+}
+
+// The same blocks for the tokens of reference pictures, which attend to themselves only. They also return their keys
+// and values, [batch, tokens, heads, head_dim].
+Result<region::Program> double_reference_block(const Flux2Config& c, ElementType type, bool adapters,
+                                               const std::vector<Weight>& weights) {
+  Block block("flux2.double_reference", c, type, adapters, weights);
+  Builder& b = block.b;
+  const std::int64_t d = c.width();
+  const Dim tokens = Dim::symbol("image");
+  const Ref x = b.activation("image", {block.batch, tokens, d});
+  const Rows attention = block.rows("image.attention_"), mlp = block.rows("image.mlp_");
+  const Builder::Linear qkv = block.linear("image.qkv", d, 3 * d), out = block.linear("image.out", d, d),
+                        mlp_in = block.linear("image.mlp_in", d, 2 * c.mlp_width()),
+                        mlp_out = block.linear("image.mlp_out", c.mlp_width(), d);
+  const Ref norm_q = b.parameter("image.norm_q", {c.head_dim}), norm_k = b.parameter("image.norm_k", {c.head_dim});
+  const Ref rope = block.rope_table(tokens);
+  const Ref made = b.adapted_linear("qkv_out", block.modulated_norm("attention_in", x, attention), qkv);
+  const Ref q = block.normed_and_rotated("q", block.heads("q_in", made, 0, 0, tokens), norm_q, rope),
+            k = block.normed_and_rotated("k", block.heads("k_in", made, 1, 0, tokens), norm_k, rope),
+            v = block.heads("v", made, 2, 0, tokens);
+  const Ref branch = b.adapted_linear("attention_out", block.attention(q, k, v, tokens, /*across_ranks=*/false), out);
+  const Ref after = b.gate_residual("after_attention", x, attention.gate, branch);
+  const Ref inner =
+      b.swiglu("mlp_hidden", b.adapted_linear("mlp_in_out", block.modulated_norm("mlp_modulated", after, mlp), mlp_in));
+  return b.finish(
+      {b.gate_residual("after_mlp", after, mlp.gate, b.adapted_linear("mlp_out_out", inner, mlp_out)), k, v});
 }
 
 // For a file in the names of BFL's original code: where each parameter is. Empty for a file in diffusers' names.
@@ -211,6 +260,20 @@ TransformerSpec flux2_spec(const Flux2Config& c) {
   std::vector<std::string> of_double = {"image", "text", "rope"};
   for (const char* rows : {"image.attention_", "image.mlp_", "text.attention_", "text.mlp_"})
     for (const char* row : {"shift", "scale", "gate"}) of_double.push_back(std::string(rows) + row);
+  const std::vector<std::string> of_single = {"tokens", "rope", "shift", "scale", "gate"};
+  std::vector<BlockSpec::Variant> double_variants, single_variants;
+  if (c.cached_references) {
+    const auto with_cached = [](std::vector<std::string> given) {
+      given.insert(given.end(), {"reference_k", "reference_v"});
+      return given;
+    };
+    std::vector<std::string> of_reference = {"image", "rope"};
+    of_reference.insert(of_reference.end(), of_double.begin() + 3, of_double.begin() + 9);
+    double_variants = {{with_cached(of_double), program_of(c, double_block<true>)},
+                       {std::move(of_reference), program_of(c, double_reference_block), /*eager=*/true}};
+    single_variants = {{with_cached(of_single), program_of(c, single_block<References::kCached>)},
+                       {of_single, program_of(c, single_block<References::kThese>), /*eager=*/true}};
+  }
   spec.blocks.push_back(
       {.prefix = "transformer_blocks.",
        .count = c.double_blocks,
@@ -226,15 +289,17 @@ TransformerSpec flux2_spec(const Flux2Config& c) {
                    {"attn.norm_added_q.weight", {c.head_dim}, {}, "text.norm_q"},
                    {"attn.norm_added_k.weight", {c.head_dim}, {}, "text.norm_k"}},
        .given = std::move(of_double),
-       .program = program_of(c, double_block)});
+       .program = program_of(c, double_block<>),
+       .variants = std::move(double_variants)});
   spec.blocks.push_back({.prefix = "single_transformer_blocks.",
                          .count = c.single_blocks,
                          .linears = {linear({"attn.to_qkv_mlp_proj"}, d, 3 * d + 2 * mlp, "in"),
                                      linear({"attn.to_out"}, d + mlp, d, "out")},
                          .tensors = {{"attn.norm_q.weight", {c.head_dim}, {}, "norm_q"},
                                      {"attn.norm_k.weight", {c.head_dim}, {}, "norm_k"}},
-                         .given = {"tokens", "rope", "shift", "scale", "gate"},
-                         .program = program_of(c, single_block)});
+                         .given = of_single,
+                         .program = program_of(c, single_block<>),
+                         .variants = std::move(single_variants)});
   spec.file_names = [c](const Parameters& parameters) { return file_names(c, parameters); };
   return spec;
 }

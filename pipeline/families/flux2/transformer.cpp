@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/silu.h>
@@ -15,13 +16,13 @@
 #include <optional>
 #include <utility>
 
-#include "pipeline/nn/rope.h"
 #include "pipeline/region/run/region_host.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr std::int64_t kSingleRows = 12, kFinalRows = 15;  // where these begin in a step's modulation
+constexpr std::size_t kCachedBlocks = 1, kReferenceBlocks = 2;  // of BlockSpec::variants
+constexpr std::int64_t kSingleRows = 12, kFinalRows = 15;       // where these begin in a step's modulation
 
 }  // namespace
 
@@ -39,18 +40,21 @@ void Flux2Transformer::open_libraries(const region::RegionHost& host) const {
                          host.direct_attention.get());
   const auto options = at::TensorOptions(where.dtype).device(where.device);
   embed_text(at::zeros({1, 8, config_.text_width}, options));
-  rope(8, 2, 2);
+  rope(8, {{2, 2}});
   const at::Tensor image =
       apply_linear(weights().linears[Flux2Linear::kImageIn], at::zeros({1, 4, config_.channels}, options));
   last_layer(image, modulation(at::ones({1}, options.dtype(c10::ScalarType::Float))));
   synchronize(where.device);
 }
 
-void Flux2Transformer::prewarm(std::int64_t text_tokens, std::int64_t image_tokens, bool adapters) const {
+void Flux2Transformer::prewarm(std::int64_t text_tokens, std::int64_t image_tokens, std::int64_t references,
+                               bool adapters) const {
   if (mode_for(image_tokens, 1) == region::Mode::kNone) return;
-  const region::Sizes sizes[] = {{{"batch", 1}, {"text", text_tokens}, {"image", image_tokens}},
-                                 {{"batch", 1}, {"tokens", text_tokens + image_tokens}}};
-  Transformer::prewarm(sizes, adapters);
+  region::Sizes sizes[] = {{{"batch", 1}, {"text", text_tokens}, {"image", image_tokens}},
+                           {{"batch", 1}, {"tokens", text_tokens + image_tokens}}};
+  if (references > 0)
+    for (region::Sizes& of_block : sizes) of_block["references"] = references;
+  Transformer::prewarm(sizes, adapters, references > 0 ? kCachedBlocks : 0);
 }
 
 at::Tensor Flux2Transformer::modulation(const at::Tensor& timesteps) const {
@@ -74,15 +78,26 @@ at::Tensor Flux2Transformer::embed_text(const at::Tensor& prompt_embeds) const {
   return apply_linear(weights().linears[Flux2Linear::kTextIn], prompt_embeds);
 }
 
-at::Tensor Flux2Transformer::rope(std::int64_t text, std::int64_t rows, std::int64_t columns) const {
+at::Tensor Flux2Transformer::rope(std::int64_t text, const std::vector<TokenGrid>& grids) const {
   using c10::ScalarType;
+  const at::Tensor before = at::zeros({text}, ScalarType::Float);
+  std::vector<std::vector<at::Tensor>> axes(3, {before});
+  axes.push_back({at::arange(text, ScalarType::Float)});
+  std::int64_t tokens = text;
+  for (std::size_t i = 0; i < grids.size(); ++i) {
+    tokens += grids[i].tokens();
+    if (placement().device.is_meta()) continue;
+    const auto [row, column] = grid_positions(grids[i].rows, grids[i].columns);
+    axes[0].push_back(at::full({grids[i].tokens()}, 10. * static_cast<double>(i), ScalarType::Float));
+    axes[1].push_back(row);
+    axes[2].push_back(column);
+    axes[3].push_back(at::zeros({grids[i].tokens()}, ScalarType::Float));
+  }
   if (placement().device.is_meta())
-    return at::empty({1, text + rows * columns, 1, config_.head_dim / 2},
+    return at::empty({1, tokens, 1, config_.head_dim / 2},
                      at::TensorOptions(ScalarType::ComplexFloat).device(placement().device));
-  const at::Tensor before = at::zeros({text}, ScalarType::Float), none = at::zeros({rows * columns}, ScalarType::Float);
-  const auto [row, column] = grid_positions(rows, columns);
-  const at::Tensor positions[] = {at::cat({before, none}), at::cat({before, row}), at::cat({before, column}),
-                                  at::cat({at::arange(text, ScalarType::Float), none})};
+  std::vector<at::Tensor> positions;
+  for (const auto& axis : axes) positions.push_back(at::cat(axis));
   return rope_of(positions, config_.axes, placement().device, config_.rope_theta);
 }
 
@@ -93,12 +108,36 @@ at::Tensor Flux2Transformer::last_layer(const at::Tensor& image, const at::Tenso
   return apply_linear(weights().linears[Flux2Linear::kImageOut], normed);
 }
 
+Flux2Transformer::Cached Flux2Transformer::references(const at::Tensor& reference_tokens,
+                                                      const at::Tensor& rope) const {
+  const at::Tensor rows =
+      modulation(at::zeros({1}, at::TensorOptions(c10::ScalarType::Float).device(placement().device)));
+  at::Tensor m[kFinalRows];
+  for (std::int64_t row = 0; row < kFinalRows; ++row) m[row] = rows.narrow(1, row, 1);
+  const at::Tensor table = rope_rows(rope);
+  at::Tensor x = apply_linear(weights().linears[Flux2Linear::kImageIn], reference_tokens);
+  Cached made;
+  PartSequence::Pass pass(parts().blocks.get());
+  for (std::size_t i = 0; i < weights().blocks.size(); ++i) {
+    pass.begin(i);
+    const auto outputs =
+        weights().blocks[i].spec == Flux2Blocks::kSingle
+            ? run_eagerly(i, {&x, &table, &m[kSingleRows], &m[kSingleRows + 1], &m[kSingleRows + 2]}, nullptr,
+                          kReferenceBlocks)
+            : run_eagerly(i, {&x, &table, &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]}, nullptr, kReferenceBlocks);
+    pass.end(i);
+    x = outputs[0];
+    made.blocks.emplace_back(outputs[1].contiguous(), outputs[2].contiguous());
+  }
+  return made;
+}
+
 at::Tensor Flux2Transformer::velocity(const at::Tensor& latents, const at::Tensor& text_tokens,
-                                      const at::Tensor& modulation, const at::Tensor& rope,
-                                      const parallel::Team& team) const {
+                                      const at::Tensor& modulation, const at::Tensor& rope, const parallel::Team& team,
+                                      const Cached* cached) const {
   // With fewer tokens than ranks each rank computes all.
-  if (team && std::min(latents.size(1), text_tokens.size(1)) < team.count)
-    return velocity(latents, text_tokens, modulation, rope);
+  if (team && (cached || std::min(latents.size(1), text_tokens.size(1)) < team.count))
+    return velocity(latents, text_tokens, modulation, rope, {}, cached);
   at::Tensor own_rope = rope, text = text_tokens, own = latents;
   std::optional<parallel::Sequence> of_image, joint;
   if (team) {
@@ -122,9 +161,19 @@ at::Tensor Flux2Transformer::velocity(const at::Tensor& latents, const at::Tenso
     const bool single = blocks[i].spec == Flux2Blocks::kSingle;
     if (single && !tokens.defined()) tokens = at::cat({text, image}, 1);
     pass.begin(i);
-    if (single)
+    const auto* keys = cached ? &cached->blocks[i].first : nullptr;
+    const auto* values = cached ? &cached->blocks[i].second : nullptr;
+    if (single && cached)
+      run_block(mode, i, {&tokens, &table, &m[kSingleRows], &m[kSingleRows + 1], &m[kSingleRows + 2], keys, values},
+                {&tokens}, shared, kCachedBlocks);
+    else if (single)
       run_block(mode, i, {&tokens, &table, &m[kSingleRows], &m[kSingleRows + 1], &m[kSingleRows + 2]}, {&tokens},
                 shared);
+    else if (cached)
+      run_block(mode, i,
+                {&image, &text, &table, &m[0], &m[1], &m[2], &m[3], &m[4], &m[5], &m[6], &m[7], &m[8], &m[9], &m[10],
+                 &m[11], keys, values},
+                {&image, &text}, shared, kCachedBlocks);
     else
       run_block(
           mode, i,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pipeline/families/flux2/parameters.h"
+#include "pipeline/nn/rope.h"
 #include "pipeline/nn/transformer/transformer.h"
 
 namespace ditfleet::pipeline {
@@ -13,7 +14,8 @@ class Flux2Transformer : public Transformer {
   const Flux2Config& config() const { return config_; }
 
   // Prepares velocity() for a new size in the background. Does not block. Thread-safe.
-  void prewarm(std::int64_t text_tokens, std::int64_t image_tokens, bool adapters) const;
+  // `references`: tokens that references() gets.
+  void prewarm(std::int64_t text_tokens, std::int64_t image_tokens, std::int64_t references, bool adapters) const;
 
   // The rows that modulate all blocks at `timesteps` of the schedule ([n] fp32, on the device): [n, 17, D], those of
   // the image's and the text's stream, of single blocks and of the last norm.
@@ -21,12 +23,19 @@ class Flux2Transformer : public Transformer {
   // Converts text tokens [1, S_text, text_width] to the blocks' input [1, S_text, D].
   at::Tensor embed_text(const at::Tensor& prompt_embeds) const;
   // [1, text + rows · columns, 1, head_dim / 2] complex64 on the device, text tokens first.
-  at::Tensor rope(std::int64_t text, std::int64_t rows, std::int64_t columns) const;
+  at::Tensor rope(std::int64_t text, const std::vector<TokenGrid>& grids) const;
+  // The keys and values of reference pictures in each block, [1, S, heads, head_dim], for models with
+  // Flux2Config::cached_references. They depend on no other token and no step. `tokens`: [1, S, channels]. `rope`: of
+  // these tokens.
+  struct Cached {
+    std::vector<std::pair<at::Tensor, at::Tensor>> blocks;
+  };
+  Cached references(const at::Tensor& tokens, const at::Tensor& rope) const;
   // `latents`: [1, S_image, channels]. `text`: from embed_text(). `modulation`: of one step, [1, 17, D]. `rope`: from
   // rope(). Returns [1, S_image, channels]. `team`: the ranks that share the forward; each gets the whole result.
-  // Thread-safe.
+  // `cached`: of references(), or null; then each rank computes all. Thread-safe.
   at::Tensor velocity(const at::Tensor& latents, const at::Tensor& text, const at::Tensor& modulation,
-                      const at::Tensor& rope, const parallel::Team& team = {}) const;
+                      const at::Tensor& rope, const parallel::Team& team = {}, const Cached* cached = nullptr) const;
 
  private:
   Flux2Transformer(Flux2Config config, Placement placement)

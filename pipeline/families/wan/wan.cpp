@@ -154,7 +154,7 @@ class WanNetwork final : public Network {
             {{"prompt_embeds", at::constant_pad_nd(embeds, {0, 0, 0, settings.text_tokens() - embeds.size(1)})}}};
   }
   // Mask and encoded image, [1, 4 + channels, latent frames, rows, columns] in the pipeline's type.
-  at::Tensor encode_image(const Settings& settings) const override;
+  at::Tensor encode_image(const Settings& settings, const at::Tensor& noise) const override;
   std::vector<std::int64_t> noise_size(const Settings& settings) const override { return latent_size(settings); }
   c10::ScalarType noise_type() const override { return c10::ScalarType::Float; }
   Schedule schedule(const Settings& settings) const override;
@@ -269,7 +269,7 @@ Schedule WanNetwork::schedule(const Settings& settings) const {
   return make_flow_schedule(scheduler, settings.steps(), sigmas);
 }
 
-at::Tensor WanNetwork::encode_image(const Settings& settings) const {
+at::Tensor WanNetwork::encode_image(const Settings& settings, const at::Tensor&) const {
   if (!from_image_) return {};
   auto size = latent_size(settings);
   const auto fp32 = at::TensorOptions(c10::ScalarType::Float);
@@ -279,7 +279,7 @@ at::Tensor WanNetwork::encode_image(const Settings& settings) const {
     size[1] += VideoVaeConfig::kTemporalFactor;
     return at::empty(size, at::TensorOptions(placement.dtype).device(placement.device));
   }
-  const Media resized = media::resize_lanczos(*settings.image, settings.width(), settings.height());
+  const Media resized = media::resize_lanczos(*settings.images[0], settings.width(), settings.height());
   const at::Tensor bytes =
       at::from_blob(const_cast<std::uint8_t*>(resized.rgb.data()), {settings.height(), settings.width(), 3},
                     at::TensorOptions(c10::ScalarType::Byte));

@@ -15,7 +15,7 @@
 #include "pipeline/families/z_image/adapter_names.h"
 #include "pipeline/families/z_image/transformer.h"
 #include "pipeline/nn/text/qwen3_encoder.h"
-#include "pipeline/nn/vae/decoder.h"
+#include "pipeline/nn/vae/image_vae.h"
 #include "pipeline/sampling/flow_scheduler.h"
 #include "pipeline/tokenizers/qwen_text.h"
 #include "shared/families/z_image/z_image.h"
@@ -148,7 +148,7 @@ class ZImageNetwork final : public Network {
   }
 
  private:
-  ZImageNetwork(SchedulerConfig scheduler, Qwen3Encoder text, ZImageTransformer transformer, VaeDecoder vae)
+  ZImageNetwork(SchedulerConfig scheduler, Qwen3Encoder text, ZImageTransformer transformer, ImageVae vae)
       : scheduler_(scheduler), text_(std::move(text)), transformer_(std::move(transformer)), vae_(std::move(vae)) {}
   // The caption has the positions from 1 on, and the image the next one.
   std::int64_t most_tokens() const {
@@ -158,7 +158,7 @@ class ZImageNetwork final : public Network {
   const SchedulerConfig scheduler_;
   Qwen3Encoder text_;
   ZImageTransformer transformer_;
-  VaeDecoder vae_;
+  ImageVae vae_;
 };
 
 std::unique_ptr<Network> ZImageNetwork::load(Folder& folder) {
@@ -178,7 +178,7 @@ std::unique_ptr<Network> ZImageNetwork::load(Folder& folder) {
   });
   auto transformer = folder.load(
       "transformer", [&] { return ZImageTransformer::load(folder.transformer("transformer"), c.placement); });
-  auto decoder = folder.load("vae", [&] { return VaeDecoder::load(folder.files("vae"), c.placement, c.regions); });
+  auto decoder = folder.load("vae", [&] { return ImageVae::load(folder.files("vae"), c.placement, c.regions); });
   return std::unique_ptr<Network>(new ZImageNetwork(scheduler, text.get(), transformer.get(), decoder.get()));
 }
 

@@ -55,11 +55,13 @@ std::vector<region::Program> BlockRegions::programs(const TransformerSpec& spec,
                                                     Placement placement) {
   std::vector<region::Program> made;
   for (const bool adapted : {false, true}) {
-    std::set<std::pair<std::size_t, std::vector<Weight>>> forms;
+    std::set<std::tuple<std::size_t, std::size_t, std::vector<Weight>>> forms;
     for (const TransformerBlock& block : weights.blocks)
-      if (!spec.blocks[block.spec].apart) forms.emplace(block.spec, forms_of(spec, block, placement, adapted));
-    for (const auto& [kind, one] : forms)
-      made.push_back(unwrap(spec.blocks[kind].program(element_type(placement), adapted, one)));
+      for (std::size_t variant = 0; variant <= spec.blocks[block.spec].variants.size(); ++variant)
+        if (spec.blocks[block.spec].compiles(variant))
+          forms.emplace(block.spec, variant, forms_of(spec, block, placement, adapted));
+    for (const auto& [kind, variant, one] : forms)
+      made.push_back(unwrap(spec.blocks[kind].recipe(variant)(element_type(placement), adapted, one)));
   }
   return made;
 }
@@ -76,7 +78,7 @@ BlockRegions::BlockRegions(const std::vector<Expert>& experts, Placement placeme
     : placement_(placement), host_(std::move(host)) {
   struct Shared {
     const BlockSpec* spec;
-    std::size_t kind;
+    std::size_t kind, variant;
     bool adapted;
     std::vector<Weight> forms;
     std::vector<std::pair<std::size_t, std::size_t>> blocks;  // expert, index
@@ -100,20 +102,24 @@ BlockRegions::BlockRegions(const std::vector<Expert>& experts, Placement placeme
       blocks[i].first_linear = std::exchange(count, count + of_block.size());
     }
     room = room && count > 0;
-    std::map<std::tuple<std::size_t, bool, std::vector<Weight>>, std::size_t> known;
-    for (std::size_t i = 0; i < blocks.size(); ++i)
-      for (const bool adapted : {false, true}) {
-        const std::size_t kind = weights->blocks[i].spec;
-        if ((adapted && !room) || spec->blocks[kind].apart) continue;
-        auto forms = forms_of(*spec, weights->blocks[i], placement, adapted);
-        const auto [at, added] = known.try_emplace({kind, adapted, forms});
-        if (added) {
-          const std::string program = print(unwrap(spec->blocks[kind].program(type, adapted, forms)));
-          at->second = by_program.try_emplace(program, shared.size()).first->second;
-          if (at->second == shared.size()) shared.push_back({&spec->blocks[kind], kind, adapted, std::move(forms), {}});
+    std::map<std::tuple<std::size_t, std::size_t, bool, std::vector<Weight>>, std::size_t> known;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const std::size_t kind = weights->blocks[i].spec;
+      const BlockSpec& of = spec->blocks[kind];
+      blocks[i].rows.resize(of.variants.size() + 1);
+      for (std::size_t variant = 0; variant <= of.variants.size(); ++variant)
+        for (const bool adapted : {false, true}) {
+          if ((adapted && !room) || !of.compiles(variant)) continue;
+          auto forms = forms_of(*spec, weights->blocks[i], placement, adapted);
+          const auto [at, added] = known.try_emplace({kind, variant, adapted, forms});
+          if (added) {
+            const std::string program = print(unwrap(of.recipe(variant)(type, adapted, forms)));
+            at->second = by_program.try_emplace(program, shared.size()).first->second;
+            if (at->second == shared.size()) shared.push_back({&of, kind, variant, adapted, std::move(forms), {}});
+          }
+          shared[at->second].blocks.emplace_back(e, i);
         }
-        shared[at->second].blocks.emplace_back(e, i);
-      }
+    }
     if (room && !copies) copies = region::make_matrix_copies(*host_);
     columns_.push_back(room ? std::make_unique<AdapterColumns>(std::move(linears), copies, parts) : nullptr);
   }
@@ -122,16 +128,17 @@ BlockRegions::BlockRegions(const std::vector<Expert>& experts, Placement placeme
   for (const Shared& one : shared) {
     Table& table = *tables_.emplace_back(std::make_unique<Table>());
     table.spec = one.kind;
+    table.variant = one.variant;
     table.adapted = one.adapted;
-    const auto recipe = [make = one.spec->program, adapted = one.adapted, forms = one.forms](region::ElementType of) {
-      return make(of, adapted, forms);
-    };
+    const auto recipe = [make = one.spec->recipe(one.variant), adapted = one.adapted,
+                         forms = one.forms](region::ElementType of) { return make(of, adapted, forms); };
     const region::Program program = unwrap(recipe(type));
     if (!f8_heads && region::has_f8_attention(program)) f8_heads = region::make_f8_heads(*host_);
     table.region = std::make_unique<region::Region>(program.block, recipe, host_,
                                                     f8_heads ? f8_heads : region::F8Heads(region::fp8_heads));
     const auto names = table.region->input_names();
-    for (const std::string& name : one.spec->given) table.given.push_back(position_of(names, name));
+    const std::vector<std::string>& given = one.spec->inputs(one.variant);
+    for (const std::string& name : given) table.given.push_back(position_of(names, name));
     for (std::size_t i = 0, form = 0; i < one.spec->linears.size(); ++i) {
       const std::string& name = one.spec->linears[i].input;
       if (name.empty()) continue;
@@ -144,12 +151,12 @@ BlockRegions::BlockRegions(const std::vector<Expert>& experts, Placement placeme
     }
     std::vector<Weights> weights;
     for (const auto& [expert, index] : one.blocks) {
-      blocks_[expert][index].rows[one.adapted] = {&table, weights.size()};
+      blocks_[expert][index].rows[one.variant][one.adapted] = {&table, weights.size()};
       weights.push_back(weights_of(*one.spec, experts[expert].weights->blocks[index]));
     }
     const auto is_given = [&](const std::string& name) {
       return name.ends_with(".adapter") || name.ends_with(".up") ||
-             std::find(one.spec->given.begin(), one.spec->given.end(), name) != one.spec->given.end();
+             std::find(given.begin(), given.end(), name) != given.end();
     };
     table.weights = BlockWeights(names, weights, is_given, memory);
   }
@@ -164,9 +171,9 @@ BlockRegions::BlockRegions(const std::vector<Expert>& experts, Placement placeme
 }
 
 // Blocks with adapters attend at the same strides as those without. All ranks of adapters share a plan.
-void BlockRegions::prewarm(std::span<const region::Sizes> sizes, bool adapters) const {
+void BlockRegions::prewarm(std::span<const region::Sizes> sizes, bool adapters, std::size_t variant) const {
   for (const auto& table : tables_) {
-    if (table->adapted && !adapters) continue;
+    if ((table->adapted && !adapters) || table->variant != variant) continue;
     region::Sizes of_table = sizes[table->spec];
     of_table.insert(table->ranks.begin(), table->ranks.end());
     table->region->prewarm(element_type(placement_), placement_.device, of_table);
@@ -175,13 +182,15 @@ void BlockRegions::prewarm(std::span<const region::Sizes> sizes, bool adapters) 
 
 void BlockRegions::run(std::size_t expert, std::size_t index, const TransformerBlock& weights,
                        std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
-                       const AdapterColumns::Layout* adapters, const parallel::Sequence* sequence) const {
+                       const AdapterColumns::Layout* adapters, const parallel::Sequence* sequence,
+                       std::size_t variant) const {
   if (adapters && index > 0) columns(expert)->join();
   const Block& block = blocks_[expert][index];
   const auto* operands = adapters ? &adapters->operands[block.first_linear] : nullptr;
-  const bool adapted = operands && std::any_of(operands, operands + block.rows[1].table->linears.size(),
+  const auto& rows = block.rows[variant];
+  const bool adapted = operands && std::any_of(operands, operands + rows[1].table->linears.size(),
                                                [](const auto& linear) { return linear.adapter.size(1) > 0; });
-  const auto& [table, row] = block.rows[adapted];
+  const auto& [table, row] = rows[adapted];
   std::vector<at::Tensor> inputs = table->weights.take(row);
   for (const Linear& linear : table->linears) {
     const LinearSlot& slot = weights.linears[linear.index];

@@ -37,8 +37,9 @@ class BlockRegions {
 
   const region::RegionHost& host() const { return *host_; }
   // Prewarms library plans in the background. `sizes`: of a call, without the ranks of adapters; one for each
-  // TransformerSpec::blocks. `adapters`: also for blocks with adapters. Does not block. Thread-safe.
-  void prewarm(std::span<const region::Sizes> sizes, bool adapters) const;
+  // TransformerSpec::blocks. `adapters`: also for blocks with adapters. `variant`: of their programs. Does not block.
+  // Thread-safe.
+  void prewarm(std::span<const region::Sizes> sizes, bool adapters, std::size_t variant = 0) const;
 
   // The columns of the expert's blocks; null if none are reserved.
   AdapterColumns* columns(std::size_t expert) const { return columns_[expert].get(); }
@@ -46,10 +47,10 @@ class BlockRegions {
 
   // Runs a block of an expert. `given`: in the order of BlockSpec::given. `outputs`: see Region::run(). `block`: the
   // expert's, perhaps with changes of biases. `adapters`: what columns() have loaded, or null. `sequence`: how ranks
-  // share the tokens; see Region::run(). Thread-safe unless weights are quantized.
+  // share the tokens; see Region::run(). `variant`: of the block's programs. Thread-safe unless weights are quantized.
   void run(std::size_t expert, std::size_t index, const TransformerBlock& block,
            std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
-           const AdapterColumns::Layout* adapters, const parallel::Sequence* sequence) const;
+           const AdapterColumns::Layout* adapters, const parallel::Sequence* sequence, std::size_t variant = 0) const;
 
  private:
   // The positions of the inputs that change with the request.
@@ -61,7 +62,7 @@ class BlockRegions {
   struct Table {
     std::unique_ptr<region::Region> region;
     BlockWeights weights;
-    std::size_t spec;
+    std::size_t spec, variant;
     bool adapted;
     std::vector<std::size_t> given;  // positions among the inputs
     std::vector<Linear> linears;
@@ -73,8 +74,8 @@ class BlockRegions {
     std::size_t row = 0;
   };
   struct Block {
-    std::array<Row, 2> rows;       // without and with adapters
-    std::size_t first_linear = 0;  // in AdapterColumns
+    std::vector<std::array<Row, 2>> rows;  // of each variant, without and with adapters
+    std::size_t first_linear = 0;          // in AdapterColumns
   };
 
   const Placement placement_;

@@ -32,11 +32,17 @@ void set_up(Parameters& parameters, const TransformerSpec& spec, const std::stri
 
 std::shared_ptr<const TransformerSpec> with_f8_attention(const TransformerSpec& spec) {
   auto made = std::make_shared<TransformerSpec>(spec);
-  for (BlockSpec& blocks : made->blocks)
-    blocks.program = [make = std::move(blocks.program)](const auto&... arguments) -> Result<region::Program> {
+  const auto change = [](BlockSpec::Recipe& recipe) {
+    recipe = [make = std::move(recipe)](const auto&... arguments) -> Result<region::Program> {
       auto program = make(arguments...);
       return program ? region::with_f8_attention(std::move(*program)) : program;
     };
+  };
+  for (BlockSpec& blocks : made->blocks) {
+    change(blocks.program);
+    for (BlockSpec::Variant& variant : blocks.variants)
+      if (!variant.eager) change(variant.program);
+  }
   return made;
 }
 
@@ -161,8 +167,8 @@ region::Mode Transformer::mode_for(std::int64_t tokens, std::int64_t frames) con
   return regions_ ? region::mode_for(regions_->host().options, tokens, frames) : region::Mode::kNone;
 }
 
-void Transformer::prewarm(std::span<const region::Sizes> sizes, bool adapters) const {
-  if (regions_) regions_->prewarm(sizes, adapters);
+void Transformer::prewarm(std::span<const region::Sizes> sizes, bool adapters, std::size_t variant) const {
+  if (regions_) regions_->prewarm(sizes, adapters, variant);
 }
 
 void Transformer::run_block(std::size_t index, std::initializer_list<const at::Tensor*> given,
@@ -171,26 +177,27 @@ void Transformer::run_block(std::size_t index, std::initializer_list<const at::T
 }
 
 void Transformer::run_block(region::Mode mode, std::size_t index, std::initializer_list<const at::Tensor*> given,
-                            std::initializer_list<at::Tensor*> tokens, const parallel::Sequence* sequence) const {
+                            std::initializer_list<at::Tensor*> tokens, const parallel::Sequence* sequence,
+                            std::size_t variant) const {
   std::vector<at::Tensor> outputs;
   if (mode == region::Mode::kNone) {
-    outputs = run_eagerly(index, given, sequence);
+    outputs = run_eagerly(index, given, sequence, variant);
   } else {
     for (const at::Tensor* one : tokens) outputs.push_back(*one);
-    run_block(index, given, outputs, sequence);
+    regions_->run(expert_, index, weights_.blocks[index], given, outputs, adapters_.get(), sequence, variant);
   }
   auto made = outputs.begin();
   for (at::Tensor* one : tokens) *one = std::move(*made++);
 }
 
 std::vector<at::Tensor> Transformer::run_eagerly(std::size_t index, std::initializer_list<const at::Tensor*> given,
-                                                 const parallel::Sequence* sequence) const {
+                                                 const parallel::Sequence* sequence, std::size_t variant) const {
   const TransformerBlock& block = weights_.blocks[index];
   const BlockSpec& spec = spec_->blocks[block.spec];
-  const region::Program program = unwrap(spec.program(region::ElementType::kF32, /*adapters=*/false, {}));
+  const region::Program program = unwrap(spec.recipe(variant)(region::ElementType::kF32, /*adapters=*/false, {}));
   std::map<std::string_view, const at::Tensor*> known;
   for (std::size_t i = 0; i < spec.tensors.size(); ++i) known[spec.tensors[i].input] = &block.tensors[i];
-  auto name = spec.given.begin();
+  auto name = spec.inputs(variant).begin();
   for (const at::Tensor* tensor : given) known[*name++] = tensor;
   std::vector<at::Tensor> inputs;
   for (const int input : program.inputs()) {

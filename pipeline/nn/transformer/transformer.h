@@ -88,18 +88,19 @@ class Transformer {
   // How blocks run with this number of tokens and frames; kNone: eagerly.
   region::Mode mode_for(std::int64_t tokens, std::int64_t frames) const;
   // See BlockRegions::prewarm(). Does nothing if blocks run eagerly.
-  void prewarm(std::span<const region::Sizes> sizes, bool adapters) const;
+  void prewarm(std::span<const region::Sizes> sizes, bool adapters, std::size_t variant = 0) const;
   // Runs compiled block `index`; see BlockRegions::run().
   void run_block(std::size_t index, std::initializer_list<const at::Tensor*> given, std::vector<at::Tensor>& outputs,
                  const parallel::Sequence* sequence) const;
   // Runs block `index`, compiled, or eagerly with kNone. Its results replace `tokens`, in order, whose memory no other
-  // code may read.
+  // code may read. `variant`: see BlockSpec::recipe().
   void run_block(region::Mode mode, std::size_t index, std::initializer_list<const at::Tensor*> given,
-                 std::initializer_list<at::Tensor*> tokens, const parallel::Sequence* sequence) const;
+                 std::initializer_list<at::Tensor*> tokens, const parallel::Sequence* sequence,
+                 std::size_t variant = 0) const;
   // Runs block `index` with LibTorch's operators, of its program without adapters, and each linear by apply_linear().
   // Returns the outputs. Thread-safe.
   std::vector<at::Tensor> run_eagerly(std::size_t index, std::initializer_list<const at::Tensor*> given,
-                                      const parallel::Sequence* sequence) const;
+                                      const parallel::Sequence* sequence, std::size_t variant = 0) const;
   // The adapters that compiled blocks read; null: none, or they are added eagerly.
   const AdapterColumns::Layout* adapters() const { return adapters_.get(); }
   // Makes the current stream wait for the copies of load_adapters(). run_block() does so itself.

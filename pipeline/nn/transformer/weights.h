@@ -43,8 +43,23 @@ struct BlockSpec {
   // Runs apart from the other blocks, by Transformer::run_eagerly() only: it is never compiled.
   bool apart = false;
   // The block's program, without or with adapters. `weights`: of the linears with an input, in order.
-  std::function<Result<region::Program>(region::ElementType, bool adapters, const std::vector<Weight>& weights)>
-      program;
+  using Recipe =
+      std::function<Result<region::Program>(region::ElementType, bool adapters, const std::vector<Weight>& weights)>;
+  Recipe program;
+  // Other programs of the same block, and what calls give them. An eager one may leave out linears.
+  struct Variant {
+    std::vector<std::string> given;
+    Recipe program;
+    bool eager = false;  // never compiled
+  };
+  std::vector<Variant> variants = {};
+
+  // Variant 0 is `program`, variant i is variants[i − 1].
+  const Recipe& recipe(std::size_t variant) const { return variant == 0 ? program : variants[variant - 1].program; }
+  const std::vector<std::string>& inputs(std::size_t variant) const {
+    return variant == 0 ? given : variants[variant - 1].given;
+  }
+  bool compiles(std::size_t variant) const { return !apart && (variant == 0 || !variants[variant - 1].eager); }
 };
 
 struct TransformerSpec {

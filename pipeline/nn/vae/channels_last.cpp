@@ -1,5 +1,6 @@
 #include "pipeline/nn/vae/channels_last.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
@@ -21,9 +22,9 @@ at::Tensor conv(const at::Tensor& x, const ConvSlot& slot) {
   return in_layout(at::conv2d(x, slot.weight, slot.bias, /*stride=*/1, /*padding=*/slot.weight.size(2) / 2));
 }
 
-class Decoding {
+class Coding {
  public:
-  Decoding(const VaeConfig& config, const ChannelsLast& programs, at::Tensor x)
+  Coding(const VaeConfig& config, const ChannelsLast& programs, at::Tensor x)
       : config_(config), programs_(programs), x_(std::move(x)) {}
 
   void convolve(const ConvSlot& slot) { set(conv(x_, slot)); }
@@ -35,6 +36,19 @@ class Decoding {
     at::Tensor branch = product(activated(inner), s.conv2);
     const at::Tensor base = s.shortcut ? product(x_, *s.shortcut) : x_;
     add(base, std::move(branch), s.conv2.bias, s.shortcut ? s.shortcut->bias : at::Tensor());
+  }
+
+  void middle(const VaeSlots& slots) {
+    resnet(slots.mid_first);
+    if (slots.mid_attention) attention(*slots.mid_attention);
+    resnet(slots.mid_second);
+  }
+
+  void layers(const VaeBlock& block) {
+    for (std::size_t i = 0; i < block.resnets.size(); ++i) {
+      resnet(block.resnets[i]);
+      if (!block.attentions.empty()) attention(block.attentions[i]);
+    }
   }
 
   void attention(const VaeAttention& s) {
@@ -52,6 +66,7 @@ class Decoding {
   }
 
   void upsample(const ConvSlot& slot) { set(conv(programs_.upsample(x_), slot)); }
+  void downsample(const ConvSlot& slot) { set(in_layout(half_as_large(x_, slot))); }
 
   at::Tensor finish(const NormSlot& norm_out, const ConvSlot& out) { return conv(normalized(norm_out, true), out); }
 
@@ -94,33 +109,45 @@ void to_channels_last(VaeSlots& slots) {
     change(resnet.conv2);
     if (resnet.shortcut) change(*resnet.shortcut);
   };
-  if (slots.post_quant) change(*slots.post_quant);
+  if (slots.quant) change(*slots.quant);
   change(slots.in);
   change(slots.out);
   change_resnet(slots.mid_first);
   change_resnet(slots.mid_second);
-  for (VaeUpBlock& block : slots.up) {
+  for (VaeBlock& block : slots.blocks) {
     for (VaeResnet& resnet : block.resnets) change_resnet(resnet);
-    if (block.upsample) change(*block.upsample);
+    if (block.resample) change(*block.resample);
   }
 }
 
 at::Tensor decode_channels_last(const VaeConfig& config, const VaeSlots& slots, const ChannelsLast& programs,
                                 const at::Tensor& latents) {
-  Decoding x(config, programs, in_layout(latents));
-  if (slots.post_quant) x.convolve(*slots.post_quant);
+  Coding x(config, programs, in_layout(latents));
+  if (slots.quant) x.convolve(*slots.quant);
   x.convolve(slots.in);
-  x.resnet(slots.mid_first);
-  if (slots.mid_attention) x.attention(*slots.mid_attention);
-  x.resnet(slots.mid_second);
-  for (const VaeUpBlock& block : slots.up) {
-    for (std::size_t i = 0; i < block.resnets.size(); ++i) {
-      x.resnet(block.resnets[i]);
-      if (!block.attentions.empty()) x.attention(block.attentions[i]);
-    }
-    if (block.upsample) x.upsample(*block.upsample);
+  x.middle(slots);
+  for (const VaeBlock& block : slots.blocks) {
+    x.layers(block);
+    if (block.resample) x.upsample(*block.resample);
   }
   return x.finish(slots.norm_out, slots.out);
+}
+
+at::Tensor encode_channels_last(const VaeConfig& config, const VaeSlots& slots, const ChannelsLast& programs,
+                                const at::Tensor& pixels) {
+  Coding x(config, programs, in_layout(pixels));
+  x.convolve(slots.in);
+  for (const VaeBlock& block : slots.blocks) {
+    x.layers(block);
+    if (block.resample) x.downsample(*block.resample);
+  }
+  x.middle(slots);
+  const at::Tensor moments = x.finish(slots.norm_out, slots.out);
+  return slots.quant ? conv(moments, *slots.quant) : moments;
+}
+
+at::Tensor half_as_large(const at::Tensor& x, const ConvSlot& slot) {
+  return at::conv2d(at::constant_pad_nd(x, {0, 1, 0, 1}), slot.weight, slot.bias, /*stride=*/2);
 }
 
 }  // namespace ditfleet::pipeline

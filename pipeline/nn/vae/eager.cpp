@@ -9,6 +9,8 @@
 
 #include <array>
 
+#include "pipeline/nn/vae/channels_last.h"
+
 namespace ditfleet::pipeline {
 namespace {
 
@@ -21,9 +23,9 @@ at::Tensor twice_as_large(const at::Tensor& x) {
   return at::upsample_nearest2d(x, c10::OptionalArrayRef<std::int64_t>(), std::array<double, 2>{2.0, 2.0});
 }
 
-class EagerDecoder {
+class EagerVae {
  public:
-  explicit EagerDecoder(const VaeConfig& config) : config_(config) {}
+  explicit EagerVae(const VaeConfig& config) : config_(config) {}
 
   at::Tensor norm(const at::Tensor& x, const NormSlot& slot) const {
     return at::group_norm(x, config_.norm_num_groups, slot.weight, slot.bias, kVaeEps);
@@ -33,6 +35,20 @@ class EagerDecoder {
     const at::Tensor hidden = conv(config_.activation(norm(x, s.norm1)), s.conv1);
     const at::Tensor branch = conv(config_.activation(norm(hidden, s.norm2)), s.conv2);
     return (s.shortcut ? conv(x, *s.shortcut) : x) + branch;
+  }
+
+  at::Tensor middle(at::Tensor x, const VaeSlots& slots) const {
+    x = resnet(x, slots.mid_first);
+    if (slots.mid_attention) x = attention(x, *slots.mid_attention);
+    return resnet(x, slots.mid_second);
+  }
+
+  at::Tensor layers(at::Tensor x, const VaeBlock& block) const {
+    for (std::size_t i = 0; i < block.resnets.size(); ++i) {
+      x = resnet(x, block.resnets[i]);
+      if (!block.attentions.empty()) x = attention(x, block.attentions[i]);
+    }
+    return x;
   }
 
   at::Tensor attention(const at::Tensor& x, const VaeAttention& s) const {
@@ -54,19 +70,25 @@ class EagerDecoder {
 }  // namespace
 
 at::Tensor decode_eager(const VaeConfig& config, const VaeSlots& slots, at::Tensor x) {
-  const EagerDecoder ops(config);
-  if (slots.post_quant) x = conv(x, *slots.post_quant);
-  x = ops.resnet(conv(x, slots.in), slots.mid_first);
-  if (slots.mid_attention) x = ops.attention(x, *slots.mid_attention);
-  x = ops.resnet(x, slots.mid_second);
-  for (const VaeUpBlock& block : slots.up) {
-    for (std::size_t i = 0; i < block.resnets.size(); ++i) {
-      x = ops.resnet(x, block.resnets[i]);
-      if (!block.attentions.empty()) x = ops.attention(x, block.attentions[i]);
-    }
-    if (block.upsample) x = conv(twice_as_large(x), *block.upsample);
+  const EagerVae ops(config);
+  if (slots.quant) x = conv(x, *slots.quant);
+  x = ops.middle(conv(x, slots.in), slots);
+  for (const VaeBlock& block : slots.blocks) {
+    x = ops.layers(x, block);
+    if (block.resample) x = conv(twice_as_large(x), *block.resample);
   }
   return conv(at::silu(ops.norm(x, slots.norm_out)), slots.out);
+}
+
+at::Tensor encode_eager(const VaeConfig& config, const VaeSlots& slots, at::Tensor x) {
+  const EagerVae ops(config);
+  x = conv(x, slots.in);
+  for (const VaeBlock& block : slots.blocks) {
+    x = ops.layers(x, block);
+    if (block.resample) x = half_as_large(x, *block.resample);
+  }
+  x = conv(at::silu(ops.norm(ops.middle(x, slots), slots.norm_out)), slots.out);
+  return slots.quant ? conv(x, *slots.quant) : x;
 }
 
 }  // namespace ditfleet::pipeline

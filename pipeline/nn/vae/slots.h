@@ -1,4 +1,4 @@
-// The parameters of a VAE's decoder.
+// The parameters of a VAE's decoder, or of its encoder.
 #pragma once
 
 #include <optional>
@@ -19,18 +19,18 @@ struct VaeAttention {  // one head as wide as the channels
   LinearSlot q, k, v, out;
 };
 
-struct VaeUpBlock {
+struct VaeBlock {
   std::vector<VaeResnet> resnets;
   std::vector<VaeAttention> attentions;  // one after each resnet, or none
-  std::optional<ConvSlot> upsample;
+  std::optional<ConvSlot> resample;      // to twice or half the sides
 };
 
 struct VaeSlots {
-  std::optional<ConvSlot> post_quant;
+  std::optional<ConvSlot> quant;  // at the latents
   ConvSlot in, out;
   VaeResnet mid_first, mid_second;
   std::optional<VaeAttention> mid_attention;
-  std::vector<VaeUpBlock> up;
+  std::vector<VaeBlock> blocks;
   NormSlot norm_out;
   at::Tensor mean, deviation;  // of VaeConfig::batch_norm_eps: [1, 4 · latent_channels, 1, 1]
 };

@@ -21,7 +21,7 @@ struct ComponentFiles;
 class VideoVae {
  public:
   // Reads config.json and the weights. Without the encoder its weights are not read. The VAE computes in the
-  // placement's type. `regions`: as for VaeDecoder; null: eager. Throws what ConfigFile and Parameters throw.
+  // placement's type. `regions`: as for ImageVae; null: eager. Throws what ConfigFile and Parameters throw.
   static VideoVae load(const ComponentFiles& from, Placement placement, bool with_encoder,
                        std::shared_ptr<region::RegionHost> regions = nullptr);
 

@@ -3,7 +3,7 @@
 namespace ditfleet::families {
 namespace {
 
-// diffusers loads the folders of all as FluxPipeline, too: they have the same parts.
+// Folders of all have the same parts. Image to image and inpainting work with any but Kontext's.
 constexpr std::string_view kClassNames[] = {"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline",
                                             "FluxKontextPipeline", "FluxKontextInpaintPipeline"};
 constexpr std::string_view kAdapterParts[] = {"double_blocks", "single_blocks", "single_transformer_blocks",
@@ -11,6 +11,7 @@ constexpr std::string_view kAdapterParts[] = {"double_blocks", "single_blocks", 
                                               "ff_net",        "ff_context_net"};
 constexpr std::int64_t kLargestSide = 2048;
 constexpr std::int64_t kMostSteps = 200, kMostTextTokens = 512;
+constexpr std::int64_t kKontextPixels = 1 << 20;
 constexpr std::int64_t kDefaultLatentSide = 128;  // FluxPipeline's default_sample_size
 
 // FluxPipeline runs true CFG only with both a scale above one and a negative prompt.
@@ -27,6 +28,10 @@ Result<void> read(job::ModelEntry& entry) {
   if (!transformer) return transformer.error();
   const auto scheduler = read_json_object(entry.dir + "/scheduler/scheduler_config.json");
   if (!scheduler) return scheduler.error();
+  const auto index = read_json_object(entry.dir + "/model_index.json");
+  if (!index) return index.error();
+  const json::value* class_name = index->if_contains("_class_name");
+  const bool kontext = class_name && class_name->is_string() && is_flux_kontext(class_name->get_string());
   const bool guidance_distilled = flag_of(*transformer, "guidance_embeds");
   const bool few_steps = !guidance_distilled && !flag_of(*scheduler, "use_dynamic_shifting");  // "schnell"
 
@@ -37,6 +42,16 @@ Result<void> read(job::ModelEntry& entry) {
   entry.apply("guidance_scale");  // accepted by a model without guidance embeddings, too, without effect
   entry.apply("true_cfg_scale");
   entry.apply("cache");
+  entry.apply("image") = {.low = 1, .high = 1};
+  entry.free_width = entry.free_height = static_cast<int>(kDefaultLatentSide * *factor);
+  if (kontext) {
+    entry.apply("auto_resize");
+    entry.pixels_per_image = kKontextPixels;
+  } else {
+    entry.apply("mask");
+    entry.apply("strength");
+    entry.defaults.set("strength", 0.6);
+  }
   entry.apply("max_sequence_length").high = kMostTextTokens;
   entry.defaults.set("num_inference_steps", few_steps ? 4 : 28);
   entry.defaults.set("guidance_scale", guidance_distilled ? 3.5 : 0.0);
@@ -46,6 +61,10 @@ Result<void> read(job::ModelEntry& entry) {
 }
 
 }  // namespace
+
+bool is_flux_kontext(std::string_view class_name) {
+  return class_name == "FluxKontextPipeline" || class_name == "FluxKontextInpaintPipeline";
+}
 
 const Family kFlux = {.name = "flux", .class_names = kClassNames, .adapter_parts = kAdapterParts, .read = read};
 

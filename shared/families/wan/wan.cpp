@@ -50,7 +50,7 @@ Result<void> read(job::ModelEntry& entry) {
   entry.apply("max_sequence_length").high = kMostTextTokens;
   // The pipelines' defaults, and Wan's frame rate. An image gives the size, within the default area.
   if (from_image) {
-    entry.apply("image").required = true;
+    entry.apply("image") = {.low = 1, .high = 1, .required = true};
     entry.free_width = kDefaultWidth;
     entry.free_height = kDefaultHeight;
   } else {

@@ -2,7 +2,7 @@
 -- inputs: <tenant>:<sha256> → until when the image is kept, longer if an open job names it
 -- inputs:<tenant>: <sha256> → its bytes. input_use: <tenant> → their sum; <tenant>: → their number
 -- input_refs: <sha256> → how many tenants have it; <tenant>:<sha256> → how many open jobs name it
--- input_of: <job> → <tenant>:<sha256>, of an open job that names an image
+-- input_of: <job> → <tenant>:<sha256> of each image that an open job names, separated by spaces
 
 -- Adds to a field that exists only while it is positive. Its new value.
 local function add_to(key, field, by)
@@ -11,24 +11,31 @@ local function add_to(key, field, by)
   return sum
 end
 
--- The open job `id` keeps its tenant's image, if its spec names one. Quotes in a spec's texts are escaped, so that only
--- the field matches.
+-- The open job `id` keeps its tenant's images that its spec names. Quotes in a spec's texts are escaped, so that only
+-- the fields match.
 local function name_input(key, id, tenant, spec)
   local rc, prefix = redis.call, prefix_of(key)
-  local _, before = string.find(spec, '"image":"', 1, true)
-  local sha256 = before and string.match(spec, '^%x+', before + 1)
-  if not sha256 or rc('HEXISTS', prefix .. 'inputs:' .. tenant, sha256) == 0 then return end
-  local member = tenant .. ':' .. sha256
-  if rc('HSETNX', prefix .. 'input_of', id, member) == 1 then add_to(prefix .. 'input_refs', member, '1') end
+  local members, seen = {}, {}
+  for _, field in ipairs({'"image":', '"images":', '"mask":'}) do
+    local _, before = string.find(spec, field, 1, true)
+    for sha256 in string.gmatch(before and string.match(spec, '^%[?[%x",]+', before + 1) or '', '%x+') do
+      if not seen[sha256] and rc('HEXISTS', prefix .. 'inputs:' .. tenant, sha256) == 1 then
+        members[#members + 1] = tenant .. ':' .. sha256
+      end
+      seen[sha256] = true
+    end
+  end
+  if #members == 0 or rc('HSETNX', prefix .. 'input_of', id, table.concat(members, ' ')) == 0 then return end
+  for _, member in ipairs(members) do add_to(prefix .. 'input_refs', member, '1') end
 end
 
 -- The job has ended.
 local function unname_input(key, id)
   local rc, prefix = redis.call, prefix_of(key)
-  local member = rc('HGET', prefix .. 'input_of', id)
-  if not member then return end
+  local members = rc('HGET', prefix .. 'input_of', id)
+  if not members then return end
   rc('HDEL', prefix .. 'input_of', id)
-  add_to(prefix .. 'input_refs', member, '-1')
+  for member in string.gmatch(members, '[^ ]+') do add_to(prefix .. 'input_refs', member, '-1') end
 end
 
 -- Counts an image of a tenant (sign '') or no longer ('-'). How many tenants have it now.

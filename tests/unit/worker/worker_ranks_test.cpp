@@ -35,7 +35,9 @@ TEST(RankMessages, CarryRequestsWithAllTheirBits) {
   request.loras = {{"/a/b.safetensors", -1.0 / 3, "id", job::Expert::kLow, "name"}};
   request.alone = true;
   pipeline::Media image{2, 1, 1, 0.1, {0, 255, 10, 13, 34, 92}};
-  request.image = std::make_shared<const pipeline::Media>(image);
+  request.images = {std::make_shared<const pipeline::Media>(image), std::make_shared<const pipeline::Media>()};
+  request.mask = request.images[0];
+  request.number = 3;
   std::optional<pipeline::GenerationRequest> read(std::in_place);
   const Message message = sent({Call::kEncode, 2, 3, packed(request), 4});
   EXPECT_EQ(message.call, Call::kEncode);
@@ -51,9 +53,13 @@ TEST(RankMessages, CarryRequestsWithAllTheirBits) {
   EXPECT_EQ(read->loras[0].path, "/a/b.safetensors");
   EXPECT_EQ(read->loras[0].scale, -1.0 / 3);
   EXPECT_EQ(read->loras[0].expert, job::Expert::kLow);
-  ASSERT_TRUE(read->image);
-  EXPECT_EQ(read->image->rgb, image.rgb);
-  EXPECT_EQ(read->image->frame_rate, 0.1);
+  EXPECT_EQ(read->number, 3);
+  ASSERT_EQ(read->images.size(), 2u);
+  EXPECT_EQ(read->images[0]->rgb, image.rgb);
+  EXPECT_EQ(read->images[0]->frame_rate, 0.1);
+  EXPECT_TRUE(read->images[1]->rgb.empty());
+  ASSERT_TRUE(read->mask);
+  EXPECT_EQ(read->mask->rgb, image.rgb);
 }
 
 TEST(RankMessages, CarrySourcesDropsAndErrors) {

@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <ctime>
 #include <map>
 
 #include "shared/core/bytes.h"
 #include "shared/core/json.h"
 #include "shared/media/image_file.h"
+#include "shared/media/sizes.h"
 #include "shared/media/writer.h"
 #include "tests/paths.h"
 
@@ -28,7 +30,10 @@ std::string file(const std::string& name) {
 TEST(Images, AreReadAsPilReadsThem) {
   const auto expected = parse_json(file("expected.json"));
   ASSERT_TRUE(expected);
-  int seen = 0;
+  int seen = 0, masks = 0;
+  const auto hash = [](const Media& image) {
+    return sha256_hex({reinterpret_cast<const char*>(image.rgb.data()), image.rgb.size()});
+  };
   for (const auto& entry : expected->as_object()) {
     const std::string name(entry.key());
     if (name == "resized") continue;
@@ -38,24 +43,32 @@ TEST(Images, AreReadAsPilReadsThem) {
     ASSERT_TRUE(image) << name << ": " << image.error().message;
     EXPECT_EQ(image->width, want[0].as_int64()) << name;
     EXPECT_EQ(image->height, want[1].as_int64()) << name;
-    const std::string_view bytes(reinterpret_cast<const char*>(image->rgb.data()), image->rgb.size());
-    EXPECT_EQ(sha256_hex(bytes), want[2].as_string()) << name;
+    EXPECT_EQ(hash(*image), want[2].as_string()) << name;
+    const bool has_alpha = want.size() > 3;
+    masks += has_alpha;
+    const auto mask = decode_mask(file(name));
+    ASSERT_TRUE(mask) << name << ": " << mask.error().message;
+    EXPECT_EQ(mask->width, image->width) << name;
+    EXPECT_EQ(hash(*mask), want[has_alpha ? 3 : 2].as_string()) << name;
     const auto info = inspect(file(name));
     ASSERT_TRUE(info) << name << ": " << info.error().message;
     EXPECT_EQ(info->width, image->width) << name;
     EXPECT_EQ(info->height, image->height) << name;
+    EXPECT_EQ(info->has_alpha, has_alpha) << name;
   }
-  EXPECT_GT(seen, 35);
+  EXPECT_GT(seen, 45);
+  EXPECT_GT(masks, 10);
 }
 
 TEST(Images, TruncatedFilesAreRefused) {
   for (const std::string name : {"rgb.png", "rgb.jpg", "progressive.jpg", "cmyk.jpg", "lossless.webp", "turned.webp",
-                                 "palette.gif", "rgb.bmp", "palette.bmp"}) {
+                                 "palette.gif", "rgb.bmp", "palette.bmp", "rgba16.png", "alpha.webp", "animated.png"}) {
     const std::string whole = file(name);
     for (std::size_t size = 0; size + 12 < whole.size(); size += 7) {
       const auto image = decode(whole.substr(0, size));
       ASSERT_FALSE(image) << name << " of " << size << " bytes";
       EXPECT_EQ(image.error().code, Code::kInvalidArgument);
+      EXPECT_FALSE(decode_mask(whole.substr(0, size))) << name << " of " << size << " bytes";
       (void)inspect(whole.substr(0, size));
     }
   }
@@ -107,10 +120,12 @@ std::string times(int count, const std::string& text) {
   return out;
 }
 
-std::string png_of(std::uint32_t width, std::uint32_t height, const std::string& pixels, char interlaced = 0) {
+std::string png_of(std::uint32_t width, std::uint32_t height, const std::string& pixels, char interlaced = 0,
+                   const std::string& bits_and_color = "\x08\x02", const std::string& before_pixels = "") {
   return "\x89PNG\r\n\x1a\n" +
-         png_chunk("IHDR", number(width, 4) + number(height, 4) + std::string("\x08\x02\0\0", 4) + interlaced) +
-         png_chunk("IDAT", deflated(pixels)) + png_chunk("IEND", "");
+         png_chunk("IHDR",
+                   number(width, 4) + number(height, 4) + bits_and_color + std::string("\0\0", 2) + interlaced) +
+         before_pixels + png_chunk("IDAT", deflated(pixels)) + png_chunk("IEND", "");
 }
 
 TEST(Images, TooManyPixelsAreRefusedByTheHeader) {
@@ -157,6 +172,48 @@ TEST(Images, LargePhotosAreHalved) {
   EXPECT_EQ(half->height, 2801);
   EXPECT_EQ(pixel(*half, 1500, 1400), (std::vector<int>{100, 100, 100}));
   EXPECT_EQ(inspect(*jpeg)->width, static_cast<int>(kWidth));
+}
+
+TEST(Images, LargeMasksAreHalved) {
+  constexpr std::uint32_t kWidth = 20'000, kHeight = 1700;
+  std::string rows;
+  for (std::uint32_t y = 0; y < kHeight; ++y)
+    rows += '\0' + times(kWidth, y % 2 == 0 ? std::string("\x10\xff", 2) : std::string("\x10\x7f", 2));
+  const auto mask = decode_mask(png_of(kWidth, kHeight, rows, 0, "\x08\x04"));
+  ASSERT_TRUE(mask) << mask.error().message;
+  EXPECT_EQ(mask->width, 10'000);
+  EXPECT_EQ(mask->height, 850);
+  EXPECT_EQ(mask->rgb, std::vector<std::uint8_t>(mask->rgb.size(), 64)) << "the mean of 0 and 128";
+}
+
+TEST(Images, LongPicturesAreRead) {
+  for (const auto format : {job::OutputFormat::kPng, job::OutputFormat::kJpeg}) {
+    for (const auto& [width, height] : {std::pair(20'000, 20), std::pair(20, 20'000)}) {
+      Media image{.width = width, .height = height};
+      image.rgb.assign(std::size_t{3} * 20 * 20'000, 90);
+      const auto read = decode(encode(image, format, 90).value());
+      ASSERT_TRUE(read) << read.error().message;
+      EXPECT_EQ(read->width, width);
+      EXPECT_EQ(read->rgb, image.rgb);
+    }
+  }
+}
+
+// Pillow makes all but the darkest pixels white.
+TEST(Images, SixteenBitGrayKeepsItsUpperBytes) {
+  const auto image = decode(png_of(2, 1, std::string("\0\x12\x34\xab\xcd", 5), 0, std::string("\x10\0", 2)));
+  ASSERT_TRUE(image) << image.error().message;
+  EXPECT_EQ(image->rgb, (std::vector<std::uint8_t>{0x12, 0x12, 0x12, 0xab, 0xab, 0xab}));
+}
+
+// libpng ignores such a tRNS chunk, so that the file's alpha is 255.
+TEST(Images, DamagedTransparencyReplacesNothing) {
+  const std::string gray(std::string("\0\x12", 2));
+  for (const std::string& chunk : {png_chunk("tRNS", "long" + times(300, "x")), png_chunk("tRNS", "")}) {
+    const auto mask = decode_mask(png_of(1, 1, gray, 0, std::string("\x08\0", 2), chunk));
+    ASSERT_TRUE(mask) << mask.error().message;
+    EXPECT_EQ(mask->rgb, (std::vector<std::uint8_t>{0, 0, 0}));
+  }
 }
 
 // The end of the IHDR chunk, after which a PNG may have any chunks.
@@ -247,6 +304,37 @@ TEST(Images, ManyScansAreRefused) {
   jpeg.insert(end, times(120, jpeg.substr(scan, next - scan)));
   EXPECT_TRUE(inspect(jpeg));
   EXPECT_THAT(decode(jpeg).error().message, HasSubstr("more than 100 scans"));
+}
+
+// tests/fixtures/images/make_sizes.py.
+TEST(Sizes, AreThoseOfDiffusers) {
+  const auto rows = parse_json(file("sizes.json"));
+  ASSERT_TRUE(rows);
+  EXPECT_GT(rows->as_array().size(), 70u);
+  for (const json::value& row : rows->as_array()) {
+    const auto size = [](const json::array& sides, std::size_t at = 0) {
+      return Size{static_cast<int>(sides.at(at).as_int64()), static_cast<int>(sides.at(at + 1).as_int64())};
+    };
+    const auto& want = row.as_array();
+    const Size picture = size(want);
+    EXPECT_EQ(kontext_size(picture, 16), size(want.at(2).as_array())) << row;
+    EXPECT_EQ(floored(with_area(picture, kMegapixel, 1), 16), size(want.at(3).as_array())) << row;
+    EXPECT_EQ(with_area(picture, kMegapixel, 32), size(want.at(4).as_array())) << row;
+    EXPECT_EQ(with_area(picture, 384 * 384, 32), size(want.at(5).as_array())) << row;
+    const auto klein = klein_sizes(picture, 16);
+    ASSERT_EQ(klein.ok(), !want.at(6).is_null()) << row;
+    if (!klein) continue;
+    EXPECT_EQ(klein->resized, size(want.at(6).as_array())) << row;
+    EXPECT_EQ(klein->cropped, size(want.at(6).as_array(), 2)) << row;
+  }
+  EXPECT_THAT(klein_sizes({63, 64}, 16).error().message, HasSubstr("63x64"));
+}
+
+TEST(Sizes, NoSideIsZero) {
+  for (const Size& picture : {Size{1, 1}, Size{1, 1 << 27}, Size{1 << 27, 1}, Size{20'000, 20}})
+    for (const Size& size :
+         {kontext_size(picture, 16), floored(with_area(picture, kMegapixel, 1), 16), with_area(picture, 1 << 20, 32)})
+      EXPECT_GE(std::min(size.width, size.height), 16);
 }
 
 }  // namespace

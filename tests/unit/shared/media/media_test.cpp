@@ -129,6 +129,16 @@ TEST(Media, RefusesInvalidImages) {
   refused(picture(65501, 1), job::OutputFormat::kJpeg, 80, "65500");
 }
 
+TEST(Resize, CropsAroundTheCenter) {
+  Media image{.width = 4, .height = 3};
+  for (std::uint8_t i = 0; i < 36; ++i) image.rgb.push_back(i);
+  const Media cropped = crop_center(image, 1, 2);
+  EXPECT_EQ(cropped.width, 1);
+  EXPECT_EQ(cropped.height, 2);
+  EXPECT_EQ(cropped.rgb, (std::vector<std::uint8_t>{3, 4, 5, 15, 16, 17}));
+  EXPECT_EQ(crop_center(image, 4, 3).rgb, image.rgb);
+}
+
 }  // namespace
 // The frames, their number and their times survive; PNG and JPEG hold one frame.
 TEST(Media, AVideoBecomesAnAnimatedWebp) {
@@ -312,10 +322,14 @@ TEST(Resize, GivesPilsPixels) {
   const auto& sizes = expected->at("resized").as_array();
   EXPECT_GT(sizes.size(), 5u);
   for (const json::value& want : sizes) {
-    const Media resized =
-        resize_lanczos(picture, static_cast<int>(want.at(0).as_int64()), static_cast<int>(want.at(1).as_int64()));
-    const std::string_view bytes(reinterpret_cast<const char*>(resized.rgb.data()), resized.rgb.size());
-    EXPECT_EQ(sha256_hex(bytes), want.at(2).as_string()) << json::serialize(want);
+    const int width = static_cast<int>(want.at(0).as_int64()), height = static_cast<int>(want.at(1).as_int64());
+    const auto hash = [&](const std::vector<std::uint8_t>& bytes) {
+      return sha256_hex({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    };
+    const Media lanczos = resize_lanczos(picture, width, height);
+    EXPECT_EQ(hash(lanczos.rgb), want.at(2).as_string()) << json::serialize(want);
+    EXPECT_EQ(hash(resize_bicubic(picture, width, height).rgb), want.at(3).as_string()) << json::serialize(want);
+    EXPECT_EQ(hash(grey(lanczos)), want.at(4).as_string()) << json::serialize(want);
   }
 }
 

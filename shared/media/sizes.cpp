@@ -1,0 +1,51 @@
+#include "shared/media/sizes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+namespace ditfleet::media {
+namespace {
+
+double ratio_of(Size size) { return static_cast<double>(size.width) / size.height; }
+
+}  // namespace
+
+Size floored(Size size, int multiple) {
+  const auto floor = [&](int side) { return std::max(side / multiple, 1) * multiple; };
+  return {floor(size.width), floor(size.height)};
+}
+
+Size with_area(Size shape, std::int64_t area, int step) {
+  const double ratio = ratio_of(shape), width = std::sqrt(static_cast<double>(area) * ratio);
+  const auto rounded = [&](double side) { return std::max(static_cast<int>(std::nearbyint(side / step)), 1) * step; };
+  return {rounded(width), rounded(width / ratio)};
+}
+
+Size kontext_size(Size picture, int multiple) {
+  static constexpr Size kSizes[] = {{672, 1568}, {688, 1504}, {720, 1456},  {752, 1392}, {800, 1328}, {832, 1248},
+                                    {880, 1184}, {944, 1104}, {1024, 1024}, {1104, 944}, {1184, 880}, {1248, 832},
+                                    {1328, 800}, {1392, 752}, {1456, 720},  {1504, 688}, {1568, 672}};
+  const double ratio = ratio_of(floored(picture, multiple));
+  const auto distance = [&](Size size) { return std::abs(ratio - ratio_of(size)); };
+  return floored(*std::ranges::min_element(kSizes, {}, distance), multiple);  // the first of equals
+}
+
+Result<KleinSizes> klein_sizes(Size picture, int multiple) {
+  const auto [width, height] = picture;
+  const std::string size = std::to_string(width) + "x" + std::to_string(height);
+  if (std::min(width, height) < 64)
+    return invalid_argument("the image is " + size + "; both sides must be 64 pixels or more");
+  if (std::max(width, height) > std::int64_t{8} * std::min(width, height))
+    return invalid_argument("the image is " + size + "; a side may be at most 8 times as long as the other");
+  KleinSizes sizes{.resized = picture};
+  const std::int64_t pixels = std::int64_t{width} * height;
+  if (pixels > kMegapixel) {
+    const double scale = std::sqrt(static_cast<double>(kMegapixel) / static_cast<double>(pixels));
+    sizes.resized = {static_cast<int>(width * scale), static_cast<int>(height * scale)};
+  }
+  sizes.cropped = floored(sizes.resized, multiple);
+  return sizes;
+}
+
+}  // namespace ditfleet::media
