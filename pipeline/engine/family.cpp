@@ -222,7 +222,7 @@ region::AheadPrograms ahead_programs(const Family& family, const ModelSource& so
         (one.optional && !std::filesystem::exists(files.dir + "/config.json")))
       continue;
     for (region::Program& program : Transformer::programs(
-             family.spec(ConfigFile(files.dir + "/config.json")),
+             family.spec(ConfigFile(files.dir + "/config.json"), ConfigFile(source.dir + "/model_index.json")),
              {.files = files, .quantize = format_of(source, std::string(one.name)), .f8_attention = f8_attention}, host,
              arch.fp8_products))
       made.blocks.push_back(std::move(program));

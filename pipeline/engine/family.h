@@ -114,7 +114,8 @@ struct Family {
   std::unique_ptr<Network> (*load)(Folder& folder);
   std::unique_ptr<Tokenizers> (*load_tokenizers)(const ModelSource& source);
   FileAbout (*about)(std::string_view component, const Checkpoint& weights);
-  TransformerSpec (*spec)(const ConfigFile& config);  // of a transformer's config.json; null: it has no blocks
+  // Of a transformer's config.json and the model_index.json; null: it has no blocks.
+  TransformerSpec (*spec)(const ConfigFile& config, const ConfigFile& index);
   // A small and a typical request. Between and beyond them, memory grows in proportion to width × height × frames.
   struct Extent {
     int width, height, frames;

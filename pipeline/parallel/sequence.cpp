@@ -94,6 +94,10 @@ std::int64_t Sequence::first_token(std::int64_t rank) const {
   return std::accumulate(tokens_.begin(), tokens_.begin() + rank, std::int64_t{0});
 }
 
+std::int64_t Sequence::own_before(std::int64_t count) const {
+  return std::clamp<std::int64_t>(count - first_token(me()), 0, own_tokens());
+}
+
 at::Tensor Sequence::gather(const at::Tensor& x) const {
   auto sizes = x.sizes().vec();
   sizes[1] = sizes[0];

@@ -43,6 +43,8 @@ class Sequence {
 
   // A view of this rank's tokens of x [batch, tokens, ..].
   at::Tensor own(const at::Tensor& x) const;
+  // How many of this rank's tokens are among the first `count` of all.
+  std::int64_t own_before(std::int64_t count) const;
   // x [batch, own tokens, ..] of all ranks → [batch, tokens, ..].
   at::Tensor gather(const at::Tensor& x) const;
   // Attention across the ranks. q, k, v and the result: [batch, own tokens, heads, head size]. `attend` gets [batch,

@@ -65,7 +65,7 @@ def wan(width, inner, blocks, inputs):
     """Wan's transformer in its own names."""
     tensors = {"patch_embedding.weight": [width, inputs, 1, 2, 2], "patch_embedding.bias": [width], "head.modulation": [1, 2, width]}
     tensors |= linear("text_embedding.0", width, 4096) | linear("text_embedding.2", width, width) | linear("time_embedding.0", width, 256)
-    tensors |= linear("time_embedding.2", width, width) | linear("time_projection.1", 6 * width, width) | linear("head.head", 64, width)
+    tensors |= linear("time_embedding.2", width, width) | linear("time_projection.1", 6 * width, width) | linear("head.head", 192 if inputs == 48 else 64, width)
     for i in range(blocks):
         at = f"blocks.{i}."
         tensors |= linear(at + "ffn.0", inner, width) | linear(at + "ffn.2", width, inner)
@@ -135,7 +135,8 @@ class KnownModels(unittest.TestCase):
         cls.files = {name: write(os.path.join(cls.folder.name, name + ".safetensors"), tensors) for name, tensors in
                      (("dev", transformer(True)), ("schnell", transformer(False)), ("clip_l", clip()), ("t5xxl", t5()), ("ae", vae()), ("umt5", umt5()),
                       ("small", wan(1536, 8960, 30, 16)), ("t2v", wan(5120, 13824, 40, 16)), ("t2v_low_noise", wan(5120, 13824, 40, 16)),
-                      ("t2v_high_noise", wan(5120, 13824, 40, 16)), ("i2v_high_noise", wan(5120, 13824, 40, 36)), ("i2v_low_noise", wan(5120, 13824, 40, 36)))}
+                      ("t2v_high_noise", wan(5120, 13824, 40, 16)), ("i2v_high_noise", wan(5120, 13824, 40, 36)), ("i2v_low_noise", wan(5120, 13824, 40, 36)),
+                      ("ti2v", wan(3072, 14336, 30, 48)))}
 
     @classmethod
     def tearDownClass(cls):
@@ -160,7 +161,7 @@ class KnownModels(unittest.TestCase):
     def test_wan_is_known_by_its_transformers(self):
         """The VAE is missing, so that the message names the folder that was chosen."""
         for names, known in ((("small",), "Wan2.1-T2V-1.3B"), (("t2v",), "Wan2.1-T2V-14B"), (("t2v_high_noise", "t2v_low_noise"), "Wan2.2-T2V-A14B"),
-                             (("i2v_high_noise", "i2v_low_noise"), "Wan2.2-I2V-A14B")):
+                             (("i2v_high_noise", "i2v_low_noise"), "Wan2.2-I2V-A14B"), (("ti2v",), "Wan2.2-TI2V-5B")):
             with self.subTest(known):
                 added, _ = self.add(*names, "umt5")
                 self.assertIn(f"{known}/vae", added.stderr)

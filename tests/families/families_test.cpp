@@ -53,6 +53,7 @@ const Row kRows[] = {
     {wan_family, {"one", "plain", "wan"}, 64, kWanText, {}},
     {wan_family, {"two", "plain", "wan"}, 64, kWanText, {}, "wan/lora/adapters/peft.safetensors"},
     {wan_family, {"i2v", "one", "wan"}, 64, kWanText, {}},
+    {wan_family, {"ti2v", "image", "wan"}, 512, kWanText, {}},
     {z_image_family,
      {"turbo", "plain", "z_image"},
      256,

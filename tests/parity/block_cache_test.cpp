@@ -65,7 +65,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, BlockCacheRuns,
                          ::testing::Values(Sample{"flux", "plain", "dev"}, Sample{"flux", "guided", "dev"},
                                            Sample{"flux", "single", "single"}, Sample{"flux", "double", "double"},
                                            Sample{"flux", "bf16", "dev"}, Sample{"wan", "guided", "one"},
-                                           Sample{"wan", "experts", "two"}, Sample{"wan", "bf16", "one"}),
+                                           Sample{"wan", "experts", "two"}, Sample{"wan", "bf16", "one"},
+                                           Sample{"wan", "image", "ti2v"}),
                          [](const auto& info) { return info.param.set + "_" + info.param.name; });
 
 // The cache keeps tensors that blocks would otherwise overwrite.

@@ -267,8 +267,9 @@ Golden load(const Case& which) {
   if (spec.contains("strength")) r.fields.set("strength", number("strength", 0));
   if (spec.contains("auto_resize") && !r.images.empty())
     r.fields.set("auto_resize", std::int64_t{spec.at("auto_resize").as_bool()});
-  if (spec.contains("picture")) {
-    const at::Tensor picture = golden.tensor("picture");
+  for (const char* name : {"picture", "last_picture"}) {
+    if (!spec.contains(name)) continue;
+    const at::Tensor picture = golden.tensor(name);
     const auto* bytes = picture.const_data_ptr<std::uint8_t>();
     r.images.push_back(std::make_shared<const Media>(Media{
         static_cast<int>(picture.size(1)), static_cast<int>(picture.size(0)), 1, 0, {bytes, bytes + picture.numel()}}));

@@ -50,6 +50,11 @@ const Demo& video() {
   return demo;
 }
 
+const Demo& ti2v() {
+  static const Demo demo{golden::Case{"ti2v", "", "wan"}.model_dir(), wan_family(), 5};
+  return demo;
+}
+
 std::string temporary(const std::string& name) { return ::testing::TempDir() + "/" + name; }
 
 // The transformer's tensors, each matrix of a linear in the next format that divides its rows. The blocks are random,
@@ -310,6 +315,14 @@ std::string wan_vae(std::string name) {
                          {"\\.conv_shortcut\\.", ".shortcut."}});
 }
 
+// Levels have lists of their own, with the resampling at the end.
+std::string wan_22_vae(std::string name) {
+  return wan_vae(replaced(name, {{"up_blocks\\.(\\d)\\.resnets\\.", "upsamples.$1.upsamples."},
+                                 {"up_blocks\\.(\\d)\\.upsampler\\.", "upsamples.$1.upsamples.2."},
+                                 {"down_blocks\\.(\\d)\\.resnets\\.", "downsamples.$1.downsamples."},
+                                 {"down_blocks\\.(\\d)\\.downsampler\\.", "downsamples.$1.downsamples.1."}}));
+}
+
 std::string bfl_vae(std::string name) {
   std::smatch m;
   if (std::regex_match(name, m, std::regex("decoder\\.up_blocks\\.(\\d)\\.(.*)"))) {
@@ -384,6 +397,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         OtherNames{"wan", video, "transformer", Library::kDiffusers, wan_transformer, {"", "model.diffusion_model."}},
         OtherNames{"wan_vae", video, "vae", Library::kDiffusers, wan_vae, {"", "first_stage_model."}},
+        OtherNames{"wan_22_vae", ti2v, "vae", Library::kDiffusers, wan_22_vae, {""}},
         OtherNames{"umt5", video, "text_encoder", Library::kTransformers, as_it_is, {""}},
         OtherNames{"umt5_gguf", video, "text_encoder", Library::kTransformers, llama_t5, {""}},
         OtherNames{"ae", image, "vae", Library::kDiffusers, bfl_vae, {"", "vae."}},

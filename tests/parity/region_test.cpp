@@ -29,11 +29,13 @@ struct Shape {
   Make make;
   const char* first;  // the symbols that vary
   const char* second;
+  const char* third = nullptr;  // may be 0
 };
 const Shape kShapes[] = {{flux_double_block, "image", "text"},
                          {flux_single_block, "tokens", "tokens"},
                          {temporal_block, "frames", "places"},
-                         {wan_block_of, "tokens", "text"}};
+                         {wan_block_of, "tokens", "text"},
+                         {wan_still_block_of, "tokens", "text", "still"}};
 
 // One region for each block and type serves every shape: errors are within 1.1 of eager's, and nothing is compiled
 // twice.
@@ -50,7 +52,8 @@ TEST_F(RegionParity, ErrsNoMoreThanEagerOverRandomShapes) {
         Region region("parity", recipe(shape.make, heads, head_dim), shared);
         const Program program = program_of(shape.make, heads, head_dim, type);
         for (int round = 0; round < 6; ++round) {
-          const Sizes sizes{{"batch", between(1, 3)}, {shape.first, between(1, 40)}, {shape.second, between(1, 23)}};
+          Sizes sizes{{"batch", between(1, 3)}, {shape.first, between(1, 40)}, {shape.second, between(1, 23)}};
+          if (shape.third) sizes[shape.third] = round == 0 ? 0 : between(1, 9);
           const testing::InputStyle style{.strided = round % 2 == 1, .outliers = round % 3 == 2};
           const auto inputs = inputs_for(program, sizes, random(), style);
           Outputs got;
@@ -88,7 +91,9 @@ TEST_F(RegionParity, RoundsAsEagerDoesOnACpu) {
     Region region("rounding", recipe(shape.make, 3, 32), host({.fullgraph = true}));
     const Program program = program_of(shape.make, 3, 32, ElementType::kBF16);
     for (std::uint64_t seed : {1, 2, 3}) {
-      const auto inputs = inputs_for(program, {{"batch", 1}, {shape.first, 24}, {shape.second, 17}}, seed);
+      Sizes sizes{{"batch", 1}, {shape.first, 24}, {shape.second, 17}};
+      if (shape.third) sizes[shape.third] = 5;
+      const auto inputs = inputs_for(program, sizes, seed);
       Outputs got;
       region.run(inputs, got);
       const auto eager = interpret(program, inputs);

@@ -73,21 +73,25 @@ using ::testing::Combine;
 using ::testing::Values;
 INSTANTIATE_TEST_SUITE_P(Fp32, Decodes,
                          Combine(Values(Case{"plain", 1}, Case{"plain", 5}, Case{"plain", 9}, Case{"plain", 17},
-                                        Case{"plain", 33}, Case{"odd", 13}),
+                                        Case{"plain", 33}, Case{"odd", 13}, Case{"residual", 1}, Case{"residual", 9},
+                                        Case{"residual", 17}, Case{"residual_odd", 13}),
                                  Values(false)),
                          name);
-INSTANTIATE_TEST_SUITE_P(Bf16, Decodes, Combine(Values(Case{"plain", 9}, Case{"odd", 13}), Values(true)), name);
+const auto kBf16 =
+    Combine(Values(Case{"plain", 9}, Case{"odd", 13}, Case{"residual", 9}, Case{"residual_odd", 13}), Values(true));
+INSTANTIATE_TEST_SUITE_P(Bf16, Decodes, kBf16, name);
 INSTANTIATE_TEST_SUITE_P(Fp32, Encodes,
-                         Combine(Values(Case{"plain", 1}, Case{"plain", 5}, Case{"plain", 9}, Case{"odd", 13}),
+                         Combine(Values(Case{"plain", 1}, Case{"plain", 5}, Case{"plain", 9}, Case{"odd", 13},
+                                        Case{"residual", 1}, Case{"residual", 9}, Case{"residual_odd", 13}),
                                  Values(false)),
                          name);
-INSTANTIATE_TEST_SUITE_P(Bf16, Encodes, Combine(Values(Case{"plain", 9}, Case{"odd", 13}), Values(true)), name);
+INSTANTIATE_TEST_SUITE_P(Bf16, Encodes, kBf16, name);
 
 // Sizes and channels that the goldens do not have.
 TEST(VideoVaeCompiled, DecodesAsEagerDoes) {
   if (region::device().is_cpu()) GTEST_SKIP() << "DITFLEET_TEST_DEVICE names no GPU, and on a CPU a VAE runs eagerly";
   const c10::InferenceMode mode;
-  for (const char* folder : {"vae/plain", "vae/odd", "one/model/vae"}) {
+  for (const char* folder : {"vae/plain", "vae/odd", "vae/residual", "vae/residual_odd", "one/model/vae"}) {
     const auto load = [&](std::shared_ptr<region::RegionHost> host) {
       return VideoVae::load((golden::fixtures() / "wan" / folder).string(), {region::device()}, true, std::move(host));
     };
@@ -121,7 +125,8 @@ TEST(VideoVaeConfig, RefusesWhatIsNotSupported) {
     EXPECT_NE(refused(text).find(part), std::string::npos) << refused(text);
   };
   expect(R"({"_class_name": "AutoencoderKL"})", "it must be AutoencoderKLWan");
-  expect(R"({"is_residual": true})", "TI2V-5B");
+  expect(R"({"is_residual": true, "dim_mult": [1, 2, 3, 2]})", "192 channels of 4 pixels are not a multiple of 288");
+  expect(R"({"patch_size": 2})", "scale_factor_spatial is 8; it must be 16");
   expect(R"({"temperal_downsample": [true, 1, false]})", "must be a list of true and false");
   expect(R"({"temperal_downsample": [true, true]})", "has 2 entries; it must have 3");
   expect(R"({"latents_std": [1, 2]})", "latents_std has 2 entries; it must have 16");

@@ -72,12 +72,17 @@ INSTANTIATE_TEST_SUITE_P(All, WanDit,
                          ::testing::Values("t2v-image", "t2v-video", "t2v-long", "i2v-image", "i2v-video", "i2v-long",
                                            "plain-video"));
 
-// Both experts in each format, at the lengths of 25, 49, 61 and 81 frames.
-TEST(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
+// Each format, without and with a timestep for each token.
+class WanDitRegions : public ::testing::TestWithParam<std::tuple<std::string, bool>> {};
+INSTANTIATE_TEST_SUITE_P(Formats, WanDitRegions,
+                         ::testing::Combine(::testing::Values("", "nf4", "fp8"), ::testing::Bool()));
+
+// Both experts, at the lengths of 25, 49, 61 and 81 frames.
+TEST_P(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
   const at::Tensor prompt = golden::read_tensor(fixture("t2v-video.safetensors"), "text");
-  for (const std::string format : {"", "nf4", "fp8"}) {
-    SCOPED_TRACE(format);
-    const auto eager = WanTransformer::load({.files = fixture("t2v"), .quantize = format}, {});
+  const auto& [format, expand] = GetParam();
+  {
+    const auto eager = WanTransformer::load({.files = fixture("t2v"), .quantize = format}, {}, expand);
     auto first = eager, second = eager;
     const auto host = compiling_host();
     Transformer::compile({&first, &second}, host);
@@ -85,13 +90,16 @@ TEST(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
                                     : format == "fp8" ? "fp8 with dynamic activations"
                                                       : format),
               1u);
+    std::int64_t still = 0;
     for (const std::int64_t frames : {7, 13, 16, 21}) {
       const at::Tensor latents = at::randn({1, eager.config().in_channels, frames, 4, 6}),
                        text = eager.embed_text(prompt), rope = eager.rope(frames, 4, 6);
-      const at::Tensor want = eager.velocity(latents, 500, text, rope);
+      const at::Tensor want = eager.velocity(latents, 500, text, rope, still);
       for (const WanTransformer* expert : {&first, &second})
-        EXPECT_LE(golden::distance(expert->velocity(latents, 500, text, rope), want), format == "fp8" ? 2e-2 : 1e-4)
+        EXPECT_LE(golden::distance(expert->velocity(latents, 500, text, rope, still), want),
+                  format == "fp8" ? 2e-2 : 1e-4)
             << frames;
+      if (expand) still = 1 - still;
     }
     EXPECT_EQ(host->counters->counts().compiles, 1u);
     EXPECT_EQ(host->counters->counts().variants, 4u);
@@ -113,22 +121,22 @@ void add_adapter_to(std::int64_t rank, const std::vector<NamedLinear>& linears, 
   }
 }
 
-TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
+TEST_P(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
   const c10::InferenceMode inference(true);
   const at::Tensor prompt = golden::read_tensor(fixture("t2v-video.safetensors"), "text");
-  for (const std::string format : {"", "nf4", "fp8"}) {
-    SCOPED_TRACE(format);
-    const auto eager = WanTransformer::load({.files = fixture("t2v"), .quantize = format}, {});
+  const auto& [format, expand] = GetParam();
+  {
+    const auto eager = WanTransformer::load({.files = fixture("t2v"), .quantize = format}, {}, expand);
     const auto host = compiling_host();
     const auto load = [&] {
       return WanTransformer::load({.files = fixture("t2v"), .quantize = format, .adapter_rank = 16, .regions = host},
-                                  {});
+                                  {}, expand);
     };
     WanTransformer experts[] = {load(), load()};
     Transformer::compile({&experts[0], &experts[1]}, host);
     const at::Tensor latents = at::randn({1, eager.config().in_channels, 3, 4, 6}), rope = eager.rope(3, 4, 6);
     const auto velocity = [&](const WanTransformer& model) {
-      return model.velocity(latents, 500, model.embed_text(prompt), rope);
+      return model.velocity(latents, 500, model.embed_text(prompt), rope, expand ? 1 : 0);
     };
     const auto distance = [&](const WanTransformer& got, const WanTransformer& reference) {
       return golden::distance(velocity(got), velocity(reference));
@@ -167,9 +175,11 @@ TEST(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
         Transformer::programs(wan_spec(eager.config()), {.files = fixture("t2v"), .quantize = format}, {},
                               /*fp8_products=*/true);
     ASSERT_EQ(ahead.size(), 2u);
-    EXPECT_EQ(ahead[1].block, format.empty()    ? "wan.block.adapted"
-                              : format == "fp8" ? "wan.block.fp8.adapted"
-                                                : "wan.block.quantized.adapted");
+    EXPECT_EQ(ahead[1].block, (expand ? "wan.still" : "wan.block") +
+                                  std::string(format.empty()    ? ""
+                                              : format == "fp8" ? ".fp8"
+                                                                : ".quantized") +
+                                  ".adapted");
     EXPECT_EQ(host->counters->counts().fallbacks, 0u);
   }
 }

@@ -27,6 +27,27 @@ std::unique_ptr<Model> load(const std::string& dir, bool bf16, const std::string
   return unwrap(engines.back()->load_model({"wan", dir, {}, {}, vae_dtype}));
 }
 
+void expect_video(const Media& video, const golden::Golden& golden, const std::string& shown) {
+  const at::Tensor want = golden.tensor("pixels");
+  ASSERT_EQ(video.frames, want.size(0));
+  ASSERT_EQ(video.height, want.size(1));
+  ASSERT_EQ(video.width, want.size(2));
+  double sum = 0;
+  int largest = 0;
+  const auto* pixel = want.const_data_ptr<std::uint8_t>();
+  for (std::size_t i = 0; i < video.rgb.size(); ++i) {
+    const int apart = std::abs(int{video.rgb[i]} - int{pixel[i]});
+    sum += apart;
+    largest = std::max(largest, apart);
+  }
+  const double mean = sum / static_cast<double>(video.rgb.size());
+  std::printf("%s: largest %d, mean %.5f of 255\n", shown.c_str(), largest, mean);
+  // Goldens were made on a CPU; a GPU's products of bf16 are rounded elsewhere.
+  const double apart = golden::test_device() == "cpu" ? 1.5 : 2;
+  EXPECT_LE(largest, golden.bf16 ? apart * golden.largest_apart : 1);
+  EXPECT_LE(mean, golden.bf16 ? apart * golden.mean_apart : 0.006);
+}
+
 class WanPipeline : public ::testing::TestWithParam<golden::Case> {};
 
 TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
@@ -53,25 +74,7 @@ TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
     EXPECT_LE(golden::distance(got("latents"), golden.tensor("latents")), limit);
   }
 
-  const at::Tensor want = golden.tensor("pixels");
-  ASSERT_EQ(video.frames, want.size(0));
-  ASSERT_EQ(video.height, want.size(1));
-  ASSERT_EQ(video.width, want.size(2));
-  double sum = 0;
-  int largest = 0;
-  const auto* pixel = want.const_data_ptr<std::uint8_t>();
-  for (std::size_t i = 0; i < video.rgb.size(); ++i) {
-    const int apart = std::abs(int{video.rgb[i]} - int{pixel[i]});
-    sum += apart;
-    largest = std::max(largest, apart);
-  }
-  const double mean = sum / static_cast<double>(video.rgb.size());
-  std::printf("%s/%s: largest %d, mean %.5f of 255\n", GetParam().folder.c_str(), GetParam().name.c_str(), largest,
-              mean);
-  // Goldens were made on a CPU; a GPU's products of bf16 are rounded elsewhere.
-  const double apart = golden::test_device() == "cpu" ? 1.5 : 2;
-  EXPECT_LE(largest, golden.bf16 ? apart * golden.largest_apart : 1);
-  EXPECT_LE(mean, golden.bf16 ? apart * golden.mean_apart : 0.006);
+  expect_video(video, golden, GetParam().folder + "/" + GetParam().name);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, WanPipeline, ::testing::ValuesIn(golden::all_cases("wan")),
@@ -133,6 +136,27 @@ TEST(WanEngine, NeedsAnImageExactlyInImageModels) {
   EXPECT_EQ(missing.error().param, "image");
 }
 
+TEST(WanEngine, TakesALastFrameWhereTheVideoHasOne) {
+  GenerationRequest request = golden::load({"i2v", "last", "wan"}).request;
+  ASSERT_EQ(request.images.size(), 2u);
+  const auto model = load(golden::Case{"i2v", "", "wan"}.model_dir(), false);
+  request.fields.set("frames", 1);
+  const auto refused = model->encode(request);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message, "a video of 1 frame has no last frame; use one image, or 5 frames or more");
+  EXPECT_EQ(refused.error().param, "image");
+}
+
+// Of one program: without and with an image, at three sizes.
+TEST(WanEngine, MakesVideosOfTextAndOfAnImageWithOneModel) {
+  const auto model = load(golden::Case{"ti2v", "", "wan"}.model_dir(), false);
+  for (const char* name : {"text", "image", "still"}) {
+    const golden::Golden golden = golden::load({"ti2v", name, "wan"});
+    expect_video(unwrap(golden::draw(*model, golden.request)), golden, name);
+  }
+  golden::expect_compiled(*engines.back());
+}
+
 TEST(WanPrompts, AreCleanedAsFtfyDoes) {
   const auto rows =
       unwrap(parse_json(unwrap(read_file((golden::fixtures() / "wan/prompts.json").string())))).as_array();
@@ -163,7 +187,8 @@ TEST(WanFolder, RefusesFoldersThatDoNotFitTogether) {
   };
   EXPECT_THAT(problem("0.875", "null"), HasSubstr("transformer_2 needs a boundary_ratio"));
   EXPECT_THAT(problem("0.875", "1.5"), HasSubstr("boundary_ratio must be between 0 and 1"));
-  EXPECT_THAT(problem("\"expand_timesteps\": false", "\"expand_timesteps\": true"), HasSubstr("TI2V-5B"));
+  EXPECT_THAT(problem("\"expand_timesteps\": false", "\"expand_timesteps\": true"),
+              HasSubstr("vae's pixels per latent pixel is 8, but those of a model with expand_timesteps is 16"));
   EXPECT_THAT(problem("WanPipeline", "WanImageToVideoPipeline"), HasSubstr("in_channels is 16, but twice vae's z_dim"));
   const std::string none = "\"image_encoder\": [\n    null,\n    null\n  ]";
   EXPECT_THAT(problem(none, R"("image_encoder": ["transformers", "CLIPVisionModel"])", false, "i2v"),

@@ -352,6 +352,11 @@ TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
        safetensors_file(
            {{"decoder.conv1.weight", {8, 16, 3, 3, 3}}, {"decoder.middle.0.residual.0.gamma", {8, 1, 1, 1}}}),
        "VAE of videos (2 in F32), for models.NAME.vae"},
+      {"ti2v.safetensors", safetensors_file(wan(48)), "Wan transformer, text and image to video, 8 wide"},
+      {"ti2v_vae.safetensors",
+       safetensors_file(
+           {{"decoder.conv1.weight", {8, 48, 3, 3, 3}}, {"decoder.middle.0.residual.0.gamma", {8, 1, 1, 1}}}),
+       "VAE of videos, of TI2V-5B (2 in F32), for models.NAME.vae"},
       {"z_image.safetensors",
        safetensors_file({{"model.diffusion_model.x_embedder.weight", {8, 64}},
                          {"model.diffusion_model.x_pad_token", {1, 8}},
@@ -398,7 +403,6 @@ TEST_F(WorkerCommands, InspectSaysWhatAFileIs) {
       {"sd_vae.safetensors",
        safetensors_file({{"decoder.conv_in.weight", {8, 4, 3, 3}}, {"decoder.mid.block_1.conv1.weight", {8, 8, 3, 3}}}),
        "!4 latent channels"},
-      {"ti2v.safetensors", safetensors_file(wan(48)), "!TI2V-5B"},
       {"clip_i2v.safetensors", safetensors_file(with(wan(36), {{"img_emb.proj.1.weight", {8, 8}}})),
        "!CLIP's image embeddings"},
       {"gap.safetensors", safetensors_file(gap), "!blocks.1.self_attn.q.weight is missing"},

@@ -362,7 +362,7 @@ const Family& flux_family() {
       .load = FluxNetwork::load,
       .load_tokenizers = load_tokenizers,
       .about = about,
-      .spec = [](const ConfigFile& config) { return flux_spec(read_flux_config(config)); },
+      .spec = [](const ConfigFile& config, const ConfigFile&) { return flux_spec(read_flux_config(config)); },
       .small = {512, 512, 1},
       .typical = {1024, 1024, 1}};
   return family;

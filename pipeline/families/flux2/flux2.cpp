@@ -269,7 +269,7 @@ const Family& flux2_family() {
       .load = Flux2Network::load,
       .load_tokenizers = load_tokenizers,
       .about = about,
-      .spec = [](const ConfigFile& config) { return flux2_spec(read_flux2_config(config)); },
+      .spec = [](const ConfigFile& config, const ConfigFile&) { return flux2_spec(read_flux2_config(config)); },
       .small = {512, 512, 1},
       .typical = {1024, 1024, 1}};
   return family;

@@ -14,6 +14,7 @@ struct WanBlockShape {
   std::int64_t heads = 1, head_dim = 2, ffn = 4;
   double eps = 1e-6;
   bool cross_norm = true;  // norm2 before cross-attention
+  bool still = false;      // the first tokens have modulation rows of their own
   ElementType type = ElementType::kF32;
   bool adapters = false;                      // at every linear: Builder::adapted_slots()
   std::vector<Builder::Weight> weights = {};  // in the order of kWanLinears; empty: all kOwn
@@ -32,8 +33,10 @@ inline constexpr std::array<const char*, 6> kWanRows = {"attention_shift", "atte
 //   activations  tokens [batch, tokens, D], text [batch, text, D]
 //   tables       rope f32 [tokens, head_dim]: cos and sin of each pair; kWanRows f32 [batch, 1, D], where scale is
 //                1 + the model's scale
+//   still        the symbol and the activation still [batch, still, D] precede the tokens, perhaps none; the table
+//                rope is [still + tokens, head_dim], and kWanRows are [batch, 2, D], those of the still tokens first
 //   parameters   the members of WanBlockSlots other than the table; norm2.weight and norm2.bias are f32
-//   outputs      tokens
+//   outputs      still, if there is one, and tokens
 // An f8 weight has NAME.scale. With adapters each linear NAME also has the symbol NAME.rank and the input NAME.adapter.
 // The columns of B follow the weight's own columns in NAME.weight, or are NAME.up.
 Result<Program> wan_block(const WanBlockShape& shape);

@@ -5,7 +5,7 @@ namespace {
 constexpr std::int64_t kMost = 1 << 20;
 }
 
-WanConfig read_wan_config(const ConfigFile& file) {
+WanConfig read_wan_config(const ConfigFile& file, bool expand_timesteps) {
   const std::string kind = file.text("_class_name", "WanTransformer3DModel");
   if (kind != "WanTransformer3DModel") file.refuse("_class_name is \"" + kind + "\"; it must be WanTransformer3DModel");
   for (const char* field : {"image_dim", "added_kv_proj_dim"})
@@ -32,6 +32,7 @@ WanConfig read_wan_config(const ConfigFile& file) {
   c.cross_attn_norm = file.boolean("cross_attn_norm", true);
   c.eps = file.number("eps", 1e-6);
   c.rope_max_seq_len = file.integer("rope_max_seq_len", 1024, 1, kMost);
+  c.expand_timesteps = expand_timesteps;
   return c;
 }
 

@@ -18,6 +18,7 @@ struct WanConfig {
   bool cross_attn_norm;
   double eps;
   std::int64_t rope_max_seq_len;  // most tokens along an axis
+  bool expand_timesteps;          // the first frame may have a timestep of its own, 0
 
   std::int64_t width() const { return head_dim * heads; }
   // The head's channels that rotate with frame, row and column; even, summing to head_dim.
@@ -31,7 +32,10 @@ struct WanConfig {
 inline std::int64_t wan_frames(std::int64_t latent_frames) { return 4 * (latent_frames - 1) + 1; }
 inline std::int64_t wan_latent_frames(std::int64_t frames) { return (frames - 1) / 4 + 1; }
 
-// Throws Failure (kDataCorrupt); the message contains file and field. Also throws it for models with CLIP conditioning.
-WanConfig read_wan_config(const ConfigFile& file);
+// `expand_timesteps`: what model_index.json says. Throws Failure (kDataCorrupt); the message contains file and field.
+// Also throws it for models with CLIP conditioning.
+WanConfig read_wan_config(const ConfigFile& file, bool expand_timesteps = false);
+// Of a model_index.json.
+inline bool expands_timesteps(const ConfigFile& index) { return index.boolean("expand_timesteps", false); }
 
 }  // namespace ditfleet::pipeline

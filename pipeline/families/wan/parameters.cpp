@@ -46,18 +46,20 @@ TransformerSpec wan_spec(const WanConfig& c) {
                   {"attn2.norm_q.weight", {d}, {}, "cross_norm_q"},
                   {"attn2.norm_k.weight", {d}, {}, "cross_norm_k"},
                   {"scale_shift_table", {1, 6, d}, kFp32}},
-      .given = {"tokens", "text", "rope"},
+      .given = {"tokens", "text", "rope"},  // before them the still tokens
       .program = [c](region::ElementType type, bool adapters, const std::vector<BlockSpec::Weight>& weights) {
         return region::wan_block({.heads = c.heads,
                                   .head_dim = c.head_dim,
                                   .ffn = c.ffn_dim,
                                   .eps = c.eps,
                                   .cross_norm = c.cross_attn_norm,
+                                  .still = c.expand_timesteps,
                                   .type = type,
                                   .adapters = adapters,
                                   .weights = weights});
       }};
   for (std::size_t i = 0; i < region::kWanLinears.size(); ++i) blocks.linears[i].input = region::kWanLinears[i];
+  if (c.expand_timesteps) blocks.given.insert(blocks.given.begin(), "still");
   blocks.given.insert(blocks.given.end(), region::kWanRows.begin(), region::kWanRows.end());
   if (c.cross_attn_norm)
     for (const char* name : {"norm2.weight", "norm2.bias"}) blocks.tensors.push_back({name, {d}, kFp32, name});

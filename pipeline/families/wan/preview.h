@@ -3,10 +3,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 namespace ditfleet::pipeline {
 
-// The middle frame of latents [1, C, frames, rows, columns] as [1, 3, rows, columns], about −1 to 1, on the host. Of a
-// VAE with another number of channels than Wan's 16 it sees those that both have.
+inline constexpr std::int64_t kWanPreviewChannels = 16;  // of the VAE whose latents wan_preview() takes
+
+// The middle frame of latents [1, 16, frames, rows, columns] as [1, 3, rows, columns], about −1 to 1, on the host.
 at::Tensor wan_preview(const at::Tensor& latents);
+
+// The middle frame of latents [1, C, frames, rows, columns], averaged so that it has at most 32 rows and columns:
+// [1, C, 1, rows, columns] in fp32. A VAE decodes it quickly.
+at::Tensor wan_small_frame(const at::Tensor& latents);
 
 }  // namespace ditfleet::pipeline

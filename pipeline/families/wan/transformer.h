@@ -14,13 +14,15 @@ namespace ditfleet::pipeline {
 class WanTransformer : public Transformer {
  public:
   // Reads config.json and the weights. Throws what ConfigFile and Parameters throw.
-  static WanTransformer load(const TransformerSource& source, Placement placement);
+  // `expand_timesteps`: see read_wan_config().
+  static WanTransformer load(const TransformerSource& source, Placement placement, bool expand_timesteps = false);
 
   const WanConfig& config() const { return config_; }
 
   // Prewarms library plans for velocity() of latents of this size in the background, on request also with adapters.
-  // Does not block. Thread-safe.
-  void prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text, bool adapters) const;
+  // `still_frames`: 0, or 1 if the first frame is still. Does not block. Thread-safe.
+  void prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text,
+               std::int64_t still_frames, bool adapters) const;
 
   // Converts prompt_embeds [1, L, text_dim] to the blocks' input [1, L, D]. The same for all steps.
   at::Tensor embed_text(const at::Tensor& prompt_embeds) const;
@@ -28,18 +30,22 @@ class WanTransformer : public Transformer {
   at::Tensor rope(std::int64_t frames, std::int64_t rows, std::int64_t columns) const;
   // `latents`: [1, in_channels, F, h, w] with even h and w; rounded to the model's type. `timestep`: 0 to 1000, not
   // rounded. `text`: from embed_text(). `rope`: from rope(). Returns [1, out_channels, F, h, w] in the model's type.
+  // `still_frames`: of the first latent frames, which have timestep 0; must be 0 without expand_timesteps.
   // `team`: the ranks that share the forward; each gets the whole result. `cache`: may skip all blocks but the first;
   // null: none is skipped.
   // Not thread-safe if compiled blocks have quantized weights.
   // Throws Failure: kInvalidArgument for another shape; the group's errors.
   at::Tensor velocity(const at::Tensor& latents, double timestep, const at::Tensor& text, const at::Tensor& rope,
-                      const parallel::Team& team = {}, BlockCache* cache = nullptr) const;
+                      std::int64_t still_frames = 0, const parallel::Team& team = {},
+                      BlockCache* cache = nullptr) const;
 
  private:
   void compiled_blocks() override;
   WanTransformer(WanConfig config, Placement placement) : Transformer(wan_spec(config), placement), config_(config) {}
+  // `time`: [1, 6, D] from time_proj; with expand_timesteps [2, 6, D], the first for the first `still` tokens of x.
   at::Tensor run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time, const at::Tensor& rope,
-                        region::Mode mode, const parallel::Sequence* sequence, BlockCache* cache) const;
+                        std::int64_t still, region::Mode mode, const parallel::Sequence* sequence,
+                        BlockCache* cache) const;
 
   WanConfig config_;
   at::Tensor tables_;  // [num_layers, 6, D]: of all blocks, if they are compiled

@@ -4,7 +4,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -23,10 +22,10 @@
 #include "pipeline/nn/text/t5_encoder.h"
 #include "pipeline/nn/video_vae/video_vae.h"
 #include "pipeline/sampling/flow_scheduler.h"
+#include "pipeline/sampling/latents.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/text.h"
 #include "shared/families/wan/wan.h"
-#include "shared/media/resize.h"
 
 namespace ditfleet::pipeline {
 namespace {
@@ -82,7 +81,8 @@ class WanDenoiser final : public Denoiser {
         boundary_(boundary),
         timesteps_(schedule.timesteps),
         scales_{settings.real("guidance_scale"), settings.real("guidance_scale_2", settings.real("guidance_scale"))},
-        condition_(conditions.image) {
+        condition_(conditions.image),
+        still_frames_(condition_.defined() && transformers_[0]->config().expand_timesteps ? 1 : 0) {
     for (const WanTransformer* transformer : transformers_) {
       const auto embed = [&](const EncodedPrompt& prompt) {
         return transformer->embed_text(prompt.tensors.at("prompt_embeds"));
@@ -98,20 +98,32 @@ class WanDenoiser final : public Denoiser {
                       BlockCache* cache) override {
     const WanTransformer& transformer = *transformers_[expert(step)];
     at::Tensor input = latents.to(transformer.placement().dtype);
-    if (condition_.defined()) input = at::cat({input, condition_}, 1);
+    if (still_frames_ > 0)
+      input = with_picture(latents).to(transformer.placement().dtype);
+    else if (condition_.defined())
+      input = at::cat({input, condition_}, 1);
     if (!rope_.defined()) rope_ = transformer.rope(latents.size(2), latents.size(3), latents.size(4));
-    return transformer.velocity(input, timestep(step), texts_[expert(step)][negative ? 1 : 0], rope_, team, cache);
+    return transformer.velocity(input, timestep(step), texts_[expert(step)][negative ? 1 : 0], rope_, still_frames_,
+                                team, cache);
+  }
+  // The sampler also changes the picture's frame, which velocity() does not read.
+  at::Tensor stepped(const at::Tensor& latents, std::int64_t step) const override {
+    const bool last = static_cast<std::size_t>(step) + 1 == timesteps_.size();
+    return last && still_frames_ > 0 ? with_picture(latents) : latents;
   }
 
  private:
+  // The picture as the first frame of the latents, in fp32.
+  at::Tensor with_picture(const at::Tensor& latents) const { return at::cat({condition_, latents.slice(2, 1)}, 2); }
   double timestep(std::int64_t step) const { return timesteps_[static_cast<std::size_t>(step)]; }
   double guidance_scale(std::int64_t step) const override { return scales_[expert(step)]; }
 
   const std::vector<const WanTransformer*> transformers_;
   const double boundary_;
   const std::vector<float> timesteps_;
-  const std::array<double, 2> scales_;            // by expert
-  const at::Tensor condition_;                    // see WanNetwork::encode_image()
+  const std::array<double, 2> scales_;  // by expert
+  const at::Tensor condition_;          // see WanNetwork::encode_image()
+  const std::int64_t still_frames_;
   std::vector<std::array<at::Tensor, 2>> texts_;  // by expert: the prompt and the negative one, [1, L, inner_dim]
   at::Tensor rope_;                               // the same for both transformers
 };
@@ -134,6 +146,8 @@ class WanNetwork final : public Network {
 
   void complete(Settings& settings) const override {
     settings.cache_threshold = settings.real("cache");
+    if (settings.images.size() > 1 && settings.frames() == 1)
+      fail(Code::kInvalidArgument, "a video of 1 frame has no last frame; use one image, or 5 frames or more", "image");
     if (!(settings.real("guidance_scale") > 1)) return;
     const std::string* negative = settings.fields.text("negative_prompt");
     settings.negative = negative ? *negative : "";
@@ -141,7 +155,8 @@ class WanNetwork final : public Network {
   void prewarm(const Settings& settings) const override {
     const auto size = latent_size(settings);
     for (const WanTransformer& transformer : transformers_)
-      transformer.prewarm(size[2], size[3], size[4], settings.text_tokens(), !settings.loras.empty());
+      transformer.prewarm(size[2], size[3], size[4], settings.text_tokens(),
+                          expands() && !settings.images.empty() ? 1 : 0, !settings.loras.empty());
   }
 
   PromptIds longest_ids(const Settings& settings) const override {
@@ -153,7 +168,8 @@ class WanNetwork final : public Network {
     return {std::move(ids),
             {{"prompt_embeds", at::constant_pad_nd(embeds, {0, 0, 0, settings.text_tokens() - embeds.size(1)})}}};
   }
-  // Mask and encoded image, [1, 4 + channels, latent frames, rows, columns] in the pipeline's type.
+  // Mask and encoded images, [1, 4 + channels, latent frames, rows, columns] in the pipeline's type. With
+  // expand_timesteps only the encoded image, [1, channels, 1, rows, columns] in fp32, if there is one.
   at::Tensor encode_image(const Settings& settings, const at::Tensor& noise) const override;
   std::vector<std::int64_t> noise_size(const Settings& settings) const override { return latent_size(settings); }
   c10::ScalarType noise_type() const override { return c10::ScalarType::Float; }
@@ -170,7 +186,7 @@ class WanNetwork final : public Network {
   void decode(const at::Tensor& latents, const Settings&, const FrameSink& sink) const override {
     vae_.decode(latents.is_meta() ? latents.narrow(2, 0, std::min(latents.size(2), kFramesToPeak)) : latents, sink);
   }
-  at::Tensor preview(const at::Tensor& estimate, const Settings&) const override { return wan_preview(estimate); }
+  at::Tensor preview(const at::Tensor& estimate, const Settings&) const override;
 
  private:
   WanNetwork(FlowSchedulerConfig scheduler, T5Encoder text, std::vector<WanTransformer> transformers, double boundary,
@@ -181,6 +197,7 @@ class WanNetwork final : public Network {
         boundary_(boundary),
         vae_(std::move(vae)),
         from_image_(from_image) {}
+  bool expands() const { return transformers_[0].config().expand_timesteps; }
   std::vector<std::int64_t> latent_size(const Settings& settings) const {
     const std::int64_t factor = vae_.config().spatial_factor();
     return {1, vae_.config().z_dim, wan_latent_frames(settings.frames()), settings.height() / factor,
@@ -201,9 +218,8 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
   if (vae_dtype != "" && vae_dtype != "fp32" && vae_dtype != "bf16")
     fail(Code::kInvalidArgument, "vae_dtype is \"" + vae_dtype + "\"; it must be fp32 or bf16", "vae_dtype");
   const ConfigFile index = folder.index();
-  const bool from_image = index.text("_class_name", "") == "WanImageToVideoPipeline";
-  if (index.boolean("expand_timesteps", false))
-    index.refuse("expand_timesteps is true (Wan 2.2 TI2V-5B), which is not supported yet");
+  const bool expand = expands_timesteps(index),
+             from_image = !expand && index.text("_class_name", "") == "WanImageToVideoPipeline";
   if (folder.has("image_encoder"))
     index.refuse("image_encoder is set, but models conditioned on CLIP (Wan 2.1 image to video) are not supported");
   std::vector<std::string> names{"transformer"};
@@ -218,6 +234,9 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
   const auto scheduler = read_flow_scheduler_config(ConfigFile(folder.dir("scheduler") + "/scheduler_config.json"));
   const auto umt5 = read_t5_config(folder.config("text_encoder"));
   const auto vae = read_video_vae_config(folder.config("vae"));
+  folder.must_match("vae's pixels per latent pixel", vae.spatial_factor(),
+                    expand ? "those of a model with expand_timesteps" : "those of a model without expand_timesteps",
+                    expand ? 16 : 8);
   const auto first = read_wan_config(folder.config("transformer"));
   for (const std::string& name : names) {
     const auto wan = read_wan_config(folder.config(name));
@@ -240,14 +259,14 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
   auto transformers = folder.load("transformer", [&] {
     std::vector<WanTransformer> experts;
     for (const std::string& name : names)
-      experts.push_back(WanTransformer::load(folder.transformer(name), c.placement));
+      experts.push_back(WanTransformer::load(folder.transformer(name), c.placement, expand));
     return experts;
   });
   Placement vae_placement = for_convolutions(c.placement);
   if (!vae_dtype.empty())
     vae_placement.dtype = vae_dtype == "bf16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
   auto decoder = folder.load("vae", [&] {
-    return VideoVae::load(folder.files("vae"), vae_placement, /*with_encoder=*/from_image, c.regions);
+    return VideoVae::load(folder.files("vae"), vae_placement, /*with_encoder=*/from_image || expand, c.regions);
   });
   return std::unique_ptr<Network>(
       new WanNetwork(scheduler, text.get(), transformers.get(), boundary.value_or(0), decoder.get(), from_image));
@@ -270,29 +289,34 @@ Schedule WanNetwork::schedule(const Settings& settings) const {
 }
 
 at::Tensor WanNetwork::encode_image(const Settings& settings, const at::Tensor&) const {
-  if (!from_image_) return {};
+  const auto& pictures = settings.images;
+  if (!from_image_ && pictures.empty()) return {};
+  const bool dry = placement.device.is_meta();
   auto size = latent_size(settings);
-  const auto fp32 = at::TensorOptions(c10::ScalarType::Float);
-  if (placement.device.is_meta()) {
-    const std::int64_t frames = std::min<std::int64_t>(settings.frames(), wan_frames(kFramesToPeak));
-    vae_.encode(at::empty({1, 3, frames, settings.height(), settings.width()}, fp32.device(placement.device)));
-    size[1] += VideoVaeConfig::kTemporalFactor;
-    return at::empty(size, at::TensorOptions(placement.dtype).device(placement.device));
-  }
-  const Media resized = media::resize_lanczos(*settings.images[0], settings.width(), settings.height());
-  const at::Tensor bytes =
-      at::from_blob(const_cast<std::uint8_t*>(resized.rgb.data()), {settings.height(), settings.width(), 3},
-                    at::TensorOptions(c10::ScalarType::Byte));
-  const at::Tensor first = bytes.permute({2, 0, 1}).to(c10::ScalarType::Float) / 255 * 2 - 1;
-  // The frames after the image are zeros, which is mid-grey.
-  at::Tensor video = at::zeros({1, 3, settings.frames(), settings.height(), settings.width()}, fp32);
-  video.select(2, 0).copy_(first);
-  const at::Tensor latents = vae_.encode(video);
-  // One channel for each pixel frame of a latent frame. The image's frame counts four times.
+  std::int64_t frames = expands() ? 1 : settings.frames();
+  if (dry) frames = std::min(frames, wan_frames(kFramesToPeak));
+  // The frames without a picture are zeros, which is mid-grey.
+  at::Tensor video = at::zeros({1, 3, frames, settings.height(), settings.width()},
+                               at::TensorOptions(c10::ScalarType::Float).device(dry ? placement.device : c10::kCPU));
+  for (std::size_t i = 0; i < pictures.size() && !dry; ++i)
+    video.select(2, i == 0 ? 0 : frames - 1)
+        .copy_(to_pixels(*pictures[i], settings.width(), settings.height(), video.device()));
+  at::Tensor latents = vae_.encode(video);
+  if (expands()) return latents;
+  if (dry) latents = at::empty(size, latents.options());
+  // One channel for each pixel frame of a latent frame. The first frame counts four times.
   size[1] = VideoVaeConfig::kTemporalFactor;
   at::Tensor mask = at::zeros(size, latents.options());
   mask.select(2, 0).fill_(1);
+  if (pictures.size() > 1) mask.select(2, size[2] - 1).select(1, size[1] - 1).fill_(1);
   return at::cat({mask, latents}, 1).to(placement.dtype);
+}
+
+at::Tensor WanNetwork::preview(const at::Tensor& estimate, const Settings&) const {
+  if (estimate.size(1) == kWanPreviewChannels) return wan_preview(estimate);
+  at::Tensor picture;
+  vae_.decode(wan_small_frame(estimate), [&](const at::Tensor& frames) { picture = frames.select(2, 0); });
+  return picture;
 }
 
 // Both transformers of Wan 2.2 have the tensors of Wan 2.1's.
@@ -302,6 +326,7 @@ std::vector<std::string> known_models(std::int64_t inputs, std::int64_t width, c
     return file.contains(block + ".ffn.2.weight") || file.contains(block + ".ffn.net.2.weight");
   };
   if (inputs == 16 && width == 1536 && has_block(29) && !has_block(30)) return {"Wan2.1-T2V-1.3B"};
+  if (inputs == 48 && width == 3072 && has_block(29) && !has_block(30)) return {"Wan2.2-TI2V-5B"};
   if (width != 5120 || !has_block(39) || has_block(40)) return {};
   if (inputs == 36) return {"Wan2.2-I2V-A14B"};
   return inputs == 16 ? std::vector<std::string>{"Wan2.1-T2V-14B", "Wan2.2-T2V-A14B"} : std::vector<std::string>();
@@ -310,17 +335,19 @@ std::vector<std::string> known_models(std::int64_t inputs, std::int64_t width, c
 FileAbout about(std::string_view component, const Checkpoint& file) {
   if (component == "transformer") {
     const std::int64_t inputs = file.extent({"patch_embedding.weight"}, 1);
-    const std::string text = std::string("Wan transformer, ") + (inputs == 36 ? "image" : "text") + " to video";
+    const std::string text = std::string("Wan transformer, ") +
+                             (inputs == 36   ? "image"
+                              : inputs == 48 ? "text and image"
+                                             : "text") +
+                             " to video";
     if (file.contains("img_emb.proj.1.weight") || file.contains("condition_embedder.image_embedder.norm1.weight"))
       return {text, "it takes CLIP's image embeddings (Wan 2.1 image to video), which is not supported"};
-    if (inputs == 48) return {text, "it has 48 input channels, as TI2V-5B, which is not supported"};
     const std::int64_t width = file.extent({"patch_embedding.weight"}, 0);
     return {text + ", " + std::to_string(width) + " wide", "", known_models(inputs, width, file)};
   }
   if (component == "text_encoder") return {is_umt5(file) ? "UMT5 text encoder" : "", ""};
   const std::int64_t channels = file.extent({"decoder.conv1.weight", "decoder.conv_in.weight"}, 1);
-  return {"VAE of videos",
-          channels == 48 ? "it has 48 latent channels, as that of TI2V-5B, which is not supported" : ""};
+  return {channels == 48 ? "VAE of videos, of TI2V-5B" : "VAE of videos", ""};
 }
 
 // The tokenizer that ComfyUI keeps in the file of UMT5's weights; empty: there is none.
@@ -374,7 +401,8 @@ const Family& wan_family() {
       .load = WanNetwork::load,
       .load_tokenizers = load_tokenizers,
       .about = about,
-      .spec = [](const ConfigFile& config) { return wan_spec(read_wan_config(config)); },
+      .spec = [](const ConfigFile& config,
+                 const ConfigFile& index) { return wan_spec(read_wan_config(config, expands_timesteps(index))); },
       .small = {832, 480, 25},
       .typical = {832, 480, 81}};
   return family;

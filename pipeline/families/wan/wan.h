@@ -1,4 +1,4 @@
-// Wan 2.1 text to video, and Wan 2.2 A14B text and image to video.
+// Wan 2.1 text to video, and Wan 2.2 text and image to video.
 #pragma once
 
 #include "pipeline/engine.h"

@@ -234,7 +234,7 @@ const Family& z_image_family() {
       .load = ZImageNetwork::load,
       .load_tokenizers = load_tokenizers,
       .about = about,
-      .spec = [](const ConfigFile& config) { return z_image_spec(read_z_image_config(config)); },
+      .spec = [](const ConfigFile& config, const ConfigFile&) { return z_image_spec(read_z_image_config(config)); },
       .small = {512, 512, 1},
       .typical = {1024, 1024, 1}};
   return family;

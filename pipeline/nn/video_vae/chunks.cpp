@@ -120,6 +120,31 @@ class Chunk {
     return resnet(s.mid_second, attention(s.mid_attention, resnet(s.mid_first, x)));
   }
 
+  // Adds to y the level's input x (diffusers' AvgDown3D): each channel is a mean over pixels and channels. Zeros
+  // precede a single frame.
+  static void add_shrunk(const VideoVaeLevel& level, const at::Tensor& x, const at::Tensor& y) {
+    const std::int64_t side = level.resample ? 2 : 1, time = level.resample && level.resample->time ? 2 : 1,
+                       t = y.size(0), c = x.size(1), h = y.size(2), w = y.size(3), before = t * time - x.size(0);
+    const at::Tensor mean = (before > 0 ? at::constant_pad_nd(x, {0, 0, 0, 0, 0, 0, before, 0}) : x)
+                                .view({t, time, c, h, side, w, side})
+                                .permute({0, 3, 5, 2, 1, 4, 6})
+                                .reshape({t, h, w, y.size(1), c * time * side * side / y.size(1)})
+                                .mean(-1);
+    y.add_(mean.permute({0, 3, 1, 2}));
+  }
+  // Adds to y the level's input x (diffusers' DupUp3D): each channel is repeated over pixels and channels. Of a single
+  // frame only the last repetition counts.
+  static void add_enlarged(const VideoVaeLevel& level, const at::Tensor& x, const at::Tensor& y) {
+    const std::int64_t time = level.resample->time ? 2 : 1, t = x.size(0), c = y.size(1), h = x.size(2), w = x.size(3),
+                       kept = y.size(0) / t;
+    const at::Tensor repeated = x.permute({0, 2, 3, 1})
+                                    .unsqueeze(-1)
+                                    .expand({t, h, w, x.size(1), c * time * 4 / x.size(1)})
+                                    .reshape({t, h, w, c, time, 2, 2})
+                                    .narrow(4, time - kept, kept);
+    y.view({t, kept, c, h, 2, w, 2}).permute({0, 3, 5, 2, 1, 4, 6}).add_(repeated);
+  }
+
   at::Tensor in_layout(const at::Tensor& x) const { return fused_ ? x.contiguous(kChannelsLast) : x; }
 
  private:
@@ -205,8 +230,10 @@ at::Tensor encode_chunk(const VideoVaeCoder& encoder, const at::Tensor& frames, 
   Chunk chunk(context);
   at::Tensor x = chunk.finished(chunk.convolve(encoder.in, chunk.in_layout(frames)));
   for (const VideoVaeLevel& level : encoder.levels) {
+    const at::Tensor before = encoder.residual ? x : at::Tensor();
     for (const VideoVaeResnet& r : level.resnets) x = chunk.resnet(r, x);
     if (level.resample) x = chunk.downsample(*level.resample, x);
+    if (before.defined()) Chunk::add_shrunk(level, before, x);
   }
   x = chunk.middle(encoder, x);
   return chunk.finished(chunk.convolve_norm(encoder.out, {x, {}}, encoder.norm_out));
@@ -216,8 +243,10 @@ at::Tensor decode_chunk(const VideoVaeCoder& decoder, const at::Tensor& latents,
   Chunk chunk(context);
   at::Tensor x = chunk.middle(decoder, chunk.finished(chunk.convolve(decoder.in, chunk.in_layout(latents))));
   for (const VideoVaeLevel& level : decoder.levels) {
+    const at::Tensor before = decoder.residual && level.resample ? x : at::Tensor();
     for (const VideoVaeResnet& r : level.resnets) x = chunk.resnet(r, x);
     if (level.resample) x = chunk.upsample(*level.resample, x);
+    if (before.defined()) Chunk::add_enlarged(level, before, x);
   }
   return chunk.finished(chunk.convolve_norm(decoder.out, {x, {}}, decoder.norm_out));
 }

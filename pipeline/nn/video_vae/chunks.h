@@ -27,10 +27,10 @@ struct ChunkContext {
 // Converts the weights of the convolutions to channels-last layout. Call it once, after loading.
 void to_channels_last(VideoVaeCoder& coder);
 
-// Chunks are [frames, channels, height, width].
-// `x`: [n, 3, H, W], where n is 1 in the first chunk and 4 later. Returns [1, 2 · z_dim, h, w].
+// Chunks are [frames, channels, height, width]; C: the channels of a patch.
+// `x`: [n, C, H, W], where n is 1 in the first chunk and 4 later. Returns [1, 2 · z_dim, h, w].
 at::Tensor encode_chunk(const VideoVaeCoder& encoder, const at::Tensor& x, const ChunkContext& context);
-// `x`: one latent frame, [1, z_dim, h, w]. Returns [n, 3, H, W], where n is 1 in the first chunk and 4 later.
+// `x`: one latent frame, [1, z_dim, h, w]. Returns [n, C, H, W], where n is 1 in the first chunk and 4 later.
 at::Tensor decode_chunk(const VideoVaeCoder& decoder, const at::Tensor& x, const ChunkContext& context);
 
 }  // namespace ditfleet::pipeline

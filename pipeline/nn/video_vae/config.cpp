@@ -24,15 +24,20 @@ void must_be(const ConfigFile& file, const char* field, std::int64_t fallback, s
     file.refuse(std::string(field) + " is " + std::to_string(value) + "; it must be " + std::to_string(right));
 }
 
-// The VAE of TI2V-5B has the same class.
-void refuse_residual(const ConfigFile& file, std::int64_t base_dim) {
-  const auto refuse = [&](const char* what) {
-    file.refuse(std::string(what) +
-                ", as in the VAE of TI2V-5B, which is not supported; use the VAE of a 1.3B, 14B or A14B model");
+// A shortcut's mean is over as many values for each channel, and it repeats each channel as often.
+void check_shortcuts(const ConfigFile& file, const VideoVaeConfig& c) {
+  const auto check = [&](std::int64_t channels, std::int64_t pixels, std::int64_t divisor) {
+    if (channels * pixels % divisor != 0)
+      file.refuse("dim_mult does not fit is_residual: " + std::to_string(channels) + " channels of " +
+                  std::to_string(pixels) + " pixels are not a multiple of " + std::to_string(divisor));
   };
-  if (file.boolean("is_residual", false)) refuse("is_residual is true");
-  if (file.integer("patch_size", 1, 1, kMost) != 1) refuse("patch_size is larger than 1");
-  if (file.integer("decoder_base_dim", base_dim, 1, kMost) != base_dim) refuse("decoder_base_dim is not base_dim");
+  const std::size_t last = c.dim_mult.size() - 1;
+  for (std::size_t i = 0; i <= last; ++i) {
+    const std::int64_t pixels = i == last ? 1 : c.temporal_downsample[i] ? 8 : 4;
+    check(c.base_dim * (i == 0 ? 1 : c.dim_mult[i - 1]), pixels, c.base_dim * c.dim_mult[i]);
+    if (i < last)  // the decoder's first level keeps the channels
+      check(c.decoder_base_dim * c.dim_mult[i + 1], pixels, c.decoder_base_dim * c.dim_mult[std::min(last, i + 2)]);
+  }
 }
 
 }  // namespace
@@ -42,7 +47,9 @@ VideoVaeConfig read_video_vae_config(const ConfigFile& file) {
   if (kind != "AutoencoderKLWan") file.refuse("_class_name is \"" + kind + "\"; it must be AutoencoderKLWan");
   VideoVaeConfig c{};
   c.base_dim = file.integer("base_dim", 96, 2, kMost);
-  refuse_residual(file, c.base_dim);
+  c.decoder_base_dim = file.integer("decoder_base_dim", c.base_dim, 2, kMost);
+  c.patch_size = file.integer("patch_size", 1, 1, 16);
+  c.is_residual = file.boolean("is_residual", false);
   c.z_dim = file.integer("z_dim", 16, 1, kMost);
   c.num_res_blocks = file.integer("num_res_blocks", 2, 1, 100);
   c.dim_mult = file.integers("dim_mult", {1, 2, 4, 4}, 1, kMost);
@@ -55,8 +62,8 @@ VideoVaeConfig read_video_vae_config(const ConfigFile& file) {
     file.refuse("temperal_downsample must contain true twice, for 4 frames per latent frame");
   must_be(file, "scale_factor_temporal", VideoVaeConfig::kTemporalFactor, VideoVaeConfig::kTemporalFactor);
   must_be(file, "scale_factor_spatial", 8, c.spatial_factor());
-  must_be(file, "in_channels", 3, 3);
-  must_be(file, "out_channels", 3, 3);
+  must_be(file, "in_channels", 3, c.patch_channels());
+  must_be(file, "out_channels", 3, c.patch_channels());
   // diffusers constructs such an encoder but cannot run it.
   if (!file.numbers("attn_scales", {}).empty()) file.refuse("attn_scales must be empty");
   c.latents_mean = file.numbers("latents_mean", kMean);
@@ -66,6 +73,7 @@ VideoVaeConfig read_video_vae_config(const ConfigFile& file) {
   must_have(file, "latents_std", c.latents_std.size(), z_dim, ", as z_dim says");
   if (std::count(c.latents_std.begin(), c.latents_std.end(), 0.0) > 0)
     file.refuse("latents_std contains 0; latents are divided by it");
+  if (c.is_residual) check_shortcuts(file, c);
   return c;
 }
 

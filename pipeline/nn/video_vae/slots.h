@@ -38,6 +38,8 @@ struct VideoVaeCoder {
   VideoVaeAttention mid_attention;
   std::vector<VideoVaeLevel> levels;  // in the order of execution
   at::Tensor norm_out;                // [channels, 1, 1]
+  // Each level adds its input, brought to the level's size and channels. In the decoder, not the last level.
+  bool residual = false;
 };
 
 struct VideoVaeSlots {

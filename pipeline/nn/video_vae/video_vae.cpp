@@ -48,15 +48,20 @@ void bind_middle(Parameters& p, const std::string& prefix, std::int64_t channels
 VideoVaeCoder bind_encoder(Parameters& p, const VideoVaeConfig& c) {
   VideoVaeCoder m;
   std::int64_t channels = c.base_dim;
-  m.in = bind_conv(p, "encoder.conv_in", 3, channels, 3, 3);
-  int block = 0;  // resnets and downsamplers are numbered together
-  const auto next = [&] { return "encoder.down_blocks." + std::to_string(block++); };
+  m.residual = c.is_residual;
+  m.in = bind_conv(p, "encoder.conv_in", c.patch_channels(), channels, 3, 3);
+  int block = 0;  // without shortcuts, resnets and downsamplers are numbered together
   for (std::size_t i = 0; i < c.dim_mult.size(); ++i) {
     VideoVaeLevel& level = m.levels.emplace_back();
+    const std::string list = "encoder.down_blocks.", within = list + std::to_string(i);
+    const auto name = [&](const std::string& part) {
+      return c.is_residual ? within + part : list + std::to_string(block++);
+    };
+    const std::int64_t out = c.base_dim * c.dim_mult[i];
     for (std::int64_t j = 0; j < c.num_res_blocks; ++j)
-      level.resnets.push_back(bind_resnet(p, next(), std::exchange(channels, c.channels(i)), c.channels(i)));
+      level.resnets.push_back(bind_resnet(p, name(".resnets." + std::to_string(j)), std::exchange(channels, out), out));
     if (i + 1 == c.dim_mult.size()) break;
-    const std::string at = next();
+    const std::string at = name(".downsampler");
     level.resample = {p.conv(at + ".resample.1", channels, channels, 3), {}};
     if (c.temporal_downsample[i]) level.resample->time = bind_conv(p, at + ".time_conv", channels, channels, 3, 1);
   }
@@ -69,23 +74,25 @@ VideoVaeCoder bind_encoder(Parameters& p, const VideoVaeConfig& c) {
 VideoVaeCoder bind_decoder(Parameters& p, const VideoVaeConfig& c) {
   VideoVaeCoder m;
   const std::size_t levels = c.dim_mult.size();
-  std::int64_t channels = c.channels(levels - 1);
+  std::int64_t channels = c.decoder_base_dim * c.dim_mult[levels - 1];
+  m.residual = c.is_residual;
   m.in = bind_conv(p, "decoder.conv_in", c.z_dim, channels, 3, 3);
   bind_middle(p, "decoder.mid_block", channels, m);
   for (std::size_t i = 0; i < levels; ++i) {
-    const std::string at = "decoder.up_blocks." + std::to_string(i), sampler = at + ".upsamplers.0";
-    const std::int64_t out = c.channels(levels - 1 - i);
+    const std::string at = "decoder.up_blocks." + std::to_string(i),
+                      sampler = at + (c.is_residual ? ".upsampler" : ".upsamplers.0");
+    const std::int64_t out = c.decoder_base_dim * c.dim_mult[levels - 1 - i];
     VideoVaeLevel& level = m.levels.emplace_back();
     for (std::int64_t j = 0; j <= c.num_res_blocks; ++j)
       level.resnets.push_back(bind_resnet(p, at + ".resnets." + std::to_string(j), std::exchange(channels, out), out));
     if (i + 1 == levels) break;
-    channels = out / 2;
+    channels = c.is_residual ? out : out / 2;
     level.resample = {p.conv(sampler + ".resample.1", out, channels, 3), {}};
     if (c.temporal_downsample[levels - 2 - i])
       level.resample->time = bind_conv(p, sampler + ".time_conv", out, 2 * out, 3, 1);
   }
   m.norm_out = bind_norm(p, "decoder.norm_out", channels);
-  m.out = bind_conv(p, "decoder.conv_out", channels, 3, 3, 3);
+  m.out = bind_conv(p, "decoder.conv_out", channels, c.patch_channels(), 3, 3);
   return m;
 }
 
@@ -114,7 +121,21 @@ FileNames own_names(const VideoVaeConfig& c) {
   const std::size_t levels = c.dim_mult.size();
   // Both number the encoder's resnets and downsamplers together; the model's own code does so in the decoder, too.
   int down = 0, up = 0;
-  for (std::size_t i = 0; i < levels; ++i) {
+  for (std::size_t i = 0; i < levels && c.is_residual; ++i) {
+    // Levels have lists of their own in both; the resampling is the last of the model's own list.
+    const std::string number = std::to_string(i), below = "encoder.down_blocks." + number,
+                      above = "decoder.up_blocks." + number;
+    const auto own = [&](const std::string& list, std::int64_t j) {
+      return list + "samples." + number + "." + list.substr(list.find('.') + 1) + "samples." + std::to_string(j);
+    };
+    for (std::int64_t j = 0; j < c.num_res_blocks; ++j)
+      resnet(below + ".resnets." + std::to_string(j), own("encoder.down", j));
+    resample(below + ".downsampler", own("encoder.down", c.num_res_blocks));
+    for (std::int64_t j = 0; j <= c.num_res_blocks; ++j)
+      resnet(above + ".resnets." + std::to_string(j), own("decoder.up", j));
+    resample(above + ".upsampler", own("decoder.up", c.num_res_blocks + 1));
+  }
+  for (std::size_t i = 0; i < levels && !c.is_residual; ++i) {
     const auto next = [&](const char* list) { return "encoder." + std::string(list) + std::to_string(down); };
     for (std::int64_t j = 0; j < c.num_res_blocks; ++j, ++down) resnet(next("down_blocks."), next("downsamples."));
     if (i + 1 < levels) resample(next("down_blocks."), next("downsamples.")), ++down;
@@ -130,6 +151,18 @@ FileNames own_names(const VideoVaeConfig& c) {
 
 // [frames, channels, height, width] to [1, channels, frames, height, width].
 at::Tensor to_video(const at::Tensor& chunk) { return chunk.transpose(0, 1).unsqueeze(0); }
+
+// Frames [n, 3, height, width] to patches and back. A patch's channels are in the order (3, column, row).
+at::Tensor to_patches(const at::Tensor& frames, const VideoVaeConfig& c) {
+  const std::int64_t p = c.patch_size, n = frames.size(0), h = frames.size(2) / p, w = frames.size(3) / p;
+  if (p == 1) return frames;
+  return frames.reshape({n, 3, h, p, w, p}).permute({0, 1, 5, 3, 2, 4}).reshape({n, c.patch_channels(), h, w});
+}
+at::Tensor to_pixels(const at::Tensor& patches, const VideoVaeConfig& c) {
+  const std::int64_t p = c.patch_size, n = patches.size(0), h = patches.size(2), w = patches.size(3);
+  if (p == 1) return patches;
+  return patches.reshape({n, 3, p, p, h, w}).permute({0, 1, 4, 3, 5, 2}).reshape({n, 3, h * p, w * p});
+}
 
 [[noreturn]] void wrong_shape(const char* what, const at::Tensor& tensor, const std::string& right) {
   std::string shape;
@@ -177,7 +210,8 @@ void VideoVae::decode(const at::Tensor& latents, const std::function<void(const 
   const at::Tensor x = at::conv3d(z, slots_.post_quant.weight, slots_.post_quant.bias);
   FrameCache cache;
   for (std::int64_t i = 0; i < x.size(2); ++i)
-    on_frames(to_video(decode_chunk(slots_.decoder, x.select(2, i), {fused_.get(), cache}).clamp_(-1, 1)));
+    on_frames(to_video(
+        to_pixels(decode_chunk(slots_.decoder, x.select(2, i), {fused_.get(), cache}).clamp_(-1, 1), config_)));
 }
 
 at::Tensor VideoVae::encode(const at::Tensor& video) const {
@@ -190,10 +224,10 @@ at::Tensor VideoVae::encode(const at::Tensor& video) const {
                 "[1, 3, 4 * k + 1, height, width], with sides that are multiples of " + std::to_string(factor));
   FrameCache cache;
   std::vector<at::Tensor> chunks;
-  for (std::int64_t first = 0, n = 1; first < video.size(2); first += std::exchange(n, kChunk))
-    chunks.push_back(to_video(encode_chunk(
-        *slots_.encoder, video.narrow(2, first, n).to(placement_.device, placement_.dtype)[0].transpose(0, 1),
-        {fused_.get(), cache})));
+  for (std::int64_t first = 0, n = 1; first < video.size(2); first += std::exchange(n, kChunk)) {
+    const at::Tensor frames = video.narrow(2, first, n).to(placement_.device, placement_.dtype)[0].transpose(0, 1);
+    chunks.push_back(to_video(encode_chunk(*slots_.encoder, to_patches(frames, config_), {fused_.get(), cache})));
+  }
   const at::Tensor moments = at::conv3d(at::cat(chunks, 2), slots_.quant->weight, slots_.quant->bias);
   // In fp32, the type of the latents that it becomes a condition of, as diffusers' pipelines do.
   return (moments.narrow(1, 0, config_.z_dim).to(c10::ScalarType::Float) - mean_) * at::reciprocal(std_);

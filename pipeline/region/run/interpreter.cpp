@@ -47,6 +47,10 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
   std::vector<at::Tensor> values(program.values.size());
   const auto order = program.inputs();
   for (std::size_t i = 0; i < order.size(); ++i) values[static_cast<std::size_t>(order[i])] = inputs[i];
+  std::vector<const Op*> last(values.size(), nullptr);  // that reads a value
+  for (const Op& op : program.ops)
+    for (const int input : op.inputs) last[static_cast<std::size_t>(input)] = &op;
+  for (const int output : program.outputs) last[static_cast<std::size_t>(output)] = nullptr;
   for (const Op& op : program.ops) {
     const auto in = [&](std::size_t i) -> const at::Tensor& { return values[static_cast<std::size_t>(op.inputs[i])]; };
     const Value& made = program.value(op.output);
@@ -113,6 +117,8 @@ std::vector<at::Tensor> interpret(const Program& program, const std::vector<at::
       }
     }
     values[static_cast<std::size_t>(op.output)] = std::move(out);
+    for (const int input : op.inputs)
+      if (last[static_cast<std::size_t>(input)] == &op) values[static_cast<std::size_t>(input)].reset();
   }
   std::vector<at::Tensor> outputs;
   for (int output : program.outputs) outputs.push_back(values[static_cast<std::size_t>(output)]);

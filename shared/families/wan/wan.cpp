@@ -10,8 +10,7 @@ using job::Field;
 constexpr std::string_view kImageToVideo = "WanImageToVideoPipeline";
 constexpr std::string_view kClassNames[] = {"WanPipeline", kImageToVideo};
 constexpr std::string_view kAdapterParts[] = {"self_attn", "cross_attn", "attn1", "attn2"};
-constexpr std::int64_t kSideMultiple = 16;  // the VAE's factor times the patch
-constexpr int kDefaultWidth = 832, kDefaultHeight = 480, kFramesPerLatent = 4;
+constexpr int kFramesPerLatent = 4;
 constexpr std::int64_t kLargestSide = 2048, kMostFrames = 257, kMostSteps = 200, kMostTextTokens = 512;
 
 // WanPipeline runs classifier-free guidance whenever the first scale is above one; the negative prompt is "" by
@@ -24,20 +23,22 @@ Result<void> read(job::ModelEntry& entry) {
   const std::string index_path = entry.dir + "/model_index.json";
   const auto index = read_json_object(index_path);
   if (!index) return index.error();
-  if (const json::value* each = index->if_contains("expand_timesteps"); each && each->is_bool() && each->get_bool())
-    return corrupt(index_path, "has expand_timesteps (Wan 2.2 TI2V-5B), which is not supported yet");
+  const bool expand = flag_of(*index, "expand_timesteps");  // Wan 2.2 TI2V-5B
   const json::value* boundary = index->if_contains("boundary_ratio");
   const bool experts = boundary && !boundary->is_null();
   const json::value* class_name = index->if_contains("_class_name");
-  const bool from_image = class_name && class_name->is_string() && class_name->get_string() == kImageToVideo;
+  const bool from_image = !expand && class_name && class_name->is_string() && class_name->get_string() == kImageToVideo;
+
+  const std::int64_t side_multiple = expand ? 32 : 16;  // the VAE's factor times the patch
+  const int width = expand ? 1280 : 832, height = expand ? 704 : 480;
 
   entry.media = job::MediaKind::kVideo;
   entry.experts = experts;
   entry.guidance = guidance_of;
   entry.max_pixels = kLargestSide * kLargestSide;
-  entry.pixels_per_token = kSideMultiple * kSideMultiple;
+  entry.pixels_per_token = side_multiple * side_multiple;
   for (const Field side : {Field("width"), Field("height")})
-    entry.apply(side) = {.low = kSideMultiple, .high = kLargestSide, .multiple_of = kSideMultiple};
+    entry.apply(side) = {.low = side_multiple, .high = kLargestSide, .multiple_of = side_multiple};
   entry.apply("negative_prompt");
   // The first latent frame is one frame, each later one four.
   entry.apply("frames") = {.low = 1, .high = kMostFrames, .multiple_of = kFramesPerLatent, .remainder = 1};
@@ -48,17 +49,20 @@ Result<void> read(job::ModelEntry& entry) {
   for (const Field field : {Field("flow_shift"), Field("sampler"), Field("sigmas")}) entry.apply(field);
   entry.apply("cache");
   entry.apply("max_sequence_length").high = kMostTextTokens;
-  // The pipelines' defaults, and Wan's frame rate. An image gives the size, within the default area.
-  if (from_image) {
-    entry.apply("image") = {.low = 1, .high = 1, .required = true};
-    entry.free_width = kDefaultWidth;
-    entry.free_height = kDefaultHeight;
-  } else {
-    entry.defaults.set("width", std::int64_t{kDefaultWidth});
-    entry.defaults.set("height", std::int64_t{kDefaultHeight});
+  // The pipelines' defaults, and Wan's frame rate; those of TI2V-5B are its authors'. An image gives the size, within
+  // the default area.
+  if (from_image || expand) {
+    // The first frame and, in models of image to video, the last one.
+    entry.apply("image") = {.low = 1, .high = from_image ? 2 : 1, .required = from_image};
+    entry.free_width = width;
+    entry.free_height = height;
   }
-  entry.defaults.set("frames", std::int64_t{81});
-  entry.defaults.set("fps", 16.0);
+  if (!from_image) {
+    entry.defaults.set("width", std::int64_t{width});
+    entry.defaults.set("height", std::int64_t{height});
+  }
+  entry.defaults.set("frames", std::int64_t{expand ? 121 : 81});
+  entry.defaults.set("fps", expand ? 24.0 : 16.0);
   entry.defaults.set("num_inference_steps", std::int64_t{50});
   entry.defaults.set("guidance_scale", 5.0);
   entry.defaults.set("max_sequence_length", std::int64_t{512});

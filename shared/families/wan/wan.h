@@ -1,4 +1,4 @@
-// Wan 2.1 text to video, and Wan 2.2 A14B text and image to video: diffusers' WanPipeline and WanImageToVideoPipeline
+// Wan 2.1 text to video, and Wan 2.2 text and image to video: diffusers' WanPipeline and WanImageToVideoPipeline
 // with one transformer, or with two and a boundary.
 #pragma once
 

@@ -34,7 +34,8 @@ std::shared_ptr<const Compiler> compiler() {
 pipeline::TransformerSpec spec_of(const pipeline::Family& family, const std::string& config) {
   const auto path = std::filesystem::temp_directory_path() / ("ditfleet-config-" + std::to_string(::getpid()));
   std::ofstream(path) << config;
-  auto spec = family.spec(pipeline::ConfigFile(path.string()));
+  const pipeline::ConfigFile file(path.string());
+  auto spec = family.spec(file, file);
   std::filesystem::remove(path);
   return spec;
 }

@@ -54,6 +54,14 @@ WanBlockShape wan(std::optional<Builder::Weight> weight = {}, bool adapters = fa
   if (weight) shape.weights.assign(kWanLinears.size(), *weight);
   return shape;
 }
+// Wan 2.2 TI2V-5B.
+WanBlockShape ti2v(std::optional<Builder::Weight> weight = {}, bool adapters = false) {
+  WanBlockShape shape = wan(weight, adapters);
+  shape.heads = 24;
+  shape.ffn = 14336;
+  shape.still = true;
+  return shape;
+}
 
 std::shared_ptr<const Compiler> compiler() {
   static const auto opened = open_nvrtc();
@@ -103,6 +111,10 @@ const std::vector<std::pair<std::string, Source>>& programs() {
         {"NF4 in bf16 wan adapted", source_of(wan_block(wan(Builder::Weight::kApart, true)))},
         {"fp8 wan adapted", source_of(wan_block(wan(kF8, true)))},
         {"NF4 wan adapted", source_of(wan_block(wan(kWide, true)))},
+        {"wan still", source_of(wan_block(ti2v()))},
+        {"fp8 wan still", source_of(wan_block(ti2v(kF8)))},
+        {"wan still adapted", source_of(wan_block(ti2v({}, true)))},
+        {"fp8 wan still adapted", source_of(wan_block(ti2v(kF8, true)))},
         {"dequantize", dequantize_program().source},
         {"GGUF", gguf_program().source},
         {"fp8 heads", f8_heads_program().source},

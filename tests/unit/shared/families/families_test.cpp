@@ -175,6 +175,30 @@ TEST_F(ModelFolder, ClassesOfWanHaveFourKPlusOneFrames) {
   }
 }
 
+TEST_F(ModelFolder, ModelsOfWanTakeImagesAsFrames) {
+  static constexpr const Family* kServed[] = {&kWan};
+  const auto entry_of = [&](const std::string& index) {
+    write("model_index.json", index);
+    auto entry = read_model_entry("m", dir_, kServed);
+    EXPECT_TRUE(entry.ok()) << entry.error().message;
+    return std::move(entry).value();
+  };
+  EXPECT_FALSE(entry_of(R"({"_class_name":"WanPipeline"})").applies("image"));
+  const auto from_image = entry_of(R"({"_class_name":"WanImageToVideoPipeline"})");
+  EXPECT_EQ(from_image.fields.at("image").high, 2);
+  EXPECT_TRUE(from_image.fields.at("image").required);
+  EXPECT_FALSE(from_image.defaults.has("width"));
+  for (const std::string name : {"WanPipeline", "WanImageToVideoPipeline"}) {  // TI2V-5B
+    const auto either = entry_of(R"({"_class_name":")" + name + R"(","expand_timesteps":true})");
+    EXPECT_EQ(either.fields.at("image").high, 1);
+    EXPECT_FALSE(either.fields.at("image").required);
+    EXPECT_EQ(either.fields.at("width").multiple_of, 32);
+    EXPECT_EQ(either.defaults.integer("width"), 1280);
+    EXPECT_EQ(either.free_height, 704);
+    EXPECT_EQ(either.pixels_per_token, 32 * 32);
+  }
+}
+
 TEST_F(ModelFolder, ZImageIsTurboWithTheShiftOfThePublishedScheduler) {
   write("model_index.json", R"({"_class_name":"ZImagePipeline"})");
   const auto entry_with = [&](const std::string& scheduler) {
