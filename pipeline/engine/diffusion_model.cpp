@@ -163,8 +163,9 @@ Result<RequestSize> DiffusionModel::size_of(const GenerationRequest& request) co
 
 EncodedPrompt DiffusionModel::embed(const Network& network, const std::string& prompt, const Settings& settings,
                                     const std::string& text_key) {
-  return prompts_.get(std::to_string(settings.text_tokens()) + "/" + text_key + "/" + prompt,
-                      [&] { return network.encode(tokenizers_->ids(prompt, settings.text_tokens()), settings); });
+  const auto encode = [&] { return network.encode(tokenizers_->ids(prompt, settings.text_tokens()), settings); };
+  if (network.encodes_images_with_text()) return encode();
+  return prompts_.get(std::to_string(settings.text_tokens()) + "/" + text_key + "/" + prompt, encode);
 }
 
 Result<std::unique_ptr<Generation>> DiffusionModel::encode(const GenerationRequest& request) {

@@ -100,6 +100,8 @@ class Network {
   // The inputs of encode() for a prompt of the most ids that encode() takes.
   virtual PromptIds longest_ids(const Settings&) const { return {}; }
   virtual EncodedPrompt encode(PromptIds ids, const Settings& settings) const = 0;
+  // Whether encode() reads Settings::images. Its results are then not cached.
+  virtual bool encodes_images_with_text() const { return false; }
   // Whether encode_image() samples latents, with noise of noise_size() that is drawn before that of the steps. As in
   // diffusers, all images of a job share it: it is drawn from the seed of the first.
   virtual bool samples_image(const Settings&) const { return false; }

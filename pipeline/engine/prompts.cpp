@@ -10,7 +10,8 @@ int length_of(const Prompts::Encoder& one, int max_sequence_length) {
 }
 
 Result<Tokenized> encode(const Prompts::Encoder& one, const std::string& prompt, int max_sequence_length) {
-  return one.tokenizer.encode(one.clean ? one.clean(prompt) : prompt, length_of(one, max_sequence_length));
+  return one.tokenizer.encode(one.clean ? one.clean(prompt) : prompt,
+                              length_of(one, max_sequence_length) + one.uncounted);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ class Prompts final : public Tokenizers {
     bool pads = false;  // ids() pads to this length
     std::string (*clean)(const std::string& prompt) = nullptr;
     std::string mask = {};  // if set: ids() adds this entry, 1 for each token and 0 for padding
+    int uncounted = 0;      // ids around the prompt that the length does not count
   };
   explicit Prompts(std::vector<Encoder> encoders) : encoders_(std::move(encoders)) {}
 

@@ -53,11 +53,27 @@ at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table) {
   return at::view_as_real(pairs * table).flatten(3).to(x.scalar_type());
 }
 
-at::Tensor sinusoids(const at::Tensor& values, std::int64_t count) {
+HalvesRope halves_rope(const at::Tensor& angles, ScalarType type) {
+  const at::Tensor wide = angles.unsqueeze(1), cos = at::cos(wide).to(type), sin = at::sin(wide).to(type);
+  return {at::cat({cos, cos}, -1), at::cat({-sin, sin}, -1)};
+}
+
+at::Tensor rope_frequencies(std::int64_t dim, double theta, c10::Device device) {
+  const at::Tensor exponents = at::arange(0, dim, 2, ScalarType::Float) / dim;
+  return at::reciprocal(at::pow(theta, exponents)).to(device);
+}
+
+at::Tensor apply_rope(const at::Tensor& x, const HalvesRope& rope) {
+  const std::int64_t half = x.size(-1) / 2;
+  const at::Tensor swapped = at::cat({x.narrow(-1, half, half), x.narrow(-1, 0, half)}, -1);
+  return (x * rope.cos + swapped * rope.sin).to(x.scalar_type());
+}
+
+at::Tensor sinusoids(const at::Tensor& values, std::int64_t count, double scale) {
   const auto fp32 = values.options().dtype(ScalarType::Float);
   const at::Tensor frequencies =
       at::exp(-std::log(kTheta) * at::arange(0, count / 2, fp32) / static_cast<double>(count / 2));
-  const at::Tensor angles = values.to(ScalarType::Float).unsqueeze(1) * frequencies.unsqueeze(0);
+  const at::Tensor angles = values.to(ScalarType::Float).unsqueeze(1) * frequencies.unsqueeze(0) * scale;
   return at::cat({at::cos(angles), at::sin(angles)}, 1);
 }
 

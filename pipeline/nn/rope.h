@@ -1,5 +1,5 @@
-// Rotary position embedding of adjacent pairs (RoPE, https://arxiv.org/abs/2104.09864) over several axes, and the
-// sinusoidal embedding of timesteps.
+// Rotary position embedding (RoPE, https://arxiv.org/abs/2104.09864) of adjacent pairs over several axes or of halves,
+// and the sinusoidal embedding of timesteps.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +35,20 @@ at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table);
 // A view of the table as input of compiled blocks: [tokens, head_dim] fp32, cosine and sine of each pair.
 at::Tensor rope_rows(const at::Tensor& table);
 
-// The sinusoidal embedding of timesteps with period 10000: [n] → [n, count] fp32, cosines, then sines.
-at::Tensor sinusoids(const at::Tensor& values, std::int64_t count);
+// What rotates the two halves (a, b) of a head, as transformers does: (a cos − b sin, b cos + a sin).
+struct HalvesRope {
+  at::Tensor cos, sin;  // [tokens, 1, head_dim]; the first half of `sin` is negated
+};
+// `angles`: [tokens, head_dim / 2] fp32. Rounds cosines and sines to `type`.
+HalvesRope halves_rope(const at::Tensor& angles, c10::ScalarType type);
+// The frequencies of a head of `dim` channels, theta^(−2i / dim), as transformers computes them: [dim / 2] fp32 on the
+// device.
+at::Tensor rope_frequencies(std::int64_t dim, double theta, c10::Device device);
+// Rotates x [..., tokens, heads, head_dim]. Computes in the wider of both types and returns x's type.
+at::Tensor apply_rope(const at::Tensor& x, const HalvesRope& rope);
+
+// The sinusoidal embedding of timesteps with period 10000: [n] → [n, count] fp32, cosines, then sines. Multiplies the
+// angles by `scale`.
+at::Tensor sinusoids(const at::Tensor& values, std::int64_t count, double scale = 1);
 
 }  // namespace ditfleet::pipeline

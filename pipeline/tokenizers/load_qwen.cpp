@@ -34,11 +34,12 @@ Result<void> check_template(const TokenizerFolder& folder) {
 
 }  // namespace
 
-Result<Tokenizer> Tokenizer::load_qwen(const std::string& dir) {
+Result<Tokenizer> Tokenizer::load_qwen(const std::string& dir, bool qwen3) {
   const auto folder = read_tokenizer_folder(
       dir, {{"unk_token", "<|endoftext|>"}, {"eos_token", "<|endoftext|>"}, {"pad_token", "<|endoftext|>"}});
   if (!folder) return folder.error();
-  if (auto done = check_template(*folder); !done) return done.error();
+  if (qwen3)
+    if (auto done = check_template(*folder); !done) return done.error();
   const json::value* prefix = folder->config.if_contains("add_prefix_space");
   if (prefix != nullptr && prefix->is_bool() && prefix->as_bool())
     return corrupt(dir + "/tokenizer_config.json", "add_prefix_space must be false");

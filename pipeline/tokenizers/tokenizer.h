@@ -27,8 +27,9 @@ class Tokenizer {
   // tokenizer.json or spiece.model. kNotFound: the message lists the missing files. kDataCorrupt: it contains the file
   // and the problem.
   static Result<Tokenizer> load_clip(const std::string& dir);
-  // The folder must also have the chat template whose text qwen_chat() (qwen_text.h) writes; encode() does not add it.
-  static Result<Tokenizer> load_qwen(const std::string& dir);
+  // `qwen3`: the folder must also have the chat template whose text qwen_chat() (qwen_text.h) writes; encode() does not
+  // add it.
+  static Result<Tokenizer> load_qwen(const std::string& dir, bool qwen3 = true);
   // `otherwise`: the content of a spiece.model, for a folder that has neither file.
   static Result<Tokenizer> load_t5(const std::string& dir, const std::string& otherwise = {});
 

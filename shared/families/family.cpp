@@ -100,6 +100,7 @@ Result<std::int64_t> read_vae_factor(const std::string& dir) {
   const auto vae = read_json_object(path);
   if (!vae) return vae.error();
   const json::value* channels = vae->if_contains("block_out_channels");
+  if (!channels) channels = vae->if_contains("dim_mult");  // of a video VAE, relative to base_dim
   if (!channels || !channels->is_array() || channels->get_array().empty() || channels->get_array().size() > 8)
     return corrupt(path, "has no valid block_out_channels; it must be an array of 1 to 8 channel counts");
   return std::int64_t{1} << (channels->get_array().size() - 1);

@@ -39,10 +39,12 @@ std::optional<Error> check_value(const ModelEntry& model, Field field, const Fie
   if (const auto* images = std::get_if<std::string>(&value); images && field.row().type == FieldType::kImage) {
     const auto count = std::count(images->begin(), images->end(), ',') + 1;
     if (count >= limits.low && count <= limits.high) return std::nullopt;
-    return invalid_argument(name + " has " + std::to_string(count) + " pictures; model '" + model.name + "' takes " +
+    const std::string given = count > 1 && field == Field("image") ? "images" : name;
+    return invalid_argument(given + " has " + std::to_string(count) + (count > 1 ? " images" : " image") + "; model '" +
+                                model.name + "' takes " +
                                 (limits.low < limits.high ? std::to_string(limits.low) + " to " : "") +
                                 std::to_string(limits.high),
-                            name);
+                            given);
   }
   const auto* integer = std::get_if<std::int64_t>(&value);
   const auto* real = std::get_if<double>(&value);

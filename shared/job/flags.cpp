@@ -63,7 +63,8 @@ Result<json::object> body_of(const FieldFlags& texts, const std::string& out_fla
 }
 
 Error name_the_flag(Error error) {
-  auto field = find_field(std::string_view(error.param).substr(0, error.param.find('.')));  // cache.threshold
+  auto field = find_field(std::string_view(error.param).substr(0, error.param.find_first_of(".[")));  // cache.threshold
+  if (field == Field("images")) field = Field("image");
   if (field == Field("width") || field == Field("height")) field = Field("size");
   if (field && !field->row().flag.empty()) error.message = std::string(field->row().flag) + ": " + error.message;
   return error;

@@ -119,6 +119,10 @@ Result<Info> inspect(std::string_view file) {
 }
 
 Result<Media> decode(std::string_view file) { return decode(file, false); }
-Result<Media> decode_mask(std::string_view file) { return decode(file, true); }
+Result<Media> decode_mask(std::string_view file) {
+  auto mask = decode(file, true);
+  const bool opaque = mask && std::all_of(mask->rgb.begin(), mask->rgb.end(), [](auto value) { return value == 0; });
+  return opaque ? decode(file, false) : std::move(mask);
+}
 
 }  // namespace ditfleet::media

@@ -30,9 +30,9 @@ Result<Info> inspect(std::string_view file);
 Result<Media> decode(std::string_view file);
 
 // Reads the mask of an edit, in which white is to be replaced. Of a file with has_alpha, all channels are 255 − alpha,
-// so that transparent pixels are replaced, as in OpenAI's images/edits; the colors do not matter. Of other files it is
-// what decode() returns: models resize the colors before grey(). Costs and errors: as decode(), but a WebP takes four
-// bytes a pixel.
+// so that transparent pixels are replaced, as in OpenAI's images/edits; the colors do not matter. Of other files, and
+// of those without a transparent pixel, it is what decode() returns: models resize the colors before grey(). Costs and
+// errors: as decode(), but a WebP takes four bytes a pixel.
 Result<Media> decode_mask(std::string_view file);
 
 }  // namespace ditfleet::media

@@ -68,12 +68,10 @@ constexpr std::array kNamed{Ending{".lora_A.", Kind::kDown}, Ending{".lora_B.", 
                             Ending{".lora_magnitude_vector.", Kind::kRefused, "DoRA"}};
 
 // Parts of names that only the adapters of one model have.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kOthers{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kOthers{{
     {"input_blocks", "Stable Diffusion 1.5, 2 or XL"},
     {"down_blocks", "Stable Diffusion 1.5, 2 or XL"},
     {"joint_blocks", "Stable Diffusion 3"},
-    {"txt_mod_1", "Qwen-Image"},
-    {"txt_mlp_net", "Qwen-Image"},
     {"individual_token_refiner", "HunyuanVideo"},
     {"distilled_guidance_layer", "Chroma"},
     {"adaln_single", "LTX-Video or PixArt"},

@@ -1,14 +1,15 @@
 // Measures a folder of any image family on a GPU, at 1024×1024. gpu.sh families runs it.
 //
-//   families_gpu_bench SCENARIO --model DIR --steps N --name NAME [--quantize FORMAT] [--attention fp8] [--limit GIB]
-//                      [--cache DIR] [--revision TEXT] [--machine TEXT]
+//   families_gpu_bench SCENARIO --model DIR --steps N --name NAME [--pictures N] [--quantize FORMAT] [--attention fp8]
+//                      [--limit GIB] [--cache DIR] [--revision TEXT] [--machine TEXT]
 //
 // SCENARIO: image  loading, the first step, a step, from a prompt to a PNG alone and back to back with the stages of
 //                  images on three threads, as a worker runs them; then a new size; and the peak of memory
 //           gate     the cosine between the pixels of images in bf16 and in FORMAT, with 8-bit attention and both
 //           profile  one image after two others, for a profiler
 //
-// Rows are of the scenario NAME_FORMAT. --limit: memory.limit, with the plan that `auto` chooses.
+// Rows are of the scenario NAME_FORMAT. --pictures: inputs of each request, of 1024×1024. --limit: memory.limit, with
+// the plan that `auto` chooses.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -31,7 +32,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using pipeline::unwrap;
 
-constexpr int kImages = 8;
+// Fewer images of many steps.
+int images() { return std::atoi(flags["--steps"].c_str()) > 10 ? 2 : 8; }
 
 class Folder {
  public:
@@ -56,6 +58,7 @@ class Folder {
     request.fields.set("width", width);
     request.fields.set("height", height);
     request.fields.set("num_inference_steps", std::atoi(flags["--steps"].c_str()));
+    for (int i = 0; i < std::atoi(flags["--pictures"].c_str()); ++i) request.images.push_back(picture_);
     return unwrap(model_->encode(request));
   }
   // `steps`: gets the seconds of each step.
@@ -76,6 +79,14 @@ class Folder {
  private:
   std::unique_ptr<pipeline::Engine> engine_;
   std::unique_ptr<pipeline::Model> model_;
+  // Grey waves.
+  static std::shared_ptr<const pipeline::Media> painted() {
+    pipeline::Media made{1024, 1024, 1, 0, std::vector<std::uint8_t>(3 << 20)};
+    for (std::size_t i = 0; i < made.rgb.size(); ++i)
+      made.rgb[i] = static_cast<std::uint8_t>(128 + 100 * std::sin(static_cast<double>(i % 3072 + i / 3072) / 200));
+    return std::make_shared<const pipeline::Media>(std::move(made));
+  }
+  const std::shared_ptr<const pipeline::Media> picture_ = painted();
   int prompts_ = 0;
 };
 
@@ -85,15 +96,15 @@ double back_to_back(Folder& folder) {
   return first_s([&] {
            std::vector<std::future<std::size_t>> files;
            auto next = encode();
-           for (int i = 0; i < kImages; ++i) {
+           for (int i = 0; i < images(); ++i) {
              auto ready = next.get();
-             if (i + 1 < kImages) next = encode();
+             if (i + 1 < images()) next = encode();
              auto image = device.run([&, g = std::shared_ptr(std::move(ready))] { return folder.draw(*g); }).get();
              files.push_back(encoder.run([i = std::move(image)] { return Folder::png(i); }));
            }
            for (auto& file : files) file.get();
          }) /
-         kImages;
+         images();
 }
 
 void image() {
@@ -110,9 +121,10 @@ void image() {
   std::vector<double> steps;
   image(&steps);
   row("compile_and_first_step_s", compile + steps.front(), "s");
-  for (int i = 0; i < 2; ++i) image();
+  const bool few = images() > 2;
+  for (int i = 0; i < (few ? 2 : 1); ++i) image();
   steps.clear();
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < (few ? 3 : 1); ++i) {
     std::vector<double> of_image;
     image(&of_image);
     steps.insert(steps.end(), of_image.begin() + 1, of_image.end());
@@ -120,7 +132,7 @@ void image() {
   row("step_ms", median(steps) * 1e3, "ms");
   const auto whole = [&] { Folder::png(folder.draw(*folder.encode())); };
   row("peak_gib", peak.stop() * 1e9 / (1 << 30), "GiB");
-  row("prompt_to_png_s", steady_s(whole, 5), "s");
+  row("prompt_to_png_s", steady_s(whole, few ? 5 : 3), "s");
   row("back_to_back_s", back_to_back(folder), "s");
   auto generation = folder.encode();
   std::fprintf(stderr, "plan %s\n", folder.model().memory().plan.c_str());
@@ -134,13 +146,13 @@ void image() {
   row("new_size_compiles", folder.compiles() - before, "programs");
 }
 
-// Images of kImages prompts, as numbers from -1 to 1.
+// Images of images() prompts, as numbers from -1 to 1.
 std::vector<std::vector<float>> images_in(const std::string& quantize, const std::string& attention) {
   flags["--quantize"] = quantize;
   flags["--attention"] = attention;
   Folder folder;
   std::vector<std::vector<float>> made;
-  for (int i = 0; i < kImages; ++i) {
+  for (int i = 0; i < images(); ++i) {
     auto& pixels = made.emplace_back();
     for (const auto byte : folder.draw(*folder.encode()).rgb) pixels.push_back(static_cast<float>(byte) / 127.5F - 1);
   }
@@ -175,6 +187,6 @@ void profile() {
 
 int main(int argc, char** argv) {
   using namespace ditfleet::bench;
-  for (const char* flag : {"--steps", "--name", "--limit"}) flags.emplace(flag, "");
+  for (const char* flag : {"--steps", "--name", "--limit", "--pictures"}) flags.emplace(flag, "");
   run(argc, argv, {{"image", image}, {"gate", gate}, {"profile", profile}});
 }

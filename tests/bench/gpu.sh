@@ -160,6 +160,21 @@ if [ "$what" = families ]; then
     once ditfleet ${model}_fp8_attention8 image_cosine on gate --cache "$work/fp8" --quantize fp8
     once ditfleet ${model}_bf16_limited back_to_back_s on image --cache "$work/bf16" --limit 12
   done
+  for model in klein klein_kv; do
+    once ditfleet ${model}_reference_bf16 back_to_back_s run "$bench" image --cache "$work/bf16" --pictures 1 --steps 4 \
+      --model "$work/models/$model" --name ${model}_reference
+  done
+  rm -rf "$work/models/klein"*
+  "${python:-$(peer_python)}" "$here/make_flux_size.py" "$work/models/kontext" FluxKontextPipeline >> "$log" 2>&1
+  for format in bf16 fp8; do
+    quantize=
+    [ $format = bf16 ] || quantize='--quantize fp8'
+    # shellcheck disable=SC2086
+    once ditfleet kontext_$format back_to_back_s run "$bench" image --cache "$work/$format" --pictures 1 --steps 28 \
+      --model "$work/models/kontext" --name kontext $quantize
+    [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || once diffusers kontext_$format back_to_back_s run "$python" \
+      "$here/peers/families_diffusers.py" kontext_$format --model "$work/models/kontext" --steps 28 --pictures 1
+  done
   [ "$(nvidia-smi -L | wc -l)" -lt 2 ] || once ditfleet z_image step_1024_ratio_2 \
     run "$build/tests/parallel_gpu_bench" z_image --gpus 2 --model "$work/models/z_image" --cache "$work/bf16"
   exit

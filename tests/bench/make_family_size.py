@@ -1,7 +1,7 @@
 """Writes folders with the published sizes of Z-Image-Turbo and FLUX.2-klein-4B and random weights (29 GB), for gpu.sh
 families. Both share the text encoder.
 
-    make_family_size.py DIR     writes DIR/z_image and DIR/klein
+    make_family_size.py DIR     writes DIR/z_image, DIR/klein and DIR/klein_kv
 """
 import json
 import os
@@ -56,6 +56,14 @@ def main(folder):
           AutoencoderKLFlux2,
           FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0), FIXTURES / "flux2/klein/model/tokenizer",
           z_image / "text_encoder", is_distilled=True)
+    # The same weights as a model that computes keys and values of references once.
+    cached = folder / "klein_kv"
+    cached.mkdir()
+    for part in klein.iterdir():
+        if part.is_dir():
+            os.symlink(part.resolve(), cached / part.name)
+    index = (klein / "model_index.json").read_text()
+    (cached / "model_index.json").write_text(index.replace("Flux2KleinPipeline", "Flux2KleinKVPipeline"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Writes a folder with the sizes of FLUX.1-dev and random weights (34 GB), for gpu.sh precision.
 
-    make_flux_size.py DIR
+    make_flux_size.py DIR [CLASS]    CLASS of the pipeline: FluxPipeline if left out
 """
 import json
 import pathlib
@@ -34,7 +34,7 @@ def save(folder, make):
     torch.cuda.empty_cache()
 
 
-def main(folder):
+def main(folder, pipeline="FluxPipeline"):
     torch.set_grad_enabled(False)
     save(folder / "transformer", lambda: FluxTransformer2DModel(guidance_embeds=True))
     save(folder / "text_encoder_2", lambda: T5EncoderModel(T5Config(
@@ -52,7 +52,7 @@ def main(folder):
                                     base_image_seq_len=256, max_image_seq_len=4096).save_pretrained(folder / "scheduler")
     for name in ("tokenizer", "tokenizer_2"):
         shutil.copytree(TOKENIZERS / name, folder / name, dirs_exist_ok=True)
-    index = {"_class_name": "FluxPipeline", "_diffusers_version": "0.42.1",
+    index = {"_class_name": pipeline, "_diffusers_version": "0.42.1",
              "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
              "text_encoder": ["transformers", "CLIPTextModel"], "text_encoder_2": ["transformers", "T5EncoderModel"],
              "tokenizer": ["transformers", "CLIPTokenizer"], "tokenizer_2": ["transformers", "T5TokenizerFast"],
@@ -61,4 +61,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), *sys.argv[2:])

@@ -19,6 +19,7 @@
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/families/flux2/flux2.h"
+#include "pipeline/families/qwen_image/qwen_image.h"
 #include "pipeline/families/wan/wan.h"
 #include "pipeline/families/z_image/z_image.h"
 #include "pipeline/weights/safetensors.h"
@@ -45,6 +46,7 @@ struct Row {
 
 const std::set<std::string> kFluxText = {"clip_ids", "t5_ids", "pooled_prompt_embeds", "prompt_embeds"};
 const std::set<std::string> kWanText = {"prompt_ids", "prompt_embeds"};
+const std::set<std::string> kQwenText = {"qwen_ids", "prompt_embeds"};
 const std::set<std::string> kZImageText = {"qwen3_ids", "prompt_embeds"};
 const std::set<std::string> kFlux2Text = {"qwen3_ids", "qwen3_mask", "prompt_embeds"};
 
@@ -68,6 +70,7 @@ const Row kRows[] = {
      {"image"},
      "layouts/flux2/blocks/diffusers.safetensors"},
     {flux2_family, {"base", "plain", "flux2"}, 128, kFlux2Text, {"image"}},
+    {qwen_image_family, {"zero_image", "plain", "qwen_image"}, 32, kQwenText, {"image"}, "", 1024},
 };
 
 std::string name_of(const Row& row) { return row.golden.set + "_" + row.golden.folder; }

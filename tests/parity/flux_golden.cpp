@@ -143,7 +143,7 @@ void expect_case(Model& model, const Case& which) {
       const bool numbered = name.size() > 2 && name[name.size() - 2] == '_' && std::isdigit(name.back());
       if (image != (numbered ? name.back() - '0' : 0)) continue;
       const bool drawn = name == "noise" || name == "sigmas" || name == "timesteps",
-                 ids = name.find("qwen3") < name.size();
+                 ids = name.ends_with("_ids") || name.ends_with("_mask");
       const std::string dumped = name == "image_latents" ? "condition"
                                  : numbered              ? name.substr(0, name.size() - 2)
                                                          : name;

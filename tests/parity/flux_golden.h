@@ -1,5 +1,5 @@
-// A golden case of tests/fixtures/flux, quant, wan, z_image or flux2: what diffusers computed for one request (see
-// make.py there).
+// A golden case of tests/fixtures/flux, quant, wan, z_image, flux2 or qwen_image: what diffusers computed for one
+// request (see make.py there).
 #pragma once
 
 #include <ATen/core/Tensor.h>

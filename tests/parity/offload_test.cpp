@@ -17,6 +17,7 @@
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/families/flux2/flux2.h"
+#include "pipeline/families/qwen_image/qwen_image.h"
 #include "pipeline/families/wan/wan.h"
 #include "pipeline/families/z_image/z_image.h"
 #include "pipeline/memory/part_sequence.h"
@@ -173,7 +174,8 @@ class Offload : public ::testing::TestWithParam<Case> {
 
  private:
   static std::optional<Error> draw_all(const EngineOptions& options, Drawn& drawn) {
-    auto engine = Engine::create(options, {&flux_family(), &wan_family(), &z_image_family(), &flux2_family()});
+    auto engine = Engine::create(
+        options, {&flux_family(), &wan_family(), &z_image_family(), &flux2_family(), &qwen_image_family()});
     if (!engine) return engine.error();
     const auto folder = golden::fixtures() / GetParam().folder, file = folder / "transformer.safetensors";
     ModelSource source{"m", (folder / "model").string()};
@@ -271,7 +273,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"z_image", "z_image/turbo", false, "layouts/z_image/blocks/kohya.safetensors"},
                       Case{"z_image_bf16", "z_image/base", true}, Case{"z_image_fp8", "z_image/fp8", false},
                       Case{"flux2", "flux2/klein", false, "layouts/flux2/blocks/kohya.safetensors"},
-                      Case{"flux2_bf16", "flux2/base", true}, Case{"flux2_nf4", "flux2/nf4", false}),
+                      Case{"flux2_bf16", "flux2/base", true}, Case{"flux2_nf4", "flux2/nf4", false},
+                      Case{"qwen_image", "qwen_image/image", false, "layouts/qwen_image/blocks/kohya.safetensors"},
+                      Case{"qwen_image_bf16", "qwen_image/zero_image", true}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Qwen3 as a text encoder: hidden states against transformers' (tests/fixtures/qwen3), and what load() reads and
 // refuses.
-#include "pipeline/nn/text/qwen3_encoder.h"
+#include "pipeline/nn/text/qwen_encoder.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
@@ -44,7 +44,7 @@ std::vector<std::int32_t> integers(const at::Tensor& tensor) {
   return {tensor.const_data_ptr<std::int64_t>(), tensor.const_data_ptr<std::int64_t>() + tensor.numel()};
 }
 
-std::vector<at::Tensor> states(const Qwen3Encoder& encoder, const std::string& name, const std::string& test_case,
+std::vector<at::Tensor> states(const QwenEncoder& encoder, const std::string& name, const std::string& test_case,
                                const std::vector<std::int64_t>& after) {
   return encoder.encode(integers(golden_tensor(name, test_case + ".ids")),
                         integers(golden_tensor(name, test_case + ".mask")), after);
@@ -91,11 +91,11 @@ class Qwen3 : public testing::Test {
     std::ofstream(dir_ / "config.json") << json::serialize(config);
     return ConfigFile((dir_ / "config.json").string());
   }
-  Qwen3Encoder load(const ComponentFiles& from, std::int64_t layers = kLayers, const std::string& quantize = {}) const {
-    return Qwen3Encoder::load(from, placement_, layers, nullptr, quantize);
+  QwenEncoder load(const ComponentFiles& from, std::int64_t layers = kLayers, const std::string& quantize = {}) const {
+    return QwenEncoder::load(from, placement_, layers, nullptr, quantize);
   }
   // Expects that it computes what the folder "model" does.
-  void expect_same(const Qwen3Encoder& encoder, const std::vector<std::int64_t>& after = kAll) const {
+  void expect_same(const QwenEncoder& encoder, const std::vector<std::int64_t>& after = kAll) const {
     const auto plain = load(folder("model"));
     for (const std::string test_case : {"whole", "right"}) {
       const auto expected = states(plain, "model", test_case, after), got = states(encoder, "model", test_case, after);
@@ -120,7 +120,7 @@ TEST_F(Qwen3, ComputesTheStatesOfTransformers) {
     for (const bool bf16 : {false, true}) {
       Placement placement = placement_;
       placement.dtype = bf16 ? ScalarType::BFloat16 : ScalarType::Float;
-      const auto encoder = Qwen3Encoder::load(folder(name), placement, layers);
+      const auto encoder = QwenEncoder::load(folder(name), placement, layers);
       for (const std::string test_case : {"whole", "right", "left", "one"}) {
         SCOPED_TRACE(name + (bf16 ? " bf16 " : " fp32 ") + test_case);
         const at::Tensor reference = golden_tensor(name, test_case + (bf16 ? ".bf16" : ".fp32"));
@@ -197,7 +197,7 @@ TEST_F(Qwen3, QuantizesToNf4) {
 TEST_F(Qwen3, LeavesTheDevice) {
   Placement placement = placement_;
   placement.on_host = true;
-  const auto encoder = Qwen3Encoder::load(folder("model"), placement, kLayers);
+  const auto encoder = QwenEncoder::load(folder("model"), placement, kLayers);
   EXPECT_EQ(encoder.parts().size(), 5u);
   EXPECT_EQ(encoder.parts().kept_bytes(), 0);
   expect_same(encoder);
@@ -207,7 +207,7 @@ TEST_F(Qwen3, LeavesTheDevice) {
 
 TEST_F(Qwen3, RunsWithoutMemory) {
   const Placement dry{.device = kDryDevice, .dtype = ScalarType::BFloat16, .stands_for = placement_.device};
-  const auto encoder = Qwen3Encoder::load(folder("model"), dry, kLayers);
+  const auto encoder = QwenEncoder::load(folder("model"), dry, kLayers);
   for (const std::vector<std::int32_t>& mask : {std::vector<std::int32_t>{}, {1, 1, 0}}) {
     const auto got = encoder.encode({1, 2, 3}, mask, {1, 4});
     for (const at::Tensor& state : got) {
@@ -216,7 +216,7 @@ TEST_F(Qwen3, RunsWithoutMemory) {
     }
   }
   EXPECT_EQ(encoder.parts().bytes(),
-            Qwen3Encoder::load(folder("model"), {.dtype = ScalarType::BFloat16}, kLayers).parts().bytes());
+            QwenEncoder::load(folder("model"), {.dtype = ScalarType::BFloat16}, kLayers).parts().bytes());
 }
 
 TEST_F(Qwen3, NamesItsLinears) {

@@ -6,6 +6,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/families/flux2/flux2.h"
+#include "pipeline/families/qwen_image/qwen_image.h"
 #include "pipeline/families/wan/wan.h"
 #include "pipeline/families/z_image/z_image.h"
 #include "pipeline/parallel/shared_memory.h"
@@ -79,8 +80,8 @@ Drawn draw(const Sample& s, const RankOptions& ranks, std::vector<Media>* previe
   EngineOptions options = golden::test_options(s.bf16 ? "bf16" : "fp32", 1);
   options.ranks = ranks;
   options.lora_slots = s.lora.empty() ? 0 : 1;
-  const auto engine =
-      unwrap(Engine::create(options, {&flux_family(), &wan_family(), &z_image_family(), &flux2_family()}));
+  const auto engine = unwrap(Engine::create(
+      options, {&flux_family(), &wan_family(), &z_image_family(), &flux2_family(), &qwen_image_family()}));
   ModelSource source{"m", model_of(s)};
   if (!s.quantize.empty()) source.quantize["transformer"] = s.quantize;
   if (s.attention8) source.attention = "fp8";
@@ -193,7 +194,12 @@ INSTANTIATE_TEST_SUITE_P(
         Sample{"flux2", "klein", {2, 4}, "", "", "", 48, 80}, Sample{"flux2", "base", {2}, "rain", "", "", 40, 56},
         Sample{"flux2", "klein", {2}, "", "", "", 64, 64, 0, true},
         Sample{"flux2", "klein", {2}, "", "nf4", "", 64, 64},
-        Sample{"flux2", "klein", {4}, "", "", "layouts/flux2/blocks/kohya.safetensors", 48, 80}),
+        Sample{"flux2", "klein", {4}, "", "", "layouts/flux2/blocks/kohya.safetensors", 48, 80},
+        Sample{"qwen_image", "image", {2}, "", "", "", 48, 80},
+        Sample{"qwen_image", "zero_image", {2}, "rain", "", "", 96, 64},
+        Sample{"qwen_image", "image", {2}, "", "", "", 64, 64, 0, true},
+        Sample{"qwen_image", "image", {2}, "", "fp8", "", 64, 64},
+        Sample{"qwen_image", "image", {2}, "", "", "layouts/qwen_image/blocks/kohya.safetensors", 48, 80}),
     [](const auto& info) { return name_of(info.param); });
 
 // The demo models have 6 and 4 heads.

@@ -210,6 +210,7 @@ TEST_F(TokenizerFolderErrors, QwenNeedsItsChatTemplate) {
   copy_qwen("json");
   std::filesystem::remove(dir / "chat_template.jinja");
   expect(Code::kDataCorrupt, "tokenizer_config.json", "chat_template");
+  EXPECT_TRUE(Tokenizer::load_qwen(dir.string(), /*qwen3=*/false));
   for (const char* other : {"<|im_start|>{{ messages }}", "{{ enable_thinking }}[INST]", ""}) {
     copy_qwen("files");
     write("chat_template.jinja", other);  // has precedence

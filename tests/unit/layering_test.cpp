@@ -30,6 +30,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"shared/families", {"shared/job"}},
     {"shared/families/flux", {"shared/families", "shared/job"}},
     {"shared/families/flux2", {"shared/families", "shared/job", "shared/media/sizes.h"}},
+    {"shared/families/qwen_image", {"shared/families", "shared/job"}},
     {"shared/families/wan", {"shared/families", "shared/job"}},
     {"shared/families/z_image", {"shared/families", "shared/job"}},
     {"shared/media", {"shared/job/output_format.h"}},
@@ -43,9 +44,9 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
 
     {"coordinator",
      {"coordinator/gateway", "coordinator/scheduling/service", "shared/config", "shared/families",
-      "shared/families/flux/flux.h", "shared/families/flux2/flux2.h", "shared/families/wan/wan.h",
-      "shared/families/z_image/z_image.h", "shared/job", "shared/loras", "shared/queue", "shared/redis",
-      "shared/results", "shared/telemetry"}},
+      "shared/families/flux/flux.h", "shared/families/flux2/flux2.h", "shared/families/qwen_image/qwen_image.h",
+      "shared/families/wan/wan.h", "shared/families/z_image/z_image.h", "shared/job", "shared/loras", "shared/queue",
+      "shared/redis", "shared/results", "shared/telemetry"}},
     {"coordinator/cli",
      {"coordinator", "coordinator/simulation", "shared/config", "shared/families", "shared/job", "shared/kernel_cache",
       "shared/queue", "shared/redis", "shared/safetensors", "shared/telemetry"}},
@@ -84,11 +85,13 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"pipeline/nn/transformer",
      {"pipeline/device", "pipeline/nn", "pipeline/parallel", "pipeline/region", "pipeline/region/ir",
       "pipeline/region/programs", "pipeline/region/run", "shared/telemetry"}},
-    {"pipeline/nn/text", {"pipeline/device", "pipeline/memory", "pipeline/nn"}},
+    {"pipeline/nn/text",
+     {"pipeline/device", "pipeline/memory", "pipeline/nn", "shared/media/media.h", "shared/media/resize.h"}},
     {"pipeline/nn/video_vae", {"pipeline/device", "pipeline/nn", "pipeline/region/programs", "pipeline/region/run"}},
-    {"pipeline/nn/vae", {"pipeline/nn", "pipeline/nn/text", "pipeline/region/programs", "pipeline/region/run"}},
+    {"pipeline/nn/vae",
+     {"pipeline/device", "pipeline/nn", "pipeline/nn/text", "pipeline/region/programs", "pipeline/region/run"}},
     {"pipeline/lora", {"pipeline/api", "pipeline/device", "pipeline/nn", "pipeline/weights", "shared/safetensors"}},
-    {"pipeline/sampling", {"pipeline/api", "pipeline/device", "pipeline/nn"}},
+    {"pipeline/sampling", {"pipeline/api", "pipeline/device", "pipeline/nn", "shared/media/resize.h"}},
     {"pipeline/region", {"pipeline/region/compile", "shared/kernel_cache", "shared/telemetry"}},
     {"pipeline/region/ir", {}},
     {"pipeline/region/fusion", {"pipeline/region/ir"}},
@@ -108,11 +111,16 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
      {"pipeline/device", "pipeline/engine", "pipeline/engine.h", "pipeline/lora", "pipeline/memory", "pipeline/nn",
       "pipeline/nn/text", "pipeline/nn/transformer", "pipeline/nn/vae", "pipeline/parallel", "pipeline/region",
       "pipeline/region/ir", "pipeline/region/run", "pipeline/sampling", "pipeline/tokenizers", "pipeline/weights",
-      "shared/families/flux/flux.h"}},
+      "shared/families/flux/flux.h", "shared/media/resize.h", "shared/media/sizes.h"}},
     {"pipeline/families/flux2",
      {"pipeline/device", "pipeline/engine", "pipeline/engine.h", "pipeline/lora", "pipeline/nn", "pipeline/nn/text",
       "pipeline/nn/transformer", "pipeline/nn/vae", "pipeline/region/run", "pipeline/sampling", "pipeline/tokenizers",
-      "shared/families/flux2/flux2.h"}},
+      "shared/families/flux2/flux2.h", "shared/media/resize.h", "shared/media/sizes.h"}},
+    {"pipeline/families/qwen_image",
+     {"pipeline/device", "pipeline/engine", "pipeline/engine.h", "pipeline/nn", "pipeline/nn/text",
+      "pipeline/nn/transformer", "pipeline/nn/video_vae", "pipeline/region/run", "pipeline/sampling",
+      "pipeline/tokenizers", "shared/families/qwen_image/qwen_image.h", "shared/media/resize.h",
+      "shared/media/sizes.h"}},
     {"pipeline/families/wan",
      {"pipeline/device", "pipeline/engine", "pipeline/engine.h", "pipeline/lora", "pipeline/memory", "pipeline/nn",
       "pipeline/nn/text", "pipeline/nn/transformer", "pipeline/nn/video_vae", "pipeline/parallel", "pipeline/region/ir",
@@ -128,11 +136,26 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "shared/families", "shared/job", "shared/safetensors"}},
 
     {"worker",
-     {"pipeline/engine.h", "pipeline/families/flux/flux.h", "pipeline/families/flux2/flux2.h",
-      "pipeline/families/wan/wan.h", "pipeline/families/z_image/z_image.h", "shared/families",
-      "shared/families/flux/flux.h", "shared/families/flux2/flux2.h", "shared/families/wan/wan.h",
-      "shared/families/z_image/z_image.h", "shared/job", "shared/queue", "shared/redis", "shared/results",
-      "shared/telemetry", "worker/adapters", "worker/models", "worker/units"}},
+     {"pipeline/engine.h",
+      "pipeline/families/flux/flux.h",
+      "pipeline/families/flux2/flux2.h",
+      "pipeline/families/qwen_image/qwen_image.h",
+      "pipeline/families/wan/wan.h",
+      "pipeline/families/z_image/z_image.h",
+      "shared/families",
+      "shared/families/flux/flux.h",
+      "shared/families/flux2/flux2.h",
+      "shared/families/qwen_image/qwen_image.h",
+      "shared/families/wan/wan.h",
+      "shared/families/z_image/z_image.h",
+      "shared/job",
+      "shared/queue",
+      "shared/redis",
+      "shared/results",
+      "shared/telemetry",
+      "worker/adapters",
+      "worker/models",
+      "worker/units"}},
     {"worker/ranks", {"pipeline/engine.h"}},
     {"worker/models", {"pipeline/engine.h", "shared/job", "shared/media", "shared/telemetry"}},
     {"worker/adapters",
@@ -287,16 +310,20 @@ TEST(Layering, NothingElseNamesAFamily) {
 }
 
 // A field that families read is its row in the table, and its use in the families. The service itself reads only what
-// decides the cost, the shape class and the length of a video; "image" and "cache" are also other words.
+// decides the cost, the shape class and the length of a video, and images; "image" and "cache" are also other words.
 TEST(Layering, OnlyTheTableAndFamiliesNameAField) {
   using ditfleet::job::Field;
   const std::set<Field> of_the_service = {
-      "width", "height", "frames", "fps", "num_inference_steps", "max_sequence_length", "image", "cache"};
+      "width", "height", "frames", "fps", "num_inference_steps", "max_sequence_length", "image", "mask", "cache"};
   // The console labels the common fields by hand; worker.warmup_classes has a class with true CFG; a scheduler's
-  // configuration and a tensor of the dump have the name of a field.
-  const std::set<std::string> allowed = {"shared/job/fields.h", "coordinator/gateway/pages/console.html",
-                                         "worker/models/model_set.cpp", "pipeline/sampling/flow_scheduler.cpp",
-                                         "pipeline/engine/generation.cpp"};
+  // configuration and a tensor of the dump have the name of a field; some fields need an image, whatever the family.
+  const std::set<std::string> allowed = {"shared/job/fields.h",
+                                         "coordinator/gateway/pages/console.html",
+                                         "worker/models/model_set.cpp",
+                                         "pipeline/sampling/flow_scheduler.cpp",
+                                         "pipeline/engine/generation.cpp",
+                                         "shared/job/catalogue.cpp",
+                                         "shared/job/validate.cpp"};
   for (const std::string& part : kParts) {
     for (const fs::path& file : files_with(part, kNaming)) {
       const std::string path = shown(file), text = text_of(file);

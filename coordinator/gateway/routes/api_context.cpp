@@ -20,7 +20,7 @@ namespace {
 constexpr std::int64_t kMinimumLinkLifeS = 3600;
 constexpr std::size_t kMaxIdempotencyKey = 255;
 constexpr std::chrono::seconds kRegistryPatience{5}, kOutlookAge{1};
-constexpr std::int64_t kMostReceiving = 256 << 20, kMostText = 1 << 20;  // of a form or of JSON beside its image
+constexpr std::int64_t kMostReceiving = 256 << 20, kMostText = 1 << 20;  // of a form or of JSON beside its images
 
 bool is_host(std::string_view host) {
   return !host.empty() && host.size() <= 255 &&
@@ -156,8 +156,8 @@ asio::awaitable<Result<ReceivedBody>> ApiContext::receive(CallPtr call, std::int
   const auto too_large = [&] {
     return Error{Code::kPayloadTooLarge,
                  "the body has more than " + std::to_string(most) +
-                     " bytes, the limit for an image of results.input_max_bytes (" +
-                     std::to_string(dependencies.settings.results.input_max_bytes) + "); send a smaller image",
+                     " bytes, the limit for images of results.input_max_bytes (" +
+                     std::to_string(dependencies.settings.results.input_max_bytes) + "); send smaller images",
                  {}};
   };
   if (body.length() && *body.length() > static_cast<std::uint64_t>(most)) co_return too_large();
@@ -196,25 +196,33 @@ asio::awaitable<Result<ReceivedBody>> ApiContext::receive_form(CallPtr call) con
   co_return co_await receive(call, dependencies.settings.results.input_max_bytes + kMostText);
 }
 
-asio::awaitable<Result<ReceivedBody>> ApiContext::receive_json(CallPtr call) const {
+asio::awaitable<Result<ReceivedBody>> ApiContext::receive_images(CallPtr call) const {
   if (!call->request.stream) co_return ReceivedBody{call->request.body, nullptr};
-  co_return co_await receive(call, dependencies.settings.results.input_max_bytes / 3 * 4 + kMostText);
+  const bool form = !is_json_type(media_type_of(call->request.header("Content-Type")));
+  const std::int64_t file = dependencies.settings.results.input_max_bytes, one = form ? file : file / 3 * 4;
+  // All images of a job and its mask, but not all the memory that there is for bodies.
+  const std::int64_t all = std::min((job::kMaxImages + 1) * one, kMostReceiving / 2);
+  co_return co_await receive(call, std::max(one, all) + kMostText);
 }
 
-asio::awaitable<Result<void>> ApiContext::store_images(std::string tenant, const job::FieldValues& fields,
-                                                       Images images) const {
+asio::awaitable<Result<void>> ApiContext::store_images(std::string tenant, const job::FieldValues& fields, Images files,
+                                                       const SentImages& sent) const {
   for (const job::Field field : job::kFields) {
     if (field.row().type != job::FieldType::kImage) continue;
-    for (const std::string& sha256 : fields.images(field)) {
-      auto file = images.extract(sha256);
+    const auto images = fields.images(field);
+    for (std::size_t i = 0; i < images.size(); ++i) {
+      const std::string& sha256 = images[i];
+      auto file = files.extract(sha256);
       // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
       auto storing =
           file ? service.put_input(tenant, sha256, std::move(file.mapped())) : service.touch_input(tenant, sha256);
       auto stored = co_await std::move(storing);
       if (stored) continue;
       Error error = stored.error();
-      if (error.code == Code::kNotFound) error = invalid_argument(error.message, std::string(field.name()));
-      co_return error;
+      if (error.code != Code::kNotFound) co_return error;
+      const auto named = std::find_if(sent.begin(), sent.end(),
+                                      [&](const SentImage& image) { return image.field == field && image.index == i; });
+      co_return invalid_argument(error.message, named != sent.end() ? named->param : std::string(field.name()));
     }
   }
   co_return Result<void>();
@@ -239,11 +247,13 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
   }
   Images files;
   for (SentImage& image : images) {
-    const job::Field field = image.field;
-    const std::size_t bytes = image.contents.size(), index = image.index;
-    std::function<Result<ImageFile>()> work = [image = std::move(image), name = std::string(field.name()),
+    if (image.form == SentImage::Form::kStored) continue;
+    const auto& [field, index, param, contents, form] = image;
+    const std::size_t bytes = contents.size();
+    SentImage taken{field, index, param, std::exchange(image.contents, {}), form};
+    std::function<Result<ImageFile>()> work = [image = std::move(taken),
                                                most = dependencies.settings.results.input_max_bytes]() mutable {
-      return read_image(std::move(image), most, name);
+      return read_image(std::move(image), most);
     };
     auto file = co_await off_loop<ImageFile>(call, bytes, std::move(work));
     if (!file) co_return file.error();
@@ -254,7 +264,7 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
     complete->fields.set(field, all);
     files.emplace(std::move(file->sha256), std::move(file->bytes));
   }
-  if (auto stored = co_await store_images(call->caller.tenant, complete->fields, std::move(files)); !stored)
+  if (auto stored = co_await store_images(call->caller.tenant, complete->fields, std::move(files), images); !stored)
     co_return stored.error();
   queue::Submission submission;
   submission.tenant = call->caller.tenant;

@@ -72,16 +72,16 @@ struct ApiContext {
   // such bodies at the moment, of all tenants or of this one).
   asio::awaitable<Result<ReceivedBody>> receive(CallPtr call, std::int64_t most) const;
 
-  // The body of a route with takes_images, and of one with streams_body whose body is a form with one image.
-  asio::awaitable<Result<ReceivedBody>> receive_json(CallPtr call) const;
+  // The body of a route with takes_images, JSON or a form, and a form with one image.
+  asio::awaitable<Result<ReceivedBody>> receive_images(CallPtr call) const;
   asio::awaitable<Result<ReceivedBody>> receive_form(CallPtr call) const;
 
   // The next piece of a body, as BodyReader::read. kUnauthenticated: the caller's key was revoked meanwhile.
   asio::awaitable<Result<std::string>> read_piece(CallPtr call) const;
 
-  // Submits a job for the caller; `spec` is parsed, not completed. Decodes and stores `images`, the images of the spec
-  // that came with the request, once the rest of the spec is known to be right, and sets their SHA-256 in `spec`; the
-  // store must have the others.
+  // Submits a job for the caller; `spec` is parsed, not completed. Decodes and stores those of `images`, the images of
+  // the spec, that came with the request, once the rest of the spec is known to be right, and sets their SHA-256 in
+  // `spec`; the store must have the others.
   // Errors: those of job::complete_spec, dependencies.advise, read_image and JobService::submit, kInvalidArgument for a
   // malformed Idempotency-Key or an image that is not stored, kPayloadTooLarge.
   asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec& spec, SentImages images = {}) const;
@@ -95,9 +95,10 @@ struct ApiContext {
   // job_json() with what is predicted.
   asio::awaitable<json::object> describe(const queue::JobRecord& record, CallPtr call, bool with_units) const;
 
-  // Puts the images of a complete spec into the store, or extends their life there. kInvalidArgument: the tenant has
-  // not stored it.
-  asio::awaitable<Result<void>> store_images(std::string tenant, const job::FieldValues& fields, Images images) const;
+  // Puts the images of a complete spec into the store, or extends their life there. `sent` names them in errors.
+  // kInvalidArgument: the tenant has not stored it.
+  asio::awaitable<Result<void>> store_images(std::string tenant, const job::FieldValues& fields, Images files,
+                                             const SentImages& sent) const;
 
   // Updates the mirror with every change of an adapter that was acknowledged before the call.
   // Errors: as registry_error() returns them.

@@ -83,4 +83,12 @@ std::optional<Response> refuse_body_unless_json(const Request& request) {
   return std::nullopt;
 }
 
+std::optional<Response> refuse_body_unless_json_or_form(const Request& request) {
+  const std::string type = media_type_of(request.header("Content-Type"));
+  if (type == "multipart/form-data") return refuse_compressed_body(request);
+  if (!request.stream || is_json_type(type)) return refuse_body_unless_json(request);
+  return status_response(415, "the body is '" + excerpt(type, 100) + "'; send application/json or multipart/form-data",
+                         "unsupported_media_type");
+}
+
 }  // namespace ditfleet::gateway

@@ -32,4 +32,7 @@ std::optional<Response> refuse_compressed_body(const Request& request);
 // 415 for a body that is compressed or is not declared as JSON, 400 for invalid UTF-8.
 std::optional<Response> refuse_body_unless_json(const Request& request);
 
+// The same for a route that takes JSON or multipart/form-data.
+std::optional<Response> refuse_body_unless_json_or_form(const Request& request);
+
 }  // namespace ditfleet::gateway

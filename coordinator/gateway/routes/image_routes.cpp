@@ -1,5 +1,5 @@
-// POST /v1/images/generations: submits a job and waits for it. A client that disconnects does not cancel its job,
-// because it may repeat the request with the same Idempotency-Key; DELETE /v1/jobs/{id} does.
+// POST /v1/images/generations and /v1/images/edits: submit a job and wait for it. A client that disconnects does not
+// cancel its job, because it may repeat the request with the same Idempotency-Key; DELETE /v1/jobs/{id} does.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -105,7 +105,7 @@ asio::awaitable<bool> write_completed(const ApiContext& context, CallPtr call, s
   if (!record) co_return co_await sink.write(error_event(record.error()));
   auto part = co_await image_part(context, call, *record, unit, true);
   if (!part) co_return co_await sink.write(error_event(part.error()));
-  std::string text = format_event({}, "image_generation.completed", completed_json(*image, created_s, *part));
+  std::string text = format_event({}, completed_event(*image), completed_json(*image, created_s, *part));
   std::vector<ImagePart> parts{std::move(*part)};
   co_return co_await write_pictures(context.service, sink, std::move(text), std::move(parts));
 }
@@ -140,7 +140,7 @@ asio::awaitable<void> stream_images(const ApiContext& context, CallPtr call, std
         int& index = partials[event.unit];
         if (!bytes || index >= image->spec.partial_images) continue;
         const std::string data = partial_image_json(*image, created_s, index++, event.unit, *bytes);
-        if (!co_await sink.write(format_event({}, "image_generation.partial_image", data))) co_return;
+        if (!co_await sink.write(format_event({}, partial_image_event(*image), data))) co_return;
       } else if (event.type == "succeeded" && event.unit >= 0) {
         completed.insert(event.unit);
         if (!co_await write_completed(context, call, image, job, event.unit, created_s, sink)) co_return;
@@ -167,29 +167,28 @@ asio::awaitable<void> stream_images(const ApiContext& context, CallPtr call, std
   }
 }
 
-asio::awaitable<Result<Response>> generate(const ApiContext& context, CallPtr call) {
-  if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
-  auto received = co_await context.receive_json(call);
+asio::awaitable<Result<Response>> make_images(const ApiContext& context, CallPtr call, bool edit) {
+  auto received = co_await context.receive_images(call);
   if (!received) co_return unread_body(received.error());
   const std::size_t bytes = received->bytes.size();
-  std::function<Result<ImageCall>()> work = [text = std::move(received->bytes)] { return parse_image_call(text); };
+  std::function<Result<ImageCall>()> work = [body = std::move(received->bytes), edit,
+                                             type = std::string(call->request.header("Content-Type"))] {
+    return parse_image_call(type, body, edit);
+  };
   auto parsed = co_await context.off_loop<ImageCall>(call, bytes, std::move(work));
   if (!parsed) co_return parsed.error();
   const auto image = std::make_shared<ImageCall>(std::move(*parsed));
 
   const job::Catalogue& catalogue = context.dependencies.catalogue;
   const std::string& name = image->spec.model.empty() ? catalogue.default_model : image->spec.model;
-  if (const auto model = catalogue.models.find(name); model != catalogue.models.end()) {
-    if (image->size == "auto") image->take_size(model->second.defaults);
-    if (model->second.media == job::MediaKind::kVideo) image->draw_one_frame();
-  }
+  if (const auto model = catalogue.models.find(name); model != catalogue.models.end())
+    image->complete_for(model->second);
   Response response;
   const auto counted = context.open_stream(*call, response);
   if (!counted) co_return response;
   auto outcome = co_await context.submit(call, image->spec, std::exchange(image->images, {}));
   if (!outcome) {
-    Error error = outcome.error();
-    if (error.param == "width" || error.param == "height") error.param = "size";
+    const Error error = as_image_error(outcome.error(), *image);
     if (error.code == Code::kNotFound && error.param == "model")
       co_return status_response(404, error.message, "model_not_found", "model");
     co_return error;
@@ -210,10 +209,35 @@ asio::awaitable<Result<Response>> generate(const ApiContext& context, CallPtr ca
   co_return response;
 }
 
+asio::awaitable<Result<Response>> generate(const ApiContext& context, CallPtr call) {
+  if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
+  co_return co_await make_images(context, call, false);
+}
+
+asio::awaitable<Result<Response>> edit(const ApiContext& context, CallPtr call) {
+  if (auto refused = refuse_body_unless_json_or_form(call->request)) co_return std::move(*refused);
+  co_return co_await make_images(context, call, true);
+}
+
+asio::awaitable<Result<Response>> vary(const ApiContext&, CallPtr) {
+  co_return status_response(
+      400,
+      "variations of an image are not supported; use POST /v1/images/edits with the image, a prompt and "
+      "strength, of models that take it: 0.5 runs half of the steps on the image",
+      "unsupported_endpoint");
+}
+
 }  // namespace
 
 void add_image_routes(Router& router) {
   router.add({.method = "POST", .pattern = "/v1/images/generations", .handler = generate, .takes_images = true});
+  router.add(
+      {.method = "POST", .pattern = "/v1/images/edits", .handler = edit, .streams_body = true, .takes_images = true});
+  router.add({.method = "POST",
+              .pattern = "/v1/images/variations",
+              .handler = vary,
+              .streams_body = true,
+              .takes_images = true});
 }
 
 }  // namespace ditfleet::gateway

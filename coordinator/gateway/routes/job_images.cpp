@@ -40,23 +40,28 @@ Result<media::Info> check_image(std::string_view file, std::int64_t most, const 
 
 SentImages take_images(json::object& job) {
   SentImages images;
-  const auto take = [&](job::Field field, std::size_t index, json::value& value) {
-    if (!value.is_string() || is_sha256_hex(value.get_string())) return;
-    images.push_back({field, index, std::string(value.get_string()), true});
-    value = kUnknownSha256;
+  const auto take = [&](job::Field field, std::size_t index, std::string param, json::value& value) {
+    if (!value.is_string()) return;
+    const bool stored = is_sha256_hex(value.get_string());
+    images.push_back({field, index, std::move(param), stored ? std::string() : std::string(value.get_string()),
+                      stored ? SentImage::Form::kStored : SentImage::Form::kText});
+    if (!stored) value = kUnknownSha256;
   };
   for (const job::Field field : job::kFields) {
     json::value* value = job.if_contains(field.name());
-    if (value && field.row().type == job::FieldType::kImage) take(field, 0, *value);
+    const std::string name(field.name());
+    if (value && field.row().type == job::FieldType::kImage) take(field, 0, name, *value);
     if (!value || field.row().type != job::FieldType::kImages || !value->is_array()) continue;
     json::array& list = value->get_array();
-    for (std::size_t i = 0; i < list.size() && i < job::kMaxImages; ++i) take("image", i, list[i]);
+    for (std::size_t i = 0; i < list.size() && i < job::kMaxImages; ++i)
+      take("image", i, name + "[" + std::to_string(i) + "]", list[i]);
   }
   return images;
 }
 
-Result<ImageFile> read_image(SentImage image, std::int64_t most, const std::string& param) {
-  if (image.is_text) {
+Result<ImageFile> read_image(SentImage image, std::int64_t most) {
+  const std::string& param = image.param;
+  if (image.form == SentImage::Form::kText) {
     std::string_view text = image.contents;
     if (text.starts_with("http:") || text.starts_with("https:"))
       return invalid_argument(param + " is a URL, but no URL is fetched; send the image itself", param);

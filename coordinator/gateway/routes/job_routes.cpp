@@ -47,7 +47,7 @@ Result<ParsedJob> parse_job(std::string_view body) {
 
 asio::awaitable<Result<Response>> submit_job(const ApiContext& context, CallPtr call) {
   if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
-  auto received = co_await context.receive_json(call);
+  auto received = co_await context.receive_images(call);
   if (!received) co_return unread_body(received.error());
   const std::size_t bytes = received->bytes.size();
   std::function<Result<ParsedJob>()> work = [text = std::move(received->bytes)] { return parse_job(text); };

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <utility>
 
+#include "coordinator/gateway/routes/openai_body.h"
 #include "shared/core/bytes.h"
+#include "shared/core/excerpt.h"
 #include "shared/core/short_numbers.h"
 #include "shared/job/spec_json.h"
 
@@ -15,6 +18,7 @@ namespace {
 const std::map<std::string, std::vector<std::string>> kChoices = {
     {"background", {"auto", "opaque", "transparent"}},
     {"complexity", {"low", "medium", "high"}},
+    {"input_fidelity", {"low", "high"}},
     {"moderation", {"auto", "low"}},
     {"quality", {"auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"}},
     {"response_format", {"url", "b64_json"}},
@@ -51,19 +55,50 @@ std::string_view format_of(std::string_view media_type) {
   return format ? job::row_of(*format).name : media_type;
 }
 
+// Makes `image` or `images` of a request the job's field of that name; an array is several images under either name.
+Result<void> take_image(json::object& job, const std::string& name, const json::value& value) {
+  if (name == "image" && !value.is_array()) {
+    auto image = image_value(value, name);
+    if (!image) return image.error();
+    job[name] = std::move(*image);
+    return {};
+  }
+  json::array images;
+  if (!value.is_array()) return invalid_argument("'images' must be an array of images", name);
+  for (const json::value& entry : value.get_array()) {
+    auto image = image_value(entry, name + "[" + std::to_string(images.size()) + "]");
+    if (!image) return image.error();
+    images.push_back(std::move(*image));
+  }
+  job["images"] = std::move(images);
+  return {};
+}
+
+std::string event_name(const ImageCall& call, const char* what) {
+  return std::string(call.edit ? "image_edit." : "image_generation.") + what;
+}
+
 }  // namespace
 
 bool is_image_field(job::Field field) { return field != job::Field("width") && field != job::Field("height"); }
 
-Result<ImageCall> parse_image_call(std::string_view body) {
-  auto parsed = parse_json(body);
-  if (!parsed) return parsed.error();
-  if (!parsed->is_object())
-    return invalid_argument("the body must be a JSON object such as {\"prompt\": \"a red circle\"}");
+Error as_image_error(Error error, const ImageCall& call) {
+  if (error.param == "width" || error.param == "height") error.param = "size";
+  const std::string name = error.param.substr(0, error.param.find('['));
+  if ((name == "image" || name == "images") && !call.image_name.empty())
+    error.param.replace(0, name.size(), call.image_name);
+  return error;
+}
 
+Result<ImageCall> parse_image_call(std::string_view content_type, std::string_view body, bool edit) {
+  static constexpr std::string_view kFiles[] = {"image", "images", "mask", "markup"};
+  auto read = read_openai_body(content_type, body, kFiles);
+  if (!read) return read.error();
   ImageCall call;
+  call.edit = edit;
+  call.images = std::move(read->files);
   json::object job;
-  for (const auto& [key, value] : parsed->as_object()) {
+  for (const auto& [key, value] : read->fields) {
     if (value.is_null()) continue;
     const std::string name(key);
     if (const auto choices = kChoices.find(name); choices != kChoices.end()) {
@@ -83,23 +118,33 @@ Result<ImageCall> parse_image_call(std::string_view body) {
       call.safety_identifier = value.as_string();
     } else if (name == "frame_count" || name == "frame_duration_ms" || name == "svg") {
       return invalid_argument("'" + name + "' is for gif and svg output; supported are png, jpeg and webp", name);
+    } else if (name == "markup") {
+      return invalid_argument("'markup' is not supported; send the part to replace as mask", name);
+    } else if (name == "image" || name == "images") {
+      if (!std::exchange(call.image_name, name).empty())
+        return invalid_argument("'images' cannot be combined with 'image'; send one of them", "images");
+      if (auto taken = take_image(job, name, value); !taken) return taken.error();
+    } else if (name == "mask") {
+      auto mask = image_value(value, name);
+      if (!mask) return mask.error();
+      job[name] = std::move(*mask);
     } else if (const auto field = job::find_field(name); field && is_image_field(*field)) {
       job[name] = value;
     } else {
-      return invalid_argument("'" + name + "' is not a field of an image request; see /openapi.json", name);
+      return invalid_argument("'" + excerpt(name, 100) + "' is not a field of an image request; see /openapi.json",
+                              excerpt(name, 100));
     }
   }
   if (!call.safety_identifier.empty()) job["user"] = call.safety_identifier;
   if (!job.contains("prompt"))
     return invalid_argument("'prompt' is missing; send a description of the image", "prompt");
 
-  call.images = take_images(job);
+  if (edit && call.image_name.empty())
+    return invalid_argument("'image' is missing; send the picture to edit, or use /v1/images/generations", "image");
+
+  for (SentImage& image : take_images(job)) call.images.push_back(std::move(image));
   auto spec = job::parse_spec(json::value(std::move(job)));
-  if (!spec) {
-    Error error = spec.error();
-    if (error.param == "width" || error.param == "height") error.param = "size";
-    return error;
-  }
+  if (!spec) return as_image_error(spec.error(), call);
   call.spec = std::move(*spec);
   call.take_size(call.spec.fields);
   return call;
@@ -110,7 +155,10 @@ void ImageCall::take_size(const job::FieldValues& fields) {
   if (width && height) size = size_text(*width, *height);
 }
 
-void ImageCall::draw_one_frame() {
+void ImageCall::complete_for(const job::ModelEntry& model) {
+  const bool sized_by_image = model.free_width > 0 && spec.fields.has("image");
+  if (size == "auto" && !sized_by_image) take_size(model.defaults);
+  if (model.media != job::MediaKind::kVideo) return;
   if (!spec.fields.has("frames")) spec.fields.set("frames", std::int64_t{1});
   if (!spec.output_format && spec.fields.integer("frames") == 1) spec.output_format = job::OutputFormat::kPng;
 }
@@ -136,9 +184,12 @@ json::object images_json(const ImageCall& call, const std::string& job, std::int
   return object;
 }
 
+std::string partial_image_event(const ImageCall& call) { return event_name(call, "partial_image"); }
+std::string completed_event(const ImageCall& call) { return event_name(call, "completed"); }
+
 std::string partial_image_json(const ImageCall& call, std::int64_t created_s, int partial_index, int unit,
                                std::string_view bytes) {
-  json::object object{{"type", "image_generation.partial_image"},
+  json::object object{{"type", partial_image_event(call)},
                       {"b64_json", base64(bytes)},
                       {"created_at", created_s},
                       {"partial_image_index", partial_index},
@@ -149,12 +200,9 @@ std::string partial_image_json(const ImageCall& call, std::int64_t created_s, in
 }
 
 std::string completed_json(const ImageCall& call, std::int64_t created_s, const ImagePart& part) {
-  json::object object{{"type", "image_generation.completed"},
-                      {"b64_json", ""},
-                      {"created_at", created_s},
-                      {"image_index", part.unit},
-                      {"seed", part.manifest.seed},
-                      {"size", size_text(part.manifest.width, part.manifest.height)}};
+  json::object object{{"type", completed_event(call)}, {"b64_json", ""},
+                      {"created_at", created_s},       {"image_index", part.unit},
+                      {"seed", part.manifest.seed},    {"size", size_text(part.manifest.width, part.manifest.height)}};
   echo_event(object, call, format_of(part.manifest.media_type));
   return json_text(object);
 }

@@ -4,10 +4,8 @@
 
 #include <cmath>
 
-#include "coordinator/gateway/http/http.h"
-#include "coordinator/gateway/http/multipart.h"
 #include "coordinator/gateway/routes/job_json.h"
-#include "shared/core/bytes.h"
+#include "coordinator/gateway/routes/openai_body.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/text.h"
 #include "shared/job/object_reader.h"
@@ -18,56 +16,6 @@ namespace ditfleet::gateway {
 namespace {
 
 using job::Field;
-
-// The value of a form's field. Forms have only text.
-json::value form_value(const std::string& name, std::string_view text) {
-  const auto field = job::find_field(name);
-  const job::FieldType type = field ? field->row().type : job::FieldType::kText;
-  if (type == job::FieldType::kInteger || type == job::FieldType::kReal || type == job::FieldType::kAdapters ||
-      type == job::FieldType::kCache) {
-    if (auto value = parse_json(text)) return std::move(*value);
-  }
-  return json::value(text);
-}
-
-Result<json::object> read_form(std::string_view content_type, std::string_view body, std::string_view& reference) {
-  const auto parts = parse_form(content_type, body);
-  if (!parts) return parts.error();
-  json::object fields;
-  for (const FormPart& part : *parts) {
-    const std::string name = part.name.substr(0, part.name.find('['));  // "input_reference[image_url]"
-    const std::string shown = excerpt(name, 100);
-    if (!is_valid_utf8(name) || (!part.is_file && !is_valid_utf8(part.contents)))
-      return invalid_argument("the form's field '" + shown + "' is not valid UTF-8", shown);
-    if (fields.contains(name)) return invalid_argument("'" + shown + "' is in the form twice", shown);
-    if (name != "input_reference" && part.is_file)
-      return invalid_argument("'" + shown + "' must be text, not a file", shown);
-    if (part.is_file) reference = part.contents;
-    fields[name] = part.is_file ? json::value("") : form_value(name, part.contents);
-  }
-  return fields;
-}
-
-Result<json::object> read_json(std::string_view body) {
-  auto parsed = parse_json(body);
-  if (!parsed) return parsed.error();
-  if (!parsed->is_object())
-    return invalid_argument("the body must be a JSON object such as {\"prompt\": \"a red circle\"}");
-  return std::move(parsed->as_object());
-}
-
-// The image of an input_reference that is not a file: {"image_url"} or {"file_id"}, the id of an upload.
-Result<json::value> reference_value(const json::value& value) {
-  if (value.is_string()) return value;
-  if (value.is_object() && value.as_object().size() == 1) {
-    const auto& [name, image] = *value.as_object().begin();
-    if ((name == "image_url" || name == "file_id") && image.is_string()) return image;
-  }
-  return invalid_argument(
-      "'input_reference' must be a file, a data URL, or an object with either image_url, a data URL, or file_id, an id "
-      "of POST /v1/uploads",
-      "input_reference");
-}
 
 std::string video_models(const job::Catalogue& catalogue) {
   std::vector<std::string> names;
@@ -166,28 +114,23 @@ Error as_video_error(Error error, bool has_reference) {
 
 Result<VideoCall> parse_video_call(std::string_view content_type, std::string_view body,
                                    const job::Catalogue& catalogue) {
-  std::string_view file;
-  const bool form = media_type_of(content_type) == "multipart/form-data";
-  auto fields = form ? read_form(content_type, body, file) : read_json(body);
-  if (!fields) return fields.error();
+  static constexpr std::string_view kFiles[] = {"input_reference", "image", "images", "mask"};
+  auto read = read_openai_body(content_type, body, kFiles);
+  if (!read) return read.error();
   VideoCall call;
+  call.images = std::move(read->files);
   json::object job;
   json::value seconds;  // null
-  for (const auto& [key, value] : *fields) {
+  for (const auto& [key, value] : read->fields) {
     if (value.is_null()) continue;
     const std::string name(key);
     if (name == "seconds") {
       seconds = value;
     } else if (name == "input_reference") {
       call.has_reference = true;
-      if (file.data() != nullptr) {
-        job["image"] = kUnknownSha256;
-        call.images.push_back({.field = "image", .contents = std::string(file)});
-      } else {
-        auto image = reference_value(value);
-        if (!image) return image.error();
-        job["image"] = std::move(*image);
-      }
+      auto image = image_value(value, name);
+      if (!image) return image.error();
+      job["image"] = std::move(*image);
     } else if (const auto field = job::find_field(name); field && is_video_field(*field)) {
       job[name] = value;
     } else {
@@ -195,6 +138,8 @@ Result<VideoCall> parse_video_call(std::string_view content_type, std::string_vi
                               excerpt(name, 100));
     }
   }
+  if (call.has_reference && (read->fields.contains("image") || job.contains("images")))
+    return invalid_argument("'input_reference' cannot be combined with 'image'; send one of them", "input_reference");
   if (!job.contains("prompt"))
     return invalid_argument("'prompt' is missing; send a description of the video", "prompt");
   for (SentImage& image : take_images(job)) call.images.push_back(std::move(image));

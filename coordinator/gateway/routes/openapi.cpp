@@ -60,7 +60,7 @@ const std::string& openapi_document() {
     json::object& video_fields = schemas["VideoRequest"].at("properties").as_object();
     for (const job::Field field : job::kFields) {
       job_fields[field.name()] = schema_of(field.row());
-      if (is_image_field(field)) image_fields[field.name()] = schema_of(field.row());
+      if (is_image_field(field)) image_fields.emplace(field.name(), schema_of(field.row()));
       if (is_video_field(field)) video_fields.emplace(field.name(), schema_of(field.row()));
     }
     return json::serialize(document);

@@ -47,9 +47,10 @@ asio::awaitable<Result<Response>> upload(const ApiContext& context, CallPtr call
   const std::size_t bytes = body->bytes.size();
   std::function<Result<ImageFile>()> work = [file = std::move(body->bytes), form,
                                              most = settings.input_max_bytes]() mutable -> Result<ImageFile> {
-    if (form.empty()) return read_image({.field = "image", .contents = std::move(file)}, most);
+    if (form.empty()) return read_image({.field = "image", .param = "", .contents = std::move(file)}, most);
     auto of_form = only_file(form, file);
-    return of_form ? read_image({.field = "image", .contents = std::move(*of_form)}, most) : of_form.error();
+    if (!of_form) return of_form.error();
+    return read_image({.field = "image", .param = "", .contents = std::move(*of_form)}, most);
   };
   auto file = co_await context.off_loop<ImageFile>(call, bytes, std::move(work));
   if (!file) co_return file.error();

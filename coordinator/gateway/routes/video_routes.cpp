@@ -49,18 +49,8 @@ Response video_response(const ApiContext& context, const queue::JobRecord& recor
 
 asio::awaitable<Result<Response>> create_video(const ApiContext& context, CallPtr call) {
   const Request& request = call->request;
-  const std::string type = media_type_of(request.header("Content-Type"));
-  const bool form = type == "multipart/form-data";
-  if (request.stream && !form && !is_json_type(type)) {
-    co_return status_response(415,
-                              "the body is '" + excerpt(type, 100) + "'; send application/json or multipart/form-data",
-                              "unsupported_media_type");
-  }
-  auto refused = form ? refuse_compressed_body(request) : refuse_body_unless_json(request);
-  if (refused) co_return std::move(*refused);
-  // Not inside the co_await, because GCC 12 evaluates both branches of a conditional there.
-  auto receiving = form ? context.receive_form(call) : context.receive_json(call);
-  auto body = co_await std::move(receiving);
+  if (auto refused = refuse_body_unless_json_or_form(request)) co_return std::move(*refused);
+  auto body = co_await context.receive_images(call);
   if (!body) co_return unread_body(body.error());
   const std::size_t bytes = body->bytes.size();
   std::function<Result<VideoCall>()> work = [&context, body = std::move(body->bytes),

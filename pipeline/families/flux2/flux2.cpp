@@ -12,7 +12,7 @@
 #include "pipeline/engine/prompts.h"
 #include "pipeline/families/flux2/adapter_names.h"
 #include "pipeline/families/flux2/transformer.h"
-#include "pipeline/nn/text/qwen3_encoder.h"
+#include "pipeline/nn/text/qwen_encoder.h"
 #include "pipeline/nn/vae/image_vae.h"
 #include "pipeline/sampling/flow_scheduler.h"
 #include "pipeline/sampling/latents.h"
@@ -142,7 +142,7 @@ class Flux2Network final : public Network {
   }
 
  private:
-  Flux2Network(SchedulerConfig scheduler, bool distilled, Qwen3Encoder text, Flux2Transformer transformer, ImageVae vae)
+  Flux2Network(SchedulerConfig scheduler, bool distilled, QwenEncoder text, Flux2Transformer transformer, ImageVae vae)
       : scheduler_(scheduler),
         distilled_(distilled),
         text_(std::move(text)),
@@ -168,7 +168,7 @@ class Flux2Network final : public Network {
 
   const SchedulerConfig scheduler_;
   const bool distilled_;
-  Qwen3Encoder text_;
+  QwenEncoder text_;
   Flux2Transformer transformer_;
   ImageVae vae_;
 };
@@ -210,8 +210,8 @@ std::unique_ptr<Network> Flux2Network::load(Folder& folder) {
                     4 * vae.latent_channels);
   if (!vae.batch_norm_eps) folder.config("vae").refuse("_class_name is AutoencoderKL; it must be AutoencoderKLFlux2");
   auto text = folder.load("text_encoders", [&] {
-    return Qwen3Encoder::load(folder.files("text_encoder"), c.placement, kTextLayers.back(), c.regions,
-                              folder.quantize("text_encoder"));
+    return QwenEncoder::load(folder.files("text_encoder"), c.placement, kTextLayers.back(), c.regions,
+                             folder.quantize("text_encoder"));
   });
   auto transformer = folder.load(
       "transformer", [&] { return Flux2Transformer::load(folder.transformer("transformer"), c.placement); });

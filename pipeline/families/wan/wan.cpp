@@ -16,10 +16,10 @@
 #include "pipeline/engine/family.h"
 #include "pipeline/engine/prompts.h"
 #include "pipeline/families/wan/adapter_names.h"
-#include "pipeline/families/wan/preview.h"
 #include "pipeline/families/wan/prompt_clean.h"
 #include "pipeline/families/wan/transformer.h"
 #include "pipeline/nn/text/t5_encoder.h"
+#include "pipeline/nn/video_vae/preview.h"
 #include "pipeline/nn/video_vae/video_vae.h"
 #include "pipeline/sampling/flow_scheduler.h"
 #include "pipeline/sampling/latents.h"
@@ -313,9 +313,9 @@ at::Tensor WanNetwork::encode_image(const Settings& settings, const at::Tensor&)
 }
 
 at::Tensor WanNetwork::preview(const at::Tensor& estimate, const Settings&) const {
-  if (estimate.size(1) == kWanPreviewChannels) return wan_preview(estimate);
+  if (estimate.size(1) == kPreviewChannels) return video_preview(estimate);
   at::Tensor picture;
-  vae_.decode(wan_small_frame(estimate), [&](const at::Tensor& frames) { picture = frames.select(2, 0); });
+  vae_.decode(small_frame(estimate), [&](const at::Tensor& frames) { picture = frames.select(2, 0); });
   return picture;
 }
 

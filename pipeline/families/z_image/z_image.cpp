@@ -14,7 +14,7 @@
 #include "pipeline/engine/prompts.h"
 #include "pipeline/families/z_image/adapter_names.h"
 #include "pipeline/families/z_image/transformer.h"
-#include "pipeline/nn/text/qwen3_encoder.h"
+#include "pipeline/nn/text/qwen_encoder.h"
 #include "pipeline/nn/vae/image_vae.h"
 #include "pipeline/sampling/flow_scheduler.h"
 #include "pipeline/tokenizers/qwen_text.h"
@@ -148,7 +148,7 @@ class ZImageNetwork final : public Network {
   }
 
  private:
-  ZImageNetwork(SchedulerConfig scheduler, Qwen3Encoder text, ZImageTransformer transformer, ImageVae vae)
+  ZImageNetwork(SchedulerConfig scheduler, QwenEncoder text, ZImageTransformer transformer, ImageVae vae)
       : scheduler_(scheduler), text_(std::move(text)), transformer_(std::move(transformer)), vae_(std::move(vae)) {}
   // The caption has the positions from 1 on, and the image the next one.
   std::int64_t most_tokens() const {
@@ -156,7 +156,7 @@ class ZImageNetwork final : public Network {
   }
 
   const SchedulerConfig scheduler_;
-  Qwen3Encoder text_;
+  QwenEncoder text_;
   ZImageTransformer transformer_;
   ImageVae vae_;
 };
@@ -173,8 +173,8 @@ std::unique_ptr<Network> ZImageNetwork::load(Folder& folder) {
   if (vae.batch_norm_eps) folder.config("vae").refuse("_class_name is AutoencoderKLFlux2; it must be AutoencoderKL");
   auto text = folder.load("text_encoders", [&] {
     // The transformer reads what the last layer but one makes.
-    return Qwen3Encoder::load(folder.files("text_encoder"), c.placement, qwen3.num_hidden_layers - 1, c.regions,
-                              folder.quantize("text_encoder"));
+    return QwenEncoder::load(folder.files("text_encoder"), c.placement, qwen3.num_hidden_layers - 1, c.regions,
+                             folder.quantize("text_encoder"));
   });
   auto transformer = folder.load(
       "transformer", [&] { return ZImageTransformer::load(folder.transformer("transformer"), c.placement); });

@@ -5,6 +5,7 @@
 #include <ATen/ops/mish.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/rms_norm.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tanh.h>
@@ -57,6 +58,10 @@ constexpr std::pair<const char*, Activation> kActivations[] = {
 
 }  // namespace
 
+at::Tensor qwen_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return weight * at::rms_norm(x, {x.size(-1)}, /*weight=*/{}, eps);
+}
+
 Activation find_activation(const std::string& name) {
   for (const auto& [known, function] : kActivations)
     if (name == known) return function;
@@ -67,6 +72,13 @@ std::string known_activations() {
   std::string list;
   for (const auto& [known, function] : kActivations) list += (list.empty() ? "" : ", ") + std::string(known);
   return list;
+}
+
+Activation read_activation(const ConfigFile& file, const std::string& key, const std::string& fallback) {
+  const std::string name = file.text(key, fallback);
+  const Activation found = find_activation(name);
+  if (!found) file.refuse(key + " is \"" + name + "\"; it must be one of " + known_activations());
+  return found;
 }
 
 }  // namespace ditfleet::pipeline

@@ -34,9 +34,7 @@ ClipConfig read_clip_config(const ConfigFile& file) {
   if (c.hidden_size % c.num_attention_heads != 0)
     file.refuse("hidden_size is " + std::to_string(c.hidden_size) + ", which num_attention_heads (" +
                 std::to_string(c.num_attention_heads) + ") must divide");
-  const std::string name = file.text("hidden_act", "quick_gelu");
-  c.activation = find_activation(name);
-  if (!c.activation) file.refuse("hidden_act is \"" + name + "\"; it must be one of " + known_activations());
+  c.activation = read_activation(file, "hidden_act", "quick_gelu");
   return c;
 }
 

@@ -195,8 +195,8 @@ std::vector<at::Tensor> Transformer::run_eagerly(std::size_t index, std::initial
   const TransformerBlock& block = weights_.blocks[index];
   const BlockSpec& spec = spec_->blocks[block.spec];
   const bool bf16 = (*given.begin())->scalar_type() == c10::ScalarType::BFloat16;
-  const region::Program program =
-      unwrap(spec.recipe(variant)(bf16 ? region::ElementType::kBF16 : region::ElementType::kF32, /*adapters=*/false, {}));
+  const region::Program program = unwrap(
+      spec.recipe(variant)(bf16 ? region::ElementType::kBF16 : region::ElementType::kF32, /*adapters=*/false, {}));
   std::map<std::string_view, const at::Tensor*> known;
   for (std::size_t i = 0; i < spec.tensors.size(); ++i) known[spec.tensors[i].input] = &block.tensors[i];
   auto name = spec.inputs(variant).begin();

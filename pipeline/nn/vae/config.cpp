@@ -61,9 +61,7 @@ VaeConfig read_vae_config(const ConfigFile& file) {
   c.scaling_factor = batch_normed ? 1 : file.number("scaling_factor", 0.18215);
   if (c.scaling_factor == 0) file.refuse("scaling_factor is 0; latents are divided by it");
   c.shift_factor = batch_normed ? 0 : file.number("shift_factor", 0);
-  const std::string name = file.text("act_fn", "silu");
-  c.activation = find_activation(name);
-  if (!c.activation) file.refuse("act_fn is \"" + name + "\"; it must be one of " + known_activations());
+  c.activation = read_activation(file, "act_fn", "silu");
   return c;
 }
 

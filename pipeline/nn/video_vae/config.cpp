@@ -44,7 +44,8 @@ void check_shortcuts(const ConfigFile& file, const VideoVaeConfig& c) {
 
 VideoVaeConfig read_video_vae_config(const ConfigFile& file) {
   const std::string kind = file.text("_class_name", "AutoencoderKLWan");
-  if (kind != "AutoencoderKLWan") file.refuse("_class_name is \"" + kind + "\"; it must be AutoencoderKLWan");
+  if (kind != "AutoencoderKLWan" && kind != "AutoencoderKLQwenImage")
+    file.refuse("_class_name is \"" + kind + "\"; it must be AutoencoderKLWan or AutoencoderKLQwenImage");
   VideoVaeConfig c{};
   c.base_dim = file.integer("base_dim", 96, 2, kMost);
   c.decoder_base_dim = file.integer("decoder_base_dim", c.base_dim, 2, kMost);
@@ -61,8 +62,8 @@ VideoVaeConfig read_video_vae_config(const ConfigFile& file) {
   if (std::count(c.temporal_downsample.begin(), c.temporal_downsample.end(), true) != 2)
     file.refuse("temperal_downsample must contain true twice, for 4 frames per latent frame");
   must_be(file, "scale_factor_temporal", VideoVaeConfig::kTemporalFactor, VideoVaeConfig::kTemporalFactor);
-  must_be(file, "scale_factor_spatial", 8, c.spatial_factor());
-  must_be(file, "in_channels", 3, c.patch_channels());
+  if (kind == "AutoencoderKLWan") must_be(file, "scale_factor_spatial", 8, c.spatial_factor());
+  must_be(file, kind == "AutoencoderKLWan" ? "in_channels" : "input_channels", 3, c.patch_channels());
   must_be(file, "out_channels", 3, c.patch_channels());
   // diffusers constructs such an encoder but cannot run it.
   if (!file.numbers("attn_scales", {}).empty()) file.refuse("attn_scales must be empty");

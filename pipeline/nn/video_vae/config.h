@@ -1,4 +1,5 @@
-// The config.json of a video VAE (diffusers AutoencoderKLWan).
+// The config.json of a video VAE (diffusers AutoencoderKLWan, and AutoencoderKLQwenImage, which is the same for one
+// frame).
 #pragma once
 
 #include "pipeline/nn/config_file.h"

@@ -2,10 +2,10 @@
 compile_repeated_blocks, with cuDNN attention; in fp8 the linears of its blocks quantized by torchao with a scale per
 row. Prints CSV rows (tests/bench/README.md).
 
-    families_diffusers.py SCENARIO --model DIR --steps N --revision TEXT --machine TEXT
+    families_diffusers.py SCENARIO --model DIR --steps N [--pictures N] --revision TEXT --machine TEXT
 
 SCENARIO: NAME_bf16 | NAME_fp8  a step, and from a prompt to a PNG (level 1) alone and back to back, at 1024×1024. NAME
-                                is the model's in the rows.
+                                is the model's in the rows. --pictures: inputs of each request.
 """
 import argparse
 import importlib.metadata
@@ -14,10 +14,11 @@ import statistics
 import time
 
 import diffusers
+import numpy as np
+import PIL.Image
 import torch
 from flux_diffusers import Bench
 
-IMAGES = 8
 
 
 class FamilyBench(Bench):
@@ -33,31 +34,39 @@ class FamilyBench(Bench):
             self.system = f"diffusers torchao {importlib.metadata.version('torchao')} compile_repeated_blocks"
         pipe.transformer.compile_repeated_blocks(fullgraph=True)
         prompts = (f"picture number {i}" for i in range(1000))
-        guidance = {} if "klein" in options.scenario else {"guidance_scale": 0.0}
-        steps = []
+        more = {} if "z_image" not in options.scenario else {"guidance_scale": 0.0}
+        if options.pictures:
+            x = np.arange(3 << 20)
+            waves = (128 + 100 * np.sin((x % 3072 + x // 3072) / 200)).astype(np.uint8).reshape(1024, 1024, 3)
+            pictures = [PIL.Image.fromarray(waves)] * options.pictures
+            more["image"] = pictures[0] if "kontext" in options.scenario else pictures
+        if "kontext" in options.scenario:
+            more |= {"max_area": 1024 * 1024, "guidance_scale": 3.5}
+        few = options.steps <= 10
+        steps, images = [], 8 if few else 2
 
         def on_step(pipe, i, t, values):
             torch.cuda.synchronize()
             steps.append(time.perf_counter())
             return values
 
-        def draw(**more):
-            return pipe(prompt=next(prompts), height=1024, width=1024, num_inference_steps=options.steps, **guidance,
-                        **more).images[0]
+        def draw(**callback):
+            return pipe(prompt=next(prompts), height=1024, width=1024, num_inference_steps=options.steps, **more,
+                        **callback).images[0]
 
         def png():
             draw().save(io.BytesIO(), format="PNG", compress_level=1)
 
-        for _ in range(2):
+        for _ in range(2 if few else 1):
             png()
         times = []
-        for _ in range(3):
+        for _ in range(3 if few else 1):
             steps.clear()
             draw(callback_on_step_end=on_step)
             times += [b - a for a, b in zip(steps, steps[1:])]
         self.row("step_ms", statistics.median(times) * 1e3, "ms")
-        self.row("prompt_to_png_s", self.median(png, 5), "s")
-        self.row("back_to_back_s", self.once(lambda: [png() for _ in range(IMAGES)]) / IMAGES, "s")
+        self.row("prompt_to_png_s", self.median(png, 5 if few else 2), "s")
+        self.row("back_to_back_s", self.once(lambda: [png() for _ in range(images)]) / images, "s")
 
     @staticmethod
     def quantize(transformer):
@@ -75,4 +84,5 @@ if __name__ == "__main__":
     for name, value in (("model", None), ("revision", "unknown"), ("machine", "unknown"), ("attention", "_native_cudnn")):
         parser.add_argument(f"--{name}", default=value)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--pictures", type=int, default=0)
     FamilyBench(parser.parse_args())

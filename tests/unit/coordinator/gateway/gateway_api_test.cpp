@@ -804,6 +804,107 @@ TEST_F(GatewayApi, LinksDependOnTheSharedSecretOnly) {
   EXPECT_EQ(send("GET", link).status, 401);
 }
 
+constexpr const char* kPng =
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII=";
+
+class GatewayEdits : public GatewayApi {
+ protected:
+  GatewayEdits() {
+    adjust_models = [](job::Catalogue& catalogue) {
+      job::ModelEntry& edits = catalogue.models["edits"] = job::image_model("edits");
+      edits.apply("image") = {.low = 1, .high = 3};
+      edits.apply("mask");
+      edits.apply("strength");
+      edits.free_width = edits.free_height = 1024;
+      catalogue.default_model = "edits";
+    };
+    start({});
+  }
+  std::string refused(const std::string& route, const std::string& body) {
+    const Response response = send("POST", route, body);
+    EXPECT_EQ(response.status, 400) << body;
+    const json::value answer = body_of(response);
+    const json::value& param = answer.at("error").at("param");
+    return param.is_null() ? "" : std::string(param.as_string());
+  }
+  std::string last_spec() const { return service.submissions.back().spec; }
+};
+
+TEST_F(GatewayEdits, WaitForTheirImages) {
+  Response response = send("POST", "/v1/images/edits",
+                           R"({"prompt":"x","images":[{"image_url":"data:image/png;base64,)" + std::string(kPng) +
+                               R"("}],"response_format":"b64_json"})");
+  ASSERT_EQ(response.status, 200) << response.body;
+  const std::string sha256 = service.blobs.begin()->first;
+  EXPECT_EQ(last_spec(), R"({"prompt":"x","image":")" + sha256 + R"(","priority":0,"partial_images":0})")
+      << "without a size";
+  response = finish(response, [&] {
+    service.admit("job-1");
+    service.succeed("job-1", 0, "PNG");
+  });
+  EXPECT_EQ(response.status, 200);
+}
+
+TEST_F(GatewayEdits, StreamEventsOfTheirOwn) {
+  const std::string form =
+      "--b\r\nContent-Disposition: form-data; name=\"prompt\"\r\n\r\nx\r\n--b\r\nContent-Disposition: form-data; "
+      "name=\"stream\"\r\n\r\ntrue\r\n--b\r\nContent-Disposition: form-data; name=\"image[]\"\r\n\r\n" +
+      std::string(kPng) + "\r\n--b--\r\n";
+  Response response = send("POST", "/v1/images/edits", form, {{"Content-Type", "multipart/form-data; boundary=b"}});
+  ASSERT_EQ(response.status, 200) << response.body;
+  service.admit("job-1");
+  service.succeed("job-1", 0, "PNG");
+  drain(response);
+  EXPECT_THAT(sink.text, HasSubstr("event: image_edit.completed\ndata: {\"type\":\"image_edit.completed\""));
+}
+
+// Native jobs and both routes of images: stored images beside sent ones, twice the same, and unknown ones.
+TEST_F(GatewayEdits, NameTheImageThatIsWrong) {
+  const std::string png(kPng), unknown(64, '0');
+  for (const char* route : {"/v1/jobs", "/v1/images/generations", "/v1/images/edits"}) {
+    const auto body = [](const std::string& fields) { return R"({"prompt":"x",)" + fields + "}"; };
+    ASSERT_LT(send("POST", route, body(R"("image":")" + png + "\"")).status, 300);
+    const std::string id = service.blobs.begin()->first;
+    const std::string all = R"("images":[")" + id + R"(",")" + png + R"(",")" + png + "\"]";
+    ASSERT_LT(send("POST", route, body(all)).status, 300);
+    EXPECT_THAT(last_spec(), HasSubstr(R"("images":[")" + id + R"(",")" + id + R"(",")" + id + "\"]"));
+    ASSERT_LT(send("POST", route, body(R"("images":[")" + png + R"("],"mask":")" + png + R"(","strength":0.5)")).status,
+              300);
+    EXPECT_THAT(last_spec(), HasSubstr(R"("image":")" + id + R"(","mask":")" + id + R"(","strength":0.5)"));
+    EXPECT_EQ(service.blobs.size(), 1u);
+    const std::vector<std::pair<std::string, std::string>> cases = {
+        {R"("image":")" + unknown + "\"", "image"},
+        {R"("images":[")" + unknown + "\"]", "images[0]"},
+        {R"("images":[")" + png + R"(",")" + unknown + "\"]", "images[1]"},
+        {R"("images":[")" + id + R"(","!"])", "images[1]"},
+        {R"("images":[")" + png + R"(","QUJD",")" + unknown + "\"]", "images[1]"},
+        {R"("images":[1])", "images[0]"},
+        {R"("images":["a","b","c","d"])", "images"},
+        {R"("images":["a"],"image":"b")", "images"},
+        {R"("image":")" + id + R"(","mask":"QUJD")", "mask"},
+        {R"("image":")" + id + R"(","mask":")" + unknown + "\"", "mask"},
+        {R"("image":")" + id + R"(","strength":0)", "strength"},
+        {R"("images":[")" + id + R"(",")" + id + R"("],"mask":")" + id + "\"", "mask"},
+        {R"("image":")" + id + R"(","auto_resize":false)", "auto_resize"},
+    };
+    for (const auto& [fields, param] : cases) EXPECT_EQ(refused(route, body(fields)), param) << route << fields;
+    const bool edit = route == std::string("/v1/images/edits");
+    EXPECT_EQ(refused(route, body(R"("mask":")" + id + "\"")), edit ? "image" : "mask");
+    EXPECT_EQ(refused(route, body(R"("model":"demo","image":")" + png + "\"")), "image") << "it takes none";
+    EXPECT_EQ(refused(route, body(R"("model":"demo","images":[")" + png + "\"]")),
+              route == std::string("/v1/jobs") ? "image" : "images");
+    service.blobs.clear();
+    service.owned_inputs.clear();
+  }
+  EXPECT_EQ(refused("/v1/images/edits", R"({"prompt":"x"})"), "image");
+}
+
+TEST_F(GatewayEdits, VariationsNameTheWayOut) {
+  const Response response = send("POST", "/v1/images/variations", "--b--", {{"Content-Type", "multipart/form-data"}});
+  EXPECT_EQ(response.status, 400);
+  EXPECT_THAT(response.body, HasSubstr("use POST /v1/images/edits"));
+}
+
 TEST_F(GatewayApi, AVideoBeginsWithTheReferenceOfTheRequest) {
   adjust_models = [](job::Catalogue& catalogue) {
     job::ModelEntry& clips = catalogue.models["clips"] = job::image_model("clips");
@@ -824,8 +925,7 @@ TEST_F(GatewayApi, AVideoBeginsWithTheReferenceOfTheRequest) {
   EXPECT_EQ(without.status, 400);
   EXPECT_EQ(body_of(without).at("error").at("param").as_string(), "image");
   const Response made =
-      create(R"(,"input_reference":{"image_url":"data:image/png;base64,)"
-             R"(iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="})");
+      create(R"(,"input_reference":{"image_url":"data:image/png;base64,)" + std::string(kPng) + "\"}");
   ASSERT_EQ(made.status, 200) << made.body;
   const auto video = body_of(made);
   EXPECT_EQ(video.at("seconds").as_string(), "4");

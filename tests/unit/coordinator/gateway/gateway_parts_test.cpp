@@ -425,6 +425,10 @@ TEST(GatewayLinks, HoldForOnePathAndATime) {
   EXPECT_FALSE(signer.verify(path, "1000", "3", "", 999));
 }
 
+Result<ImageCall> parse_image_call(std::string_view body, bool edit = false) {
+  return gateway::parse_image_call("application/json", body, edit);
+}
+
 TEST(GatewayImages, MapsOpenAisFields) {
   auto call =
       parse_image_call(R"({"prompt":"a red circle","model":"demo","n":2,"size":"256x128","response_format":"b64_json",
@@ -466,7 +470,9 @@ TEST(GatewayImages, TakeEveryFieldOfAJob) {
       case job::FieldType::kFormat: body[row.name] = "webp"; break;
       case job::FieldType::kSize: body[row.name] = "64x64"; break;
       case job::FieldType::kAdapters: body[row.name] = json::array(); break;
-      case job::FieldType::kImage: break;  // of videos
+      case job::FieldType::kFlag: body[row.name] = false; break;
+      case job::FieldType::kImage: body[row.name] = "x"; break;
+      case job::FieldType::kImages: body[row.name] = json::array{"x", "y"}; break;
       case job::FieldType::kCache: body[row.name] = {{"mode", "off"}}; break;
     }
     const bool by_size = field == job::Field("width") || field == job::Field("height");
@@ -517,6 +523,17 @@ TEST(GatewayImages, NamesTheFieldThatIsWrong) {
       {R"({"prompt":"x","output_compression":101})", "output_compression"},
       {R"({"prompt":"x","partial_images":4})", "partial_images"},
       {R"({"prompt":"x","num_inference_step":4})", "num_inference_step"},
+      {R"({"prompt":"x","image":5})", "image"},
+      {R"({"prompt":"x","image":{"image_url":"a","file_id":"b"}})", "image"},
+      {R"({"prompt":"x","image":["QQ==",{"url":"a"}]})", "image[1]"},
+      {R"({"prompt":"x","images":"QQ=="})", "images"},
+      {R"({"prompt":"x","images":[]})", "images"},
+      {R"({"prompt":"x","images":["QQ==",null]})", "images[1]"},
+      {R"({"prompt":"x","images":["a","b","c","d","e"]})", "images"},
+      {R"({"prompt":"x","images":["a"],"image":"b"})", "images"},
+      {R"({"prompt":"x","mask":["a"]})", "mask"},
+      {R"({"prompt":"x","markup":"a"})", "markup"},
+      {R"({"prompt":"x","input_fidelity":"best"})", "input_fidelity"},
   };
   for (const auto& [body, param] : cases) {
     auto call = parse_image_call(body);
@@ -527,6 +544,106 @@ TEST(GatewayImages, NamesTheFieldThatIsWrong) {
   for (const char* body : {"", "{", "[]", "\"x\"", "{\"prompt\":\"\xff\"}", "{\"prompt\":\"x\"} {}"}) {
     EXPECT_FALSE(parse_image_call(body).ok()) << body;
   }
+}
+
+// Each image of the request: field, index, what the client calls it, and a file's or text's contents.
+std::vector<std::string> shown(const SentImages& images) {
+  std::vector<std::string> out;
+  for (const SentImage& image : images)
+    out.push_back(std::string(image.field.name()) + std::to_string(image.index) + " " + image.param + " " +
+                  (image.form == SentImage::Form::kStored ? "stored" : image.contents));
+  return out;
+}
+
+TEST(GatewayImages, AnEditHasImagesInTheWaysOfOpenAi) {
+  const std::string id(64, 'a'), none(kUnknownSha256);
+  const auto one =
+      parse_image_call(R"({"prompt":"x","image":{"image_url":"data:a"},"mask":{"file_id":")" + id + "\"}}", true);
+  ASSERT_TRUE(one.ok()) << one.error().message;
+  EXPECT_THAT(shown(one->images), ElementsAre("image0 image data:a", "mask0 mask stored"));
+  EXPECT_EQ(*one->spec.fields.text("image"), none);
+  EXPECT_EQ(*one->spec.fields.text("mask"), id);
+  for (const char* name : {"image", "images"}) {
+    const auto several = parse_image_call(R"({"prompt":"x","input_fidelity":"high",")" + std::string(name) +
+                                              R"(":["QQ==",{"file_id":")" + id + R"("},"QQ=="]})",
+                                          true);
+    ASSERT_TRUE(several.ok()) << several.error().message;
+    EXPECT_EQ(*several->spec.fields.text("image"), none + "," + id + "," + none);
+    EXPECT_THAT(shown(several->images),
+                ElementsAre("image0 images[0] QQ==", "image1 images[1] stored", "image2 images[2] QQ=="));
+    EXPECT_EQ(as_image_error(Error{.param = "images[1]"}, *several).param, std::string(name) + "[1]");
+    EXPECT_EQ(as_image_error(Error{.param = "image"}, *several).param, name);
+  }
+  EXPECT_EQ(as_image_error(Error{.param = "width"}, *one).param, "size");
+  EXPECT_TRUE(parse_image_call(R"({"prompt":"x","image":"QQ==","mask":"QQ==","strength":0.5})").ok());
+}
+
+TEST(GatewayImages, AnEditMayBeAForm) {
+  const auto part = [](const std::string& disposition, const std::string& contents) {
+    return "--b\r\nContent-Disposition: form-data; " + disposition + "\r\n\r\n" + contents + "\r\n";
+  };
+  const auto file = [&](const std::string& name, const std::string& contents) {
+    return part("name=\"" + name + "\"; filename=\"a.png\"", contents);
+  };
+  const auto parse = [](const std::string& parts) {
+    return gateway::parse_image_call("multipart/form-data; boundary=b", parts + "--b--\r\n", true);
+  };
+  const std::string prompt = part("name=\"prompt\"", "x"), id(64, 'a'), none(kUnknownSha256);
+  const auto whole = parse(prompt + file("image", "1") + file("mask", "2") + part("name=\"stream\"", "true") +
+                           part("name=\"n\"", "2") + part("name=\"strength\"", "0.5") +
+                           part("name=\"auto_resize\"", "false") + part("name=\"size\"", "auto"));
+  ASSERT_TRUE(whole.ok()) << whole.error().message;
+  EXPECT_THAT(shown(whole->images), testing::Contains("image0 image 1"));
+  EXPECT_THAT(shown(whole->images), testing::Contains("mask0 mask 2"));
+  EXPECT_TRUE(whole->stream);
+  EXPECT_EQ(whole->spec.n, 2);
+  EXPECT_EQ(whole->spec.fields.real("strength"), 0.5);
+  EXPECT_EQ(whole->spec.fields.integer("auto_resize"), 0);
+  EXPECT_EQ(completed_event(*whole), "image_edit.completed");
+  EXPECT_EQ(partial_image_event(*whole), "image_edit.partial_image");
+  for (const char* name : {"image[]", "image", "images"}) {
+    const auto several =
+        parse(prompt + file(name, "1") + part("name=\"" + std::string(name) + "\"", id) + file(name, "3"));
+    ASSERT_TRUE(several.ok()) << several.error().message;
+    EXPECT_EQ(*several->spec.fields.text("image"), none + "," + id + "," + none) << name;
+    const std::string shortened = name == std::string("images") ? name : "image";
+    EXPECT_EQ(shown(several->images)[0], "image0 " + shortened + "[0] 1");
+    EXPECT_EQ(shown(several->images)[1], "image2 " + shortened + "[2] 3");
+  }
+  EXPECT_EQ(*parse(prompt + file("images[]", "1"))->spec.fields.text("image"), none);
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {prompt, "image"},
+      {file("image", "1"), "prompt"},
+      {prompt + file("image", "1") + file("images", "1"), "images"},
+      {prompt + file("image", "1") + file("image", "1") + file("image", "1") + file("image", "1") + file("image", "1"),
+       "image"},
+      {prompt + file("image", "1") + file("mask", "2") + file("mask", "2"), "mask"},
+      {prompt + file("image", "1") + file("markup", "2"), "markup"},
+      {prompt + file("image", "1") + file("user", "2"), "user"},
+      {prompt + file("image", "1") + part("name=\"stream\"", "yes"), "stream"},
+      {prompt + file("image", "1") + part("name=\"svg[model]\"", "a"), "svg"},
+  };
+  for (const auto& [form, param] : refused) {
+    const auto call = parse(form);
+    ASSERT_FALSE(call.ok()) << form;
+    EXPECT_EQ(call.error().param, param) << form << call.error().message;
+  }
+}
+
+TEST(GatewayImages, ASizeFollowsTheImageIfTheModelTakesItFromThere) {
+  job::ModelEntry model = job::image_model("m", 256);
+  model.apply("image");
+  const std::string edit = R"({"prompt":"x","image":"QQ=="})";
+  const auto size_of = [&](const std::string& body) {
+    auto call = parse_image_call(body).value();
+    call.complete_for(model);
+    return call.size;
+  };
+  EXPECT_EQ(size_of(edit), "256x256");
+  model.free_width = model.free_height = 256;
+  EXPECT_EQ(size_of(edit), "auto");
+  EXPECT_EQ(size_of(R"({"prompt":"x"})"), "256x256");
+  EXPECT_EQ(size_of(R"({"prompt":"x","image":"QQ==","size":"64x32"})"), "64x32");
 }
 
 TEST(GatewayImages, AnswersInTheFormThatWasAskedFor) {

@@ -10,6 +10,7 @@
 
 #include "pipeline/engine/family.h"
 #include "pipeline/families/flux2/flux2.h"
+#include "pipeline/families/qwen_image/qwen_image.h"
 #include "pipeline/families/z_image/z_image.h"
 #include "pipeline/region/compile/cached.h"
 #include "pipeline/region/compile/nvrtc.h"
@@ -61,12 +62,16 @@ const std::vector<std::pair<std::string, Source>>& programs() {
       }
     };
     const auto z_image = spec_of(pipeline::z_image_family(), "{}"),
+               qwen_image = spec_of(pipeline::qwen_image_family(), "{}"),
+               qwen_edit = spec_of(pipeline::qwen_image_family(), R"({"zero_cond_t":true})"),
                klein_4b = spec_of(pipeline::flux2_family(), R"({"num_attention_heads":24,"joint_attention_dim":7680})"),
                klein_9b =
                    spec_of(pipeline::flux2_family(), R"({"num_attention_heads":32,"joint_attention_dim":12288})");
     add("klein 4B", klein_4b, Weight::kOwn);
+    add("Qwen-Image-Edit", qwen_edit, Weight::kOwn);
     for (const Weight weight : {Weight::kOwn, Weight::kApart, Weight::kWide, Weight::kF8}) {
       add("Z-Image", z_image, weight);
+      add("Qwen-Image", qwen_image, weight);
       add("klein 9B", klein_9b, weight);
     }
     return made;

@@ -7,6 +7,7 @@
 
 #include "shared/families/flux/flux.h"
 #include "shared/families/flux2/flux2.h"
+#include "shared/families/qwen_image/qwen_image.h"
 #include "shared/families/wan/wan.h"
 #include "shared/families/z_image/z_image.h"
 #include "shared/job/shape_class.h"
@@ -263,6 +264,30 @@ TEST_F(ModelFolder, SidesOfZImageHaveAsManyTokensAsTheTransformerHasPositions) {
   EXPECT_EQ(tiny.fields.at("width").high, 100 * 16);
   EXPECT_EQ(tiny.defaults.integer("width"), 1024);
   EXPECT_EQ(entry_with("{}").fields.at("width").high, 2048);
+}
+
+TEST_F(ModelFolder, QwenImageIsGuidedWithANegativePromptAndNeedsTwoStepsWithATerminalShift) {
+  constexpr const Family* kQwen[] = {&kQwenImage};
+  write("model_index.json", R"({"_class_name":"QwenImagePipeline"})");
+  write("vae/config.json", R"({"dim_mult":[1,2,4,4]})");
+  write("scheduler/scheduler_config.json", R"({"shift_terminal":0.02})");
+  const auto entry = read_model_entry("m", dir_, kQwen);
+  ASSERT_TRUE(entry.ok()) << entry.error().message;
+  EXPECT_EQ(entry->kind, "qwen_image");
+  EXPECT_EQ(entry->defaults.integer("num_inference_steps"), 50);
+  EXPECT_EQ(entry->defaults.real("true_cfg_scale"), 4.0);
+  EXPECT_EQ(entry->defaults.integer("max_sequence_length"), 512);
+  EXPECT_EQ(entry->defaults.integer("width"), 1024);
+  EXPECT_EQ(entry->fields.at("width").multiple_of, 16);
+  EXPECT_EQ(entry->fields.at("num_inference_steps").low, 2);
+  job::FieldValues fields = entry->defaults;
+  EXPECT_EQ(entry->guidance(fields), job::GuidanceKind::kNone);
+  fields.set("negative_prompt", std::string());
+  EXPECT_EQ(entry->guidance(fields), job::GuidanceKind::kTrueCfg);
+  fields.set("true_cfg_scale", 1.0);
+  EXPECT_EQ(entry->guidance(fields), job::GuidanceKind::kNone);
+  write("scheduler/scheduler_config.json", R"({"shift_terminal":null})");
+  EXPECT_EQ(read_model_entry("m", dir_, kQwen)->fields.at("num_inference_steps").low, 1);
 }
 
 TEST_F(ModelFolder, KleinIsDistilledIfItsIndexSaysSo) {

@@ -207,13 +207,16 @@ TEST(Images, SixteenBitGrayKeepsItsUpperBytes) {
 }
 
 // libpng ignores such a tRNS chunk, so that the file's alpha is 255.
-TEST(Images, DamagedTransparencyReplacesNothing) {
+TEST(Images, MasksWithoutATransparentPixelAreTheirColors) {
   const std::string gray(std::string("\0\x12", 2));
   for (const std::string& chunk : {png_chunk("tRNS", "long" + times(300, "x")), png_chunk("tRNS", "")}) {
     const auto mask = decode_mask(png_of(1, 1, gray, 0, std::string("\x08\0", 2), chunk));
     ASSERT_TRUE(mask) << mask.error().message;
-    EXPECT_EQ(mask->rgb, (std::vector<std::uint8_t>{0, 0, 0}));
+    EXPECT_EQ(mask->rgb, (std::vector<std::uint8_t>{0x12, 0x12, 0x12}));
   }
+  const auto mask = decode_mask(png_of(2, 1, std::string("\0\xff\xff\0\xff", 5), 0, "\x08\x04"));
+  ASSERT_TRUE(mask) << mask.error().message;
+  EXPECT_EQ(mask->rgb, (std::vector<std::uint8_t>{255, 255, 255, 0, 0, 0}));
 }
 
 // The end of the IHDR chunk, after which a PNG may have any chunks.
