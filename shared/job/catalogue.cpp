@@ -62,10 +62,14 @@ std::optional<Error> check_value(const ModelEntry& model, Field field, const Fie
                           name);
 }
 
+bool belongs_to_image(Field field) {
+  return field == Field("mask") || field == Field("strength") || field == Field("auto_resize");
+}
+
 std::optional<Error> check_images(const FieldValues& fields, bool has_image) {
-  for (const Field field : {Field("mask"), Field("strength"), Field("auto_resize")}) {
+  for (const Field field : kFields) {
     const std::string name(field.name());
-    if (fields.has(field) && !has_image)
+    if (belongs_to_image(field) && fields.has(field) && !has_image)
       return invalid_argument(name + " is given without image; send the picture to edit as image, or leave it out",
                               name);
   }

@@ -75,7 +75,10 @@ struct ModelEntry {
 // message contains the field and the accepted values. Thread-safe.
 std::optional<Error> check_value(const ModelEntry& model, Field field, const FieldValues::Value& value);
 
-// The same for fields that only make sense with an image, such as a mask.
+// Whether a field only makes sense with an image: mask, strength and auto_resize.
+bool belongs_to_image(Field field);
+
+// The same as check_value() for such fields. `has_image`: the request has one.
 std::optional<Error> check_images(const FieldValues& fields, bool has_image);
 
 // The steps that run: with strength, a part of num_inference_steps, rounded as diffusers does.

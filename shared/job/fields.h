@@ -116,6 +116,8 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
     {"partial_images", FieldType::kInteger, FieldUse::kJob, 0, 3, "",
      "Number of previews during denoising; 0 if left out."},
     {"user", FieldType::kText, FieldUse::kJob, 0, 512, "", "Opaque label of the end user, stored with the job."},
+    {"remixed_from", FieldType::kText, FieldUse::kJob, 0, 64, "",
+     "Id of the video that this is a remix of, stored with the job; POST /v1/videos/{id}/remix sets it."},
 });
 
 // A row of the table. `Field("width")` is resolved at compile time; an unknown name does not compile.

@@ -36,6 +36,7 @@ struct JobSpec {
   std::optional<int> output_compression;
   int partial_images = 0;
   std::string user;
+  std::string remixed_from;  // empty: no remix
 };
 
 }  // namespace ditfleet::job

@@ -31,6 +31,7 @@ constexpr Binding kBindings[] = {
     {"output_compression", &JobSpec::output_compression},
     {"partial_images", &JobSpec::partial_images},
     {"user", &JobSpec::user},
+    {"remixed_from", &JobSpec::remixed_from},
 };
 
 constexpr bool has_value_type(const FieldRow& row) {

@@ -77,8 +77,7 @@ std::optional<Error> complete_fields(FieldValues& fields, const ModelEntry& entr
       entry.free_width > 0 && fields.has("image") && !fields.has("width") && !fields.has("height");
   for (const Field field : kFields) {
     if (field.row().use != FieldUse::kGeneration) continue;
-    const bool of_image = field == Field("mask") || field == Field("strength") || field == Field("auto_resize");
-    const auto* otherwise = of_image && !fields.has("image") ? nullptr : entry.defaults.find(field);
+    const auto* otherwise = belongs_to_image(field) && !fields.has("image") ? nullptr : entry.defaults.find(field);
     const bool side = field == Field("width") || field == Field("height");
     if (side && sized_by_image) continue;
     if (!fields.has(field) && otherwise) fields.set(field, *otherwise);

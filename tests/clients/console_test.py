@@ -1,23 +1,39 @@
-"""The console page at / in a headless browser: jobs with progress, previews and results; the form; narrow and dark.
+"""The console page at / in a headless browser: jobs with progress, previews and results; the form; pictures and masks;
+narrow and dark.
 DITFLEET_SCREENSHOTS=FOLDER saves screenshots of the page there."""
+import base64
 import hashlib
+import json
 import os
 import signal
 import unittest
+import zlib
 from pathlib import Path
 
 import browser
 from adapters import BYTES, DOWN, UP, safetensors
 from api import Client
 from browser import Browser
-from fleet import Fleet, Shared, need
+from fleet import ROOT, Fleet, Shared, need, tiny_model
 from image import describe
 
 need(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
-shared = Shared(workers=1)
+FIXTURES = ROOT / "tests/fixtures"
+PICTURES = FIXTURES / "pictures"
+shared = Shared(workers=1, sets=["default_model=tiny"], models={
+    "tiny": tiny_model(), "edit": FIXTURES / "flux/edit/dev/model", "text": FIXTURES / "z_image/turbo/model"})
 setUpModule, tearDownModule = shared.start, shared.stop
 SMALL = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 16}
 LONG = {"width": 256, "height": 256, "num_inference_steps": 200, "max_sequence_length": 16, "partial_images": 3}
+
+
+def grey_rows(data):
+    """Returns the rows of a PNG that is 8-bit grey, in one IDAT chunk and unfiltered."""
+    _, width, height = describe(data)
+    assert data[24:29] == bytes((8, 0, 0, 0, 0)), "another kind of PNG"
+    at = data.index(b"IDAT")
+    raw = zlib.decompress(data[at + 4:at + 4 + int.from_bytes(data[at - 4:at])])
+    return [raw[y * (width + 1) + 1:(y + 1) * (width + 1)] for y in range(height)]
 
 
 def card(id, part=""):
@@ -71,15 +87,13 @@ class Console(unittest.TestCase):
         self.page.until("document.getElementById('model').value === 'tiny'")
         fields = self.http.get("/v1/models/tiny").json()["fields"]
         self.assertIn("max_sequence_length", fields)  # the form does not list it
+        self.assertEqual({name for name in ("image", "mask") if fields.pop(name)}, {"image", "mask"})  # no inputs of text
         for name, field in fields.items():
             at, default = f"document.getElementById('{name}')", field.get("default", "")
             shown = "first_block:0.08" if field["type"] == "object" else default if isinstance(default, str) else f"{default:g}"
             self.assertEqual(self.page.js(f"{at}.placeholder || {at}.value"), shown, name)
-        before = self.page.js("document.querySelector('article')?.dataset.id")
-        self.page.js("(() => { const set = (id, v) => document.getElementById(id).value = v; set('width', 32); set('height', 32);"
-                     "set('max_sequence_length', 16); set('cache', 'first_block:0.5'); document.getElementById('submit').click(); })()")
-        id = self.page.until(f"(id => id !== '{before}' && id)(document.querySelector('article')?.dataset.id)")
-        spec = self.http.wait(id)["spec"]
+        self.set(width=32, height=32, max_sequence_length=16, cache="first_block:0.5")
+        spec = self.http.wait(self.send())["spec"]
         self.assertEqual((spec["max_sequence_length"], spec["cache"]), (16, {"mode": "first_block", "threshold": 0.5}))
 
     def test_adapters(self):
@@ -113,6 +127,221 @@ class Console(unittest.TestCase):
         self.page.js(f"{card(id, 'button.small')}.click()")
         self.page.until(f"{card(id, '.state')}.textContent === 'canceled'")
         self.assertEqual(self.http.wait(id)["state"], "canceled")
+        self.assertEqual(self.page.errors, [])
+
+    def screens(self, name):
+        """Shows the page on two screens."""
+        for width in (1440, 390):
+            self.page.size(width, 900)
+            self.assertLessEqual(self.page.js("document.documentElement.scrollWidth"), width, "it scrolls sideways")
+            self.assertEqual(self.shot(f"{name}-{width}"), ("png", width, 900))
+        self.page.size(1280, 900)
+
+    def drop(self, *files):
+        """Drops files on the page, as from a file manager."""
+        data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
+        for type in ("dragEnter", "dragOver", "drop"):
+            self.page.call("Input.dispatchDragEvent", type=type, x=500, y=300, data=data)
+
+    def paste(self, file):
+        """Pastes a picture as Ctrl+V does."""
+        bytes = list(file.read_bytes())
+        self.page.js(f"""(() => {{ const data = new DataTransfer();
+            data.items.add(new File([new Uint8Array({bytes})], "image.png", {{type: "image/png"}}));
+            document.activeElement.dispatchEvent(new ClipboardEvent("paste", {{clipboardData: data, bubbles: true, cancelable: true}})); }})()""")
+
+    def set(self, **values):
+        self.page.js(f"for (const [id, value] of Object.entries({json.dumps(values)})) document.getElementById(id).value = value")
+
+    def choose(self, model):
+        self.page.until("document.getElementById('model').value === 'tiny'")
+        self.page.js(f"(() => {{ const e = document.getElementById('model'); e.value = '{model}'; e.onchange(); }})()")
+
+    def send(self):
+        """Sends the form and returns the id of the new job."""
+        self.page.until("document.querySelector('article, .empty') !== null")
+        before = self.page.js("document.querySelector('article')?.dataset.id")
+        self.page.js("document.getElementById('submit').click()")
+        return self.page.until(f"(id => id !== {json.dumps(before)} && id)(document.querySelector('article')?.dataset.id)")
+
+    def key(self, key, **more):
+        for type in ("rawKeyDown", "keyUp"):
+            self.page.call("Input.dispatchKeyEvent", type=type, key=key, windowsVirtualKeyCode={"Escape": 27}.get(key, 0), **more)
+
+    def on_mask(self, x, y):
+        """The point of the page at these parts of the mask's canvas."""
+        box = self.page.js("(b => [b.left, b.top, b.width, b.height])(document.querySelector('#canvas canvas').getBoundingClientRect())")
+        return {"x": box[0] + x * box[2], "y": box[1] + y * box[3]}
+
+    def stroke(self, *points):
+        for type, (x, y) in zip(["mousePressed"] + ["mouseMoved"] * (len(points) - 1) + ["mouseReleased"], [*points, points[-1]]):
+            self.page.call("Input.dispatchMouseEvent", type=type, button="left", buttons=1, clickCount=1, **self.on_mask(x, y))
+
+    def until_painted(self, x, y, painted=True):
+        """Waits until the mask's canvas is painted, or is not, at these parts of its sides."""
+        self.page.until(f"{str(painted).lower()} === (c => c.getContext('2d').getImageData(c.width * {x}, c.height * {y}, 1, 1).data[3] > 127)(document.querySelector('#canvas canvas'))")
+
+    def paint_mask(self):
+        self.page.until("!document.getElementById('mask-button').disabled")
+        self.page.js("document.getElementById('mask-button').click()")
+        self.page.until("document.querySelector('#canvas canvas')?.clientWidth > 0 && document.activeElement.localName === 'canvas'")
+
+    def uploaded(self, many=1):
+        self.page.until(f"document.querySelectorAll('#pictures .picture:not(.busy) img').length === {many}")
+
+    def test_a_picture_and_a_mask_from_the_drop_to_the_result(self):
+        photo = PICTURES / "photo.png"
+        _, width, height = describe(photo.read_bytes())
+        self.open()
+        self.choose("edit")
+        self.assertFalse(self.page.js("document.getElementById('strength').offsetParent !== null"))
+        self.drop(photo)
+        self.uploaded()
+        self.assertEqual([upload["id"] for upload in self.http.get("/v1/uploads").json()["data"] if upload["bytes"] == photo.stat().st_size],
+                         [hashlib.sha256(photo.read_bytes()).hexdigest()])
+        self.assertEqual(self.page.js("[document.getElementById('width').value, document.getElementById('strength').placeholder]"), ["", "0.6"])
+        self.paint_mask()
+        self.set(brush=50)
+        self.stroke((0.1, 0.25), (0.5, 0.25), (0.9, 0.25))
+        for x, y, painted in ((0.3, 0.25, True), (0.7, 0.25, True), (0.5, 0.9, False)):
+            self.until_painted(x, y, painted)
+        self.page.js("document.getElementById('erase').click()")
+        self.stroke((0.75, 0.25), (0.99, 0.25))
+        self.until_painted(0.9, 0.25, False)
+        self.until_painted(0.3, 0.25)
+        self.screens("painter")
+        self.page.js("document.getElementById('painted').click()")
+        self.page.until("document.querySelector('#pictures .mask') !== null")
+        self.set(prompt="a hat", num_inference_steps=4, max_sequence_length=16, width=64, height=64, seed=3, strength=0.75)
+        id = self.send()
+        spec = self.http.wait(id)["spec"]
+        self.assertEqual((spec["image"], spec["strength"]), (hashlib.sha256(photo.read_bytes()).hexdigest(), 0.75))
+        rows = grey_rows(self.http.get(f"/v1/uploads/{spec['mask']}/content").body)
+        self.assertEqual((len(rows[0]), len(rows)), (width, height))
+        self.assertEqual([rows[height // 4][int(part * width)] for part in (0.3, 0.9)] + [rows[int(0.9 * height)][width // 2]], [255, 0, 0])
+        # The result beside its input, on the card and on the job's page.
+        self.page.until(f"{card(id, '.picture .mask')} !== null && {card(id, '.picture img')}.naturalWidth === {width} && {card(id, '.image:not(.partial) img')}?.naturalWidth === 64")
+        left, right = (self.page.js(f"{card(id, part)}.getBoundingClientRect().left") for part in (".picture", ".image"))
+        self.assertLess(left, right)
+        self.screens("edited")
+        self.page.js(f"{card(id, '.picture')}.click()")
+        self.page.until(f"document.querySelector('#viewer img')?.naturalWidth === {width} && document.querySelector('#viewer .mask') !== null")
+        self.screens("viewer-of-an-input")
+        self.page.open(f"{shared.fleet.url}/jobs/{id}")
+        self.page.until("document.querySelector('#inputs .mask') && document.querySelector('#images img')?.naturalWidth === 64")
+        self.screens("job-with-a-picture")
+        # Its form again, from there, gives the same job.
+        self.page.open(self.page.js("document.getElementById('again').href"))
+        self.page.until("document.getElementById('prompt')?.value === 'a hat'")
+        self.uploaded()
+        self.page.until("document.querySelector('#pictures .mask') !== null")
+        again = self.http.wait(self.send())
+        self.assertEqual(again["spec"], spec)
+        self.assertEqual(again["unit_records"][0]["result"]["sha256"], self.http.job(id)["unit_records"][0]["result"]["sha256"])
+        self.assertEqual(self.page.errors, [])
+
+    def test_pictures_are_pasted_ordered_and_removed(self):
+        self.open()
+        self.choose("text")
+        self.assertFalse(self.page.js("document.getElementById('picture-fields').offsetParent !== null"))
+        error = "document.getElementById('form-error').textContent"
+        self.drop(PICTURES / "photo.png")
+        self.page.until(f"{error} === \"Model 'text' takes no pictures; tiny, edit do\" || {error} === \"Model 'text' takes no pictures; edit, tiny do\"")
+        self.page.js("(() => { const e = document.getElementById('model'); e.value = 'edit'; e.onchange(); })()")
+        self.page.js("document.getElementById('prompt').focus()")
+        self.paste(PICTURES / "photo.png")
+        self.uploaded()
+        self.paste(PICTURES / "wide.png")
+        self.page.until(f"{error} === \"Model 'edit' takes one picture; remove one first\"")
+        self.page.js("models.find(m => m.id === 'edit').fields.images = {type: 'array', minItems: 1, maxItems: 3}; show_pictures()")
+        self.drop(PICTURES / "wide.png", PICTURES / "gray.jpg")
+        self.uploaded(3)
+        self.assertTrue(self.page.js("document.getElementById('add-picture') === null && document.getElementById('mask-button').disabled"))
+        self.page.js("document.querySelectorAll('#pictures .forward')[1].click()")
+        self.page.js("document.querySelector('#pictures .picture button').click()")
+        names = "[...document.querySelectorAll('#pictures img')].map(i => i.alt)"
+        self.assertEqual(self.page.js(names), ["gray.jpg", "wide.png"])
+        asked = self.page.js("pictures_asked({mask: {}})")
+        self.assertEqual(asked, {"images": [hashlib.sha256((PICTURES / name).read_bytes()).hexdigest() for name in ("gray.jpg", "wide.png")]})
+        self.screens("pictures")
+        damaged = Path(shared.fleet.folder) / "damaged.png"
+        damaged.write_bytes((PICTURES / "photo.png").read_bytes()[:50])
+        self.drop(damaged)
+        self.page.until("document.querySelector('#pictures .error')?.textContent.includes('PNG')")
+        self.page.js("document.getElementById('submit').click()")
+        self.page.until(f"{error}.startsWith('damaged.png: ')")
+        self.drop(ROOT / "README.md")
+        self.page.until(f"{error} === \"'README.md' is no picture\"")
+        for _ in range(3):
+            self.page.js("document.querySelector('#pictures .picture button').click()")
+        self.assertEqual(self.page.js("[document.getElementById('width').value, document.getElementById('strength').disabled]"), ["1024", True])
+
+    def test_a_mask_by_keys_and_touch(self):
+        self.open()
+        self.choose("edit")
+        self.drop(PICTURES / "photo.png")
+        self.paint_mask()
+        self.key(" ")
+        self.until_painted(0.5, 0.5)
+        self.key("z", modifiers=2)
+        self.until_painted(0.5, 0.5, False)
+        for _ in range(2):
+            self.key("ArrowLeft", modifiers=8)
+        before = self.page.js("document.getElementById('brush-shape').offsetWidth")
+        self.key("]")
+        self.page.until(f"document.getElementById('brush-shape').offsetWidth > {before}")
+        self.key(" ")
+        self.until_painted(0.3, 0.5)
+        self.until_painted(0.5, 0.5, False)
+        self.key("e")
+        self.key(" ")
+        self.until_painted(0.3, 0.5, False)
+        self.key("e")
+        self.page.call("Emulation.setTouchEmulationEnabled", enabled=True)
+        for type, at in (("touchStart", 0.2), ("touchMove", 0.5), ("touchMove", 0.8), ("touchEnd", None)):
+            self.page.call("Input.dispatchTouchEvent", type=type, touchPoints=[self.on_mask(at, 0.8)] if at else [])
+        for at in (0.2, 0.5, 0.8):
+            self.until_painted(at, 0.8)
+        self.page.js("document.getElementById('clear').click()")
+        self.until_painted(0.5, 0.8, False)
+        self.key("Escape")
+        self.page.until("painter === null")
+        self.assertEqual(list(self.page.js("pictures_asked({mask: {}})")), ["image"])  # an empty mask is none
+        self.assertEqual(self.page.errors, [])
+
+    def test_a_job_is_used_again(self):
+        nothing = safetensors({DOWN: ("F32", [4, 40], bytes(640)), UP: ("F32", [40, 4], bytes(640))})
+        self.assertEqual(self.http.request("PUT", "/v1/loras/chalk", nothing, BYTES).status, 201)
+        self.addCleanup(self.http.request, "DELETE", "/v1/loras/chalk")
+        id = self.http.submit(prompt="as before", model="tiny", n=2, seed=11, guidance_scale=2.5, negative_prompt="fog", output_format="webp",
+                              cache={"mode": "first_block", "threshold": 0.25}, loras=[{"name": "chalk", "scale": 0.5}], **SMALL)
+        spec = self.http.wait(id)["spec"]
+        self.open()
+        self.page.until(f"{card(id, '.state')}?.textContent === 'succeeded'")
+        self.choose("text")
+        self.page.js(f"[...{card(id)}.querySelectorAll('button')].find(b => b.textContent === 'Use again').click()")
+        self.assertEqual(self.page.js("document.getElementById('prompt').value"), "as before")
+        again = self.http.wait(self.send())["spec"]
+        self.assertEqual({**again, "partial_images": 0}, {**spec, "partial_images": 0})
+
+    def test_the_viewer_goes_through_the_results(self):
+        ids = [self.http.submit(prompt=f"number {i}", model="tiny", n=2, seed=i, **SMALL) for i in (1, 2)]
+        for id in ids:
+            self.http.wait(id)
+        self.open()
+        self.page.until(f"document.querySelectorAll('article:nth-child(-n+2) .image:not(.partial) img').length === 4")
+        self.page.js(f"{card(ids[1], '.image')}.click()")
+        facts = "document.querySelector('#viewer .facts').textContent"
+        shows = lambda i, unit: self.page.until(f"{facts}.startsWith('number {i} · 32×32, seed {i + unit} · ')")
+        shows(2, 0)
+        for key, i, unit in (("ArrowRight", 2, 1), ("ArrowRight", 1, 0), ("ArrowRight", 1, 1), ("ArrowLeft", 1, 0)):
+            self.key(key)
+            shows(i, unit)
+        self.assertEqual(self.page.js("document.querySelector('#viewer a').download"), f"{ids[0]}-0.png")
+        self.page.until("document.querySelector('#viewer img').naturalWidth === 32")
+        self.assertRegex(self.page.js("document.querySelector('#viewer .note').textContent"), r"^3 of \d+$")
+        self.key("Escape")
+        self.page.until("!document.getElementById('viewer').open && document.querySelector('#viewer img') === null")
         self.assertEqual(self.page.errors, [])
 
     def test_the_queue(self):
@@ -190,6 +419,9 @@ class Console(unittest.TestCase):
             self.page.until("document.getElementById('key-dialog').open && !document.getElementById('key-error').hidden")
             self.page.js("document.getElementById('key').value = 'sk-a'; document.querySelector('#key-dialog button').click()")
             self.page.until("document.getElementById('model').value === 'tiny' && document.querySelector('.empty') !== null")
+            photo = base64.b64encode((PICTURES / "photo.png").read_bytes()).decode()
+            id = Client(fleet.url, "sk-a").submit(image=photo, **SMALL)
+            self.page.until(f"{card(id, '.picture img')}?.naturalWidth === 50")
 
     def test_dump_dom(self):
         """`chromium --dump-dom` waits for no script."""

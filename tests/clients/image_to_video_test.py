@@ -15,7 +15,9 @@ from image import colours, describe
 
 IMAGES = ROOT / "tests/fixtures/images"
 MODEL = ROOT / "tests/fixtures/wan/i2v/model"
-shared = Shared(workers=1, models={"i2v": MODEL, "tiny": tiny_model()}, sets=["default_model=i2v"])
+EDITS = {name: ROOT / f"tests/fixtures/flux/edit/{name}/model" for name in ("dev", "kontext")}
+MODELS = {"i2v": MODEL, "wan": ROOT / "tests/fixtures/wan/two/model", "tiny": tiny_model(), **EDITS}
+shared = Shared(workers=1, models=MODELS, sets=["default_model=i2v"])
 setUpModule, tearDownModule = shared.start, shared.stop
 SMALL = dict(frames=5, size="48x32", num_inference_steps=2, max_sequence_length=16, seed=3)
 
@@ -116,7 +118,7 @@ class TestImages(unittest.TestCase):
         whole = base64.b64encode(file + bytes(19 << 20)).decode()  # 22 MB of file
         (self.folder / "whole.json").write_text(json.dumps({"prompt": "a", "image": whole}))
         for method, route, message in (
-                ("POST", "/v1/jobs", "bytes, the limit for an image of results.input_max_bytes (20971520)"),
+                ("POST", "/v1/jobs", "bytes; results.input_max_bytes is 20971520"),
                 ("PATCH", "/v1/loras/x", "larger than 1048576 bytes (gateway.max_body_bytes); send images to POST /v1/uploads")):
             done = run("curl", "-s", "-X", method, "-H", "Content-Type: application/json", "--data-binary",
                        f"@{self.folder / 'whole.json'}", shared.fleet.url + route)
@@ -180,8 +182,8 @@ class TestImages(unittest.TestCase):
 
     def test_models_take_an_image_or_refuse_it(self):
         self.assertIn("image is missing; model 'i2v' needs it", self.refusal(400)["message"])
-        error = self.refusal(400, model="tiny", image=base64.b64encode(png(9, 9)).decode())
-        self.assertIn("does not apply to model 'tiny'", error["message"])
+        error = self.refusal(400, model="wan", image=base64.b64encode(png(9, 9)).decode())
+        self.assertIn("does not apply to model 'wan'", error["message"])
 
     def test_a_truncated_file_is_refused_or_fails_its_job(self):
         refused = self.upload((IMAGES / "rgb.png").read_bytes()[:-20])  # the lengths of its chunks tell
@@ -212,6 +214,33 @@ class TestImages(unittest.TestCase):
         done = cli("generate", "a", "--url", shared.fleet.url, "--image", ROOT / "README.md", *flags[:-2])
         self.assertEqual(done.returncode, 2, done)
         self.assertIn("--image: the image is not a PNG, JPEG, WebP, BMP or GIF file", done.stderr)
+
+    def test_both_commands_edit(self):
+        """The same image from the service and without it, of image to image, inpainting and Kontext."""
+        pictures = ROOT / "tests/fixtures/pictures"
+        image, mask = ("--image", pictures / "photo.png"), ("--mask", pictures / "mask.png")
+        flags = ["--steps", "3", "--max-sequence-length", "16", "--seed", "3", "--size", "64x48"]
+        seen = set()
+        for model, extra in (("dev", [*image]), ("dev", [*image, "--strength", "0.9"]), ("dev", [*image, *mask]),
+                             ("kontext", [*image, "--no-auto-resize"])):
+            out, own = self.folder / "out.png", self.folder / "own.png"
+            done = cli("generate", "a cat", "--url", shared.fleet.url, "--model", model, "-o", out, *flags, *extra)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            done = run(BIN / "ditfleet-worker", "generate", "--model", EDITS[model], "--prompt", "a cat", *flags, *extra,
+                       "--device", "cpu", "--out", own)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(out.read_bytes(), own.read_bytes(), extra)
+            seen.add(own.read_bytes())
+        self.assertEqual(len(seen), 4)
+        worker = [BIN / "ditfleet-worker", "generate", "--model", EDITS["dev"], "--prompt", "a", "--device", "cpu", "--out", out]
+        for extra, message in (([*image, *image], "--image: images has 2 images; model"),
+                               ([*image, "--strength", "0"], "--strength: strength is 0"),
+                               ([*mask], "--mask: mask is given without image"),
+                               ([*image, "--no-auto-resize"], "--no-auto-resize: auto_resize does not apply to model")):
+            for command in ([BIN / "ditfleet", "generate", "a", "--url", shared.fleet.url, "--model", "dev"], worker):
+                done = run(*command, *flags, *extra)
+                self.assertEqual(done.returncode, 2, done)
+                self.assertIn(message, done.stderr)
 
 
 if __name__ == "__main__":

@@ -171,9 +171,10 @@ class OpenApi(unittest.TestCase):
         full = {"model": "tiny", "prompt": "x", "negative_prompt": "y", "n": 1, "width": 32, "height": 16, "seed": 1, "num_inference_steps": 2,
                 "guidance_scale": 1.5, "true_cfg_scale": 2.0, "max_sequence_length": 16,
                 "cache": {"mode": "first_block", "threshold": 0.5}, "loras": [], "priority": 1, "deadline_ms": 600_000,
-                "output_format": "webp", "output_compression": 50, "partial_images": 1, "user": "u"}
+                "output_format": "webp", "output_compression": 50, "partial_images": 1, "user": "u", "remixed_from": "v"}
         self.assertEqual(list(self.schema.problems(full, request)), [])
-        other_families = {"frames": 5, "fps": 8, "guidance_scale_2": 2, "image": "0" * 64, "preset": "fast", "flow_shift": 5,
+        other_families = {"frames": 5, "fps": 8, "guidance_scale_2": 2, "image": "0" * 64, "images": ["0" * 64, "1" * 64], "mask": "0" * 64,
+                          "strength": 0.5, "auto_resize": True, "preset": "fast", "flow_shift": 5,
                           "sampler": "euler", "sigmas": "1, 0.5", "cfg_normalization": 1, "cfg_truncation": 0.5}
         self.assertEqual(set(full) | {"size"} | set(other_families), set(self.schema.resolve(request)["properties"]))
         self.client.wait(self.client.submit(**full))

@@ -7,7 +7,7 @@ import unittest
 import urllib.error
 import urllib.request
 
-from fleet import Shared, need, until
+from fleet import ROOT, Shared, need, tiny_model, until
 
 try:
     import openai
@@ -21,7 +21,11 @@ KEY = "sk-ditfleet-first"
 
 
 CONFIG = f"keys:\n  - {{tenant: first, sha256: {hashlib.sha256(KEY.encode()).hexdigest()}}}\n"
-shared = Shared(workers=2, config=CONFIG)
+PICTURES = ROOT / "tests/fixtures/pictures"
+# dev takes one image, klein up to four, and wan none.
+MODELS = {"tiny": tiny_model(), "dev": ROOT / "tests/fixtures/flux/edit/dev/model",
+          "klein": ROOT / "tests/fixtures/flux2/edit/klein/model", "wan": ROOT / "tests/fixtures/wan/two/model"}
+shared = Shared(workers=2, models=MODELS, config=CONFIG, sets=["default_model=tiny"])
 setUpModule, tearDownModule = shared.start, shared.stop
 SMALL = {"num_inference_steps": 2, "max_sequence_length": 16}
 LONG = {"num_inference_steps": 200}  # some seconds
@@ -122,6 +126,120 @@ class Generate(unittest.TestCase):
         self.assertEqual(len({a.job_id for a in asyncio.run(both())}), 3)
 
 
+class Edit(unittest.TestCase):
+    def setUp(self):
+        self.rest = Client(shared.fleet.url, KEY)
+
+    def edit(self, image="photo.png", **fields):
+        """Several names of `image` are several images."""
+        files = [PICTURES / image] if isinstance(image, str) else [PICTURES / name for name in image]
+        extra = {**SMALL, "seed": 7, **fields.pop("extra_body", {})}
+        fields = {"model": "dev", "prompt": "a red circle", "size": "64x48", "response_format": "b64_json", **fields}
+        if "mask" in fields:
+            fields["mask"] = PICTURES / fields["mask"]
+        return client(max_retries=0).images.edit(image=files[0] if isinstance(image, str) else files, extra_body=extra, **fields)
+
+    def picture(self, **fields):
+        return base64.b64decode(self.edit(**fields).data[0].b64_json)
+
+    def spec(self, answer):
+        return self.rest.job(answer.job_id)["spec"]
+
+    def test_an_image_and_a_mask(self):
+        plain, masked = self.edit(n=2), self.edit(mask="mask.png")
+        for image in (*plain.data, *masked.data):
+            self.assertEqual(describe(base64.b64decode(image.b64_json)), ("png", 64, 48))
+        self.assertEqual(len({image.b64_json for image in (*plain.data, *masked.data)}), 3)
+        self.assertEqual((plain.size, plain.output_format, plain.background), ("64x48", "png", "opaque"))
+        spec = self.spec(masked)
+        for field, name in (("image", "photo.png"), ("mask", "mask.png")):
+            self.assertEqual(spec[field], hashlib.sha256((PICTURES / name).read_bytes()).hexdigest())
+        self.assertEqual(spec["strength"], 0.6)
+
+    def test_what_is_transparent_is_replaced_as_is_what_is_white(self):
+        """OpenAI's masks have transparency; without it white counts, and any size is scaled to that of the image."""
+        self.assertNotEqual(self.picture(mask="alpha.png"), self.picture())
+        self.assertNotEqual(self.picture(mask="alpha.png"), self.picture(mask="other_mask.png"))
+
+    def test_strength_and_other_fields_of_a_form(self):
+        weak = self.edit(extra_body={"strength": 0.5, "num_inference_steps": 4, "guidance_scale": 2.5}, output_format="webp",
+                         user="me", quality="high", input_fidelity="high", background="auto")
+        spec = self.spec(weak)
+        self.assertEqual((spec["strength"], spec["num_inference_steps"], spec["guidance_scale"], spec["user"]), (0.5, 4, 2.5, "me"))
+        self.assertEqual((weak.output_format, weak.quality), ("webp", "high"))
+        self.assertNotEqual(self.picture(extra_body={"strength": 0.5}), self.picture(extra_body={"strength": 1}))
+
+    def test_several_images(self):
+        answer = self.edit(image=["wide.png", "tall.jpg", "wide.png"], model="klein")
+        self.assertEqual(describe(base64.b64decode(answer.data[0].b64_json)), ("png", 64, 48))
+        files = [hashlib.sha256((PICTURES / name).read_bytes()).hexdigest() for name in ("wide.png", "tall.jpg")]
+        self.assertEqual(self.spec(answer)["images"], [files[0], files[1], files[0]])
+        self.assertNotEqual(answer.data[0].b64_json, self.edit(image="wide.png", model="klein").data[0].b64_json)
+        one = self.edit(image=["wide.png"], model="klein")
+        self.assertEqual(one.data[0].b64_json, self.edit(image="wide.png", model="klein").data[0].b64_json)
+
+    def test_without_a_size_the_image_gives_it(self):
+        size = {"extra_body": {"num_inference_steps": 1}}
+        for asked in ("auto", openai.omit):
+            answer = self.edit(image="large.png", model="klein", size=asked, **size)
+            self.assertEqual(describe(base64.b64decode(answer.data[0].b64_json))[1:], tuple(map(int, answer.size.split("x"))))
+            width, height = map(int, answer.size.split("x"))
+            self.assertAlmostEqual(width / height, 1300 / 900, delta=0.05)
+            self.assertNotIn("width", self.spec(answer))
+
+    def test_stream(self):
+        with self.edit(stream=True, partial_images=2, extra_body={"num_inference_steps": 8}) as stream:
+            events = list(stream)
+        self.assertEqual([e.type for e in events], ["image_edit.partial_image"] * 2 + ["image_edit.completed"])
+        self.assertEqual([e.partial_image_index for e in events[:-1]], [0, 1])
+        self.assertEqual((events[-1].size, events[0].size), ("64x48", "64x48"))
+        self.assertEqual(events[-1].b64_json, self.edit(extra_body={"num_inference_steps": 8}).data[0].b64_json)
+
+    def test_json_and_forms_give_one_image(self):
+        url = "data:image/png;base64," + base64.b64encode((PICTURES / "photo.png").read_bytes()).decode()
+        id = self.rest.request("POST", "/v1/uploads", (PICTURES / "photo.png").read_bytes(), {"Content-Type": "image/png"}).json()["id"]
+        body = {"model": "dev", "prompt": "a red circle", "size": "64x48", "response_format": "b64_json", "seed": 7, **SMALL}
+        pictures = {self.edit().data[0].b64_json}
+        for route, images in (("edits", {"images": [{"image_url": url}]}), ("edits", {"images": [{"file_id": id}]}),
+                              ("edits", {"image": url}), ("generations", {"image": url}), ("generations", {"images": [id]})):
+            answer = self.rest.request("POST", "/v1/images/" + route, {**body, **images})
+            self.assertEqual(answer.status, 200, answer)
+            pictures.add(answer.json()["data"][0]["b64_json"])
+        job = self.rest.wait(self.rest.submit(**{k: v for k, v in body.items() if k != "response_format"}, image=id))
+        pictures.add(base64.b64encode(self.rest.get(job["unit_records"][0]["result"]["url"]).body).decode())
+        self.assertEqual(len(pictures), 1)
+
+    def test_wrong_edits_are_bad_requests_that_name_the_field(self):
+        cases = [
+            ({"model": "wan"}, "image", "does not apply to model 'wan'"),
+            ({"image": ["photo.png", "tall.jpg"]}, "image", "has 2 images; model 'dev' takes 1"),
+            ({"image": ["photo.png"] * 5, "model": "klein"}, "image", "it must have 1 to 4 images"),
+            ({"image": ["photo.png", "../images/expected.json"], "model": "klein"}, "image[1]", "is not a PNG"),
+            ({"mask": "../images/expected.json"}, "mask", "is not a PNG"),
+            ({"mask": "mask.png", "model": "klein"}, "mask", "does not apply to model 'klein'"),
+            ({"size": "65x48"}, "size", "multiple"),
+            ({"background": "transparent"}, "background", "opaque"),
+            ({"extra_body": {"strength": 0}}, "strength", "above 0"),
+            ({"extra_body": {"stpes": 3}}, "stpes", "openapi"),
+        ]
+        for fields, param, right in cases:
+            with self.subTest(fields=fields), self.assertRaises(openai.BadRequestError) as refused:
+                self.edit(**fields)
+            self.assertEqual(refused.exception.param, param, refused.exception)
+            self.assertIn(right, refused.exception.message)
+        with self.assertRaises(openai.NotFoundError):
+            self.edit(model="gpt-image-1")
+        none = self.rest.request("POST", "/v1/images/edits", {"model": "dev", "prompt": "x"})
+        self.assertEqual((none.status, none.error["param"]), (400, "image"), none)
+        answer = self.rest.request("POST", "/v1/images/edits", "x", {"Content-Type": "text/plain"})
+        self.assertEqual(answer.status, 415, answer)
+
+    def test_variations_name_the_way_out(self):
+        with self.assertRaises(openai.BadRequestError) as refused:
+            client(max_retries=0).images.create_variation(image=PICTURES / "photo.png", model="dev")
+        self.assertIn("use POST /v1/images/edits", refused.exception.message)
+
+
 class Errors(unittest.TestCase):
     def test_an_invalid_field_is_a_bad_request_that_names_it(self):
         cases = [
@@ -192,7 +310,7 @@ class Errors(unittest.TestCase):
 class Models(unittest.TestCase):
     def test_list_and_retrieve(self):
         models = client().models.list()
-        self.assertEqual([m.id for m in models.data], ["tiny"])
+        self.assertEqual({m.id for m in models.data}, set(MODELS))
         self.assertEqual(client().models.retrieve("tiny").owned_by, "ditfleet")
         with self.assertRaises(openai.NotFoundError):
             client().models.retrieve("tinny")

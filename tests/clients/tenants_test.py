@@ -402,6 +402,8 @@ class Uploads(unittest.TestCase):
         self.assertEqual((unknown.status, foreign.status), (400, 400))
         self.assertEqual(foreign.body.replace(id.encode(), b"0" * 64), unknown.body)
         self.assertEqual(self.b.request("DELETE", "/v1/uploads/" + id).status, 404)
+        self.assertEqual(self.b.get(f"/v1/uploads/{id}/content").status, 404)
+        self.assertEqual(self.a.get(f"/v1/uploads/{id}/content").body, file)
         self.assertEqual(self.b.get("/v1/uploads").json()["data"], [])
         self.assertEqual(self.a.get("/v1/uploads").json()["data"], [{"id": id, "object": "upload", "bytes": len(file)}])
         self.assertEqual(self.use("a"), ({"used": 1, "quota": 1000}, {"used": len(file), "quota": 512 << 20}))

@@ -104,6 +104,28 @@ class Videos(unittest.TestCase):
             make()
         self.assertIn("needs it", refused.exception.message)
 
+    def test_a_remix_has_another_prompt_and_the_same_seed(self):
+        extra = {"num_inference_steps": 2, "max_sequence_length": 16}
+        first = self.videos.create_and_poll(model="i2v", prompt="x", seconds="0.3", size="48x32", extra_body=extra, poll_interval_ms=50,
+                                            input_reference=("first.png", png(48, 32), "image/png"))
+        self.assertEqual((first.status, first.remixed_from_video_id), ("completed", None))
+        remix = self.videos.remix(first.id, prompt="a red circle")
+        self.assertEqual((remix.prompt, remix.remixed_from_video_id, remix.size, remix.seconds),
+                         ("a red circle", first.id, first.size, first.seconds))
+        specs = [self.http.wait(id)["spec"] for id in (first.id, remix.id)]
+        self.assertEqual({**specs[0], "prompt": "a red circle", "remixed_from": first.id}, specs[1])
+        self.assertEqual(self.videos.retrieve(remix.id).remixed_from_video_id, first.id)
+        again = self.videos.remix(remix.id, prompt="x")
+        self.assertEqual(again.remixed_from_video_id, remix.id)
+        self.http.wait(again.id)
+        self.assertEqual(*(self.videos.download_content(id).read() for id in (first.id, again.id)))
+        with self.assertRaises(openai.NotFoundError):
+            client(SECOND).videos.remix(first.id, prompt="x")
+        failed = self.videos.create_and_poll(model="video", prompt="fault text memory", poll_interval_ms=50)
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.videos.remix(failed.id, prompt="x")
+        self.assertIn("is failed; only a completed video can be remixed", refused.exception.message)
+
     def test_json_and_the_default_model(self):
         answer = self.http.request("POST", "/v1/videos", {"prompt": "x", "seconds": "0.5", "fps": 4})
         self.assertEqual(answer.status, 200, answer)

@@ -10,7 +10,16 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace ditfleet;
-  static const job::Catalogue catalogue{{{"demo", job::image_model("demo")}}, "demo"};
+  static const job::Catalogue catalogue = [] {
+    job::Catalogue out{{{"demo", job::image_model("demo")}}, "demo"};
+    job::ModelEntry& demo = out.models.at("demo");
+    for (const job::Field field : {job::Field("mask"), job::Field("strength"), job::Field("auto_resize")})
+      demo.apply(field);
+    demo.apply("image").high = 3;
+    demo.defaults.set("strength", 0.6);
+    demo.free_width = demo.free_height = 1024;
+    return out;
+  }();
   const auto spec = job::parse_spec(std::string_view(reinterpret_cast<const char*>(data), size));
   if (!spec) {
     if (spec.error().message.empty() || !is_valid_utf8(spec.error().message)) std::abort();

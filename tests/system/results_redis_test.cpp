@@ -207,6 +207,37 @@ TEST_F(Inputs, AreKeptWhileAnOpenJobNamesThem) {
   EXPECT_EQ(used("a").first, 1) << "only the job from the intake is open";
 }
 
+// Of several images and a mask each is kept, and each counts once for the job that names it twice.
+TEST_F(Inputs, AreAllThatAJobNames) {
+  lead();
+  for (int image = 0; image < 6; ++image) ASSERT_TRUE(keep("a", image).ok());
+  const auto quoted = [](int image) { return "\"" + sha256(image) + "\""; };
+  const auto submit_with = [&](const std::string& fields) {
+    auto s = submission();
+    s.tenant = "a";
+    s.spec = R"({"model":"demo","prompt":"\"images\":[)" + quoted(5).substr(1, 64) + R"(]",)" + fields + "}";
+    return submit(s);
+  };
+  const std::string several = submit_with(R"("images":[)" + quoted(0) + "," + quoted(1) + "," + quoted(0) + "]," +
+                                          R"("n":1)"),
+                    edit = submit_with(R"("image":)" + quoted(2) + R"(,"mask":)" + quoted(3) + R"(,"strength":0.5)"),
+                    both = submit_with(R"("image":)" + quoted(4) + R"(,"mask":)" + quoted(4) + R"(,"frames":5)");
+  admit_all();
+  for (int image = 0; image < 5; ++image) EXPECT_EQ(remove("a", image).error().code, Code::kConflict) << image;
+  EXPECT_NE(remove("a", 0).error().message.find("open jobs name the image " + sha256(0) + ": 1;"), std::string::npos);
+  EXPECT_EQ(expire(), std::vector{sha256(5)}) << "only a prompt names it";
+  for (const auto& job : {several, both}) {
+    const auto attempt = assign(job);
+    ASSERT_TRUE(start(attempt).ok());
+    ASSERT_TRUE(complete(attempt).ok());
+  }
+  EXPECT_EQ(remove("a", 2).error().code, Code::kConflict);
+  EXPECT_EQ(remove("a", 3).error().code, Code::kConflict);
+  ASSERT_EQ(*wait(client_->cancel(edit, "", soon())), queue::CancelOutcome::kCanceled);
+  EXPECT_EQ(expire().size(), 5u);
+  expect_nothing_left();
+}
+
 TEST_F(Inputs, AreNotWhatAPromptSays) {
   ASSERT_TRUE(keep("a").ok());
   auto s = submission();

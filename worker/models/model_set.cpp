@@ -26,7 +26,10 @@ job::JobSpec smallest(const job::ModelEntry& entry) {
   spec.prompt = "a";
   spec.n = 1;
   spec.seed = 0;
-  spec.fields = entry.defaults;
+  for (const job::Field field : job::kFields) {
+    const auto* value = entry.defaults.find(field);
+    if (value && !job::belongs_to_image(field)) spec.fields.set(field, *value);
+  }
   for (const job::Field field :
        {job::Field("width"), job::Field("height"), job::Field("frames"), job::Field("num_inference_steps")}) {
     const auto limits = entry.fields.find(field);

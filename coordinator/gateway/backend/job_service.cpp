@@ -112,6 +112,10 @@ class QueueJobService final : public JobService {
     if (!kept) co_return not_kept(kept.error(), sha256);
     co_return translate_stored(co_await store_->touch_input(sha256, deadline()));
   }
+  asio::awaitable<Result<std::string>> input(const std::string& tenant, const std::string& sha256) override {
+    if (auto own = co_await touch_input(tenant, sha256); !own) co_return own.error();
+    co_return translate_stored(co_await store_->get_input(sha256, deadline()));
+  }
   asio::awaitable<Result<void>> remove_input(const std::string& tenant, const std::string& sha256) override {
     const auto gone = co_await queue_->remove_input(tenant, sha256, deadline());
     if (!gone) co_return not_kept(gone.error(), sha256);

@@ -55,6 +55,7 @@ class JobService {
   virtual asio::awaitable<Result<void>> put_input(const std::string& tenant, const std::string& sha256,
                                                   std::string bytes) = 0;
   virtual asio::awaitable<Result<void>> touch_input(const std::string& tenant, const std::string& sha256) = 0;
+  virtual asio::awaitable<Result<std::string>> input(const std::string& tenant, const std::string& sha256) = 0;
   virtual asio::awaitable<Result<void>> remove_input(const std::string& tenant, const std::string& sha256) = 0;
   virtual asio::awaitable<Result<std::map<std::string, std::int64_t>>> inputs(const std::string& tenant) = 0;
   // Whether Redis has room for an upload: above three quarters of its maxmemory, only jobs and results get more, and

@@ -132,6 +132,17 @@ bool names_etag(std::string_view field, std::string_view etag, bool strongly) {
   return false;
 }
 
+Response bytes_response(const Request& request, std::string bytes, std::string media_type, const std::string& etag) {
+  Response response;
+  response.content_type = std::move(media_type);
+  response.with("ETag", etag).with("Cache-Control", "private, max-age=3600, immutable");
+  if (names_etag(request.header("If-None-Match"), etag))
+    response.status = 304;
+  else
+    response.body = std::move(bytes);
+  return response;
+}
+
 std::optional<ByteRange> parse_range(std::string_view field, std::int64_t size) {
   if (!same_name(field.substr(0, 6), "bytes=")) return std::nullopt;
   field.remove_prefix(6);

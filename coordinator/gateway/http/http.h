@@ -99,6 +99,9 @@ struct Response {
 // strongly: a weak tag never matches (§13.1.1).
 bool names_etag(std::string_view field, std::string_view etag, bool strongly = false);
 
+// Bytes that never change, which clients may keep for an hour; 304 if the request names the quoted tag.
+Response bytes_response(const Request& request, std::string bytes, std::string media_type, const std::string& etag);
+
 struct ByteRange {
   std::int64_t first = 0, size = 0;
 };

@@ -1,4 +1,4 @@
-// What all pages share: the header, calls with a key, texts, polling. A page calls start_page() once.
+// What all pages share: the header, calls with a key, texts, polling, pictures and their viewer. A page calls start_page() once.
 "use strict";
 const $ = id => document.getElementById(id);
 const TERMINAL = new Set(["succeeded", "failed", "canceled", "expired", "rejected"]);
@@ -98,7 +98,128 @@ async function poll(task, every) {
     await new Promise(resolve => setTimeout(resolve, every));
   }
 }
-function restart() { ++generation; failing.clear(); begin(); poll(refresh_ready, 2500); }
+function restart() { ++generation; failing.clear(); uploads.clear(); begin(); poll(refresh_ready, 2500); }
+
+// --- pictures ---------------------------------------------------------------------------------------
+// Uploads by their ids: promises of object URLs, because an <img> cannot send a key.
+const uploads = new Map();
+function upload_url(id) {
+  if (!uploads.has(id)) uploads.set(id, call("/v1/uploads/" + id + "/content").then(async response => {
+    if (!response.ok) throw new Error(response.status === 404 ? "the picture is not stored any more" : "HTTP " + response.status);
+    return URL.createObjectURL(await response.blob());
+  }));
+  return uploads.get(id);
+}
+const inputs_of = spec => spec?.images || (spec?.image ? [spec.image] : []);
+
+// Resolves once the picture is loaded.
+async function load_picture(source, text = "") {
+  const shown = medium(source, null, text);
+  await shown.decode();
+  return shown;
+}
+// A canvas of this size with what a mask replaces in one colour: what is transparent or, without transparency, white.
+async function mask_layer(source, width, height) {
+  const canvas = element("canvas", "mask"), ink = canvas.getContext("2d");
+  canvas.width = width; canvas.height = height;
+  ink.drawImage(await load_picture(source), 0, 0, width, height);
+  const pixels = ink.getImageData(0, 0, width, height), bytes = pixels.data;
+  let clear = false;
+  for (let i = 3; i < bytes.length; i += 4) clear ||= bytes[i] < 255;
+  for (let i = 0; i < bytes.length; i += 4) {
+    bytes[i + 3] = clear ? 255 - bytes[i + 3] : bytes[i];
+    [bytes[i], bytes[i + 1], bytes[i + 2]] = MASK_COLOR;
+  }
+  ink.putImageData(pixels, 0, 0);
+  return canvas;
+}
+const MASK_COLOR = [255, 45, 150];
+
+// Shows the pictures that a job was given, the mask over the first.
+function show_inputs(container, job) {
+  const ids = inputs_of(job.spec), mark = [...ids, job.spec?.mask].join();
+  if (container.dataset.mark === mark) return;
+  container.dataset.mark = mark;
+  container.style.setProperty("--columns", ids.length > 1 ? 2 : 1);
+  container.replaceChildren(...ids.map((id, i) => {
+    const box = element("button", "picture");
+    fill_input(box, id, i ? null : job.spec.mask, "input " + (ids.length > 1 ? i + 1 + " " : "") + "of " + (job.spec.prompt || job.id)).catch(e => {
+      if (!box.firstElementChild) box.textContent = "not stored";
+      box.title = e.message;
+    });
+    return box;
+  }));
+}
+async function fill_input(box, id, mask, text) {
+  const source = await upload_url(id), shown = await load_picture(source, text);
+  box.replaceChildren(shown);
+  box.shown = {source, text, facts: text + ", " + shown.naturalWidth + "×" + shown.naturalHeight, name: id.slice(0, 12)};
+  box.onclick = () => view(box);
+  if (!mask) return;
+  const scale = Math.min(1, 800 / Math.max(shown.naturalWidth, shown.naturalHeight)), side = length => Math.max(1, Math.round(length * scale));
+  box.append(await mask_layer(await upload_url(mask), side(shown.naturalWidth), side(shown.naturalHeight)));
+}
+// Shows a unit's result, or a preview until there is one.
+function fill_result(box, job, unit, source) {
+  const result = unit && unit.result, phases = Object.entries(unit?.phases_us || {}).map(([name, us]) => name + " " + duration(Math.round(us / 1000))).join(", ");
+  const text = (result ? "" : "preview of ") + (job.spec?.prompt || "image " + (unit ? unit.unit : 0));
+  box.shown = {source, result, text, name: job.id + "-" + (unit ? unit.unit : 0) + "." + (result ? result.media_type.split("/")[1] : "png"),
+    facts: [job.spec?.prompt, result ? result.width + "×" + result.height + ", seed " + result.seed : "preview", adapters_of(job.spec), phases].filter(Boolean).join(" · ")};
+  box.replaceChildren(medium(source, result, text));
+  box.onclick = () => view(box);
+  if (box === viewed) view(box);
+}
+function adapters_of(spec) {
+  const uses = (spec?.loras || []).map(l => l.name + (l.scale === undefined || l.scale === 1 ? "" : " × " + l.scale) + (l.expert ? " (" + l.expert + ")" : ""));
+  return uses.length ? "with " + uses.join(", ") : "";
+}
+
+// The viewer shows one box over the page; the arrow keys go through the results of the page.
+let viewed = null;
+function view(box) {
+  const dialog = $("viewer"), {source, result, text, facts, name} = box.shown, shown = medium(source, result, text), all = results_beside(box);
+  viewed = box;
+  if (shown.localName === "video") shown.controls = shown.loop = true;
+  dialog.querySelector(".media").replaceChildren(shown, ...[...box.querySelectorAll("canvas")].map(copy_canvas));
+  dialog.querySelector(".facts").textContent = facts;
+  Object.assign(dialog.querySelector("a"), {href: source, download: name});
+  const [back, next] = dialog.querySelectorAll("[data-step]"), at = all.indexOf(box);
+  back.disabled = at === 0; next.disabled = at === all.length - 1;
+  dialog.querySelector(".note").textContent = all.length > 1 ? at + 1 + " of " + all.length : "";
+  if (!dialog.open) dialog.showModal();
+}
+function copy_canvas(canvas) {
+  const copy = canvas.cloneNode();
+  copy.getContext("2d").drawImage(canvas, 0, 0);
+  return copy;
+}
+// The results on the page in order, and the box itself.
+function results_beside(box) { return [...document.querySelectorAll(".image, .picture")].filter(b => b === box || b.shown && b.className.includes("image")); }
+function step_view(step) {
+  const all = results_beside(viewed), next = all[all.indexOf(viewed) + step];
+  if (next) view(next);
+}
+function add_viewer() {
+  const dialog = element("dialog"), buttons = element("div", "buttons"), close = element("button", "", "Close");
+  dialog.id = "viewer";
+  close.dataset.close = "";
+  for (const [step, text, label] of [[-1, "‹", "previous"], [1, "›", "next"]]) {
+    const button = element("button", "", text);
+    button.dataset.step = step; button.title = button.ariaLabel = label; button.onclick = () => step_view(step);
+    buttons.append(button);
+  }
+  buttons.append(element("span", "note"), element("span", "grow"), Object.assign(element("a", "button", "Save"), {download: ""}), close);
+  dialog.append(element("div", "media"), element("div", "facts"), buttons);
+  dialog.onclose = () => { viewed = null; dialog.querySelector(".media").replaceChildren(); };  // stops a video
+  dialog.onclick = e => { if (e.target === dialog || e.target === close) dialog.close(); };
+  dialog.addEventListener("keydown", e => {  // before a video's own keys
+    const step = {ArrowLeft: -1, ArrowRight: 1}[e.key];
+    if (!step) return;
+    e.preventDefault(); e.stopPropagation();
+    step_view(step);
+  }, true);
+  document.body.append(dialog);
+}
 
 // --- phases -----------------------------------------------------------------------------------------
 const PHASES = ["admission", "queue", "earlier attempts", "queued again", "not started", "until started", "run", "adapter", "text", "wait", "denoise", "vae", "encode", "store", "hand-over", "total"];
@@ -133,6 +254,7 @@ function start_page(here, task) {
   button.id = "key-button"; button.hidden = !key; button.onclick = () => ask_key("");
   header.append(element("h1", "", "DiTFleet"), ready, element("span", "grow"), nav, button);
   add_key_dialog();
+  add_viewer();
   document.head.append(Object.assign(element("link"), {rel: "icon", href: ICON}));
   begin = task;
   restart();

@@ -238,6 +238,11 @@ json::object model_json(const job::ModelEntry& model, std::int64_t created_s) {
       defaults[field.name()] = schema["default"];
     }
     fields[field.name()] = std::move(schema);
+    if (field == job::Field("image") && limits.high > 1) {
+      json::object& several = fields["images"].emplace_object() = schema_of(job::Field("images").row());
+      several["minItems"] = limits.low;
+      several["maxItems"] = limits.high;
+    }
   }
   json::array presets;
   for (const auto& [name, preset] : model.presets) presets.emplace_back(name);

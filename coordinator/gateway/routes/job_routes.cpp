@@ -23,17 +23,6 @@ namespace {
 constexpr int kDefaultPage = 50, kMaxPage = 200;
 constexpr std::int64_t kMostBuffered = 1 << 20;  // larger results are streamed
 
-Response bytes_response(const Request& request, std::string bytes, std::string media_type, const std::string& etag) {
-  Response response;
-  response.content_type = std::move(media_type);
-  response.with("ETag", etag).with("Cache-Control", "private, max-age=3600, immutable");
-  if (names_etag(request.header("If-None-Match"), etag))
-    response.status = 304;
-  else
-    response.body = std::move(bytes);
-  return response;
-}
-
 Result<ParsedJob> parse_job(std::string_view body) {
   auto parsed = parse_json(body);
   if (!parsed) return parsed.error();

@@ -80,7 +80,9 @@ std::string event_name(const ImageCall& call, const char* what) {
 
 }  // namespace
 
-bool is_image_field(job::Field field) { return field != job::Field("width") && field != job::Field("height"); }
+bool is_image_field(job::Field field) {
+  return field != job::Field("width") && field != job::Field("height") && field != job::Field("remixed_from");
+}
 
 Error as_image_error(Error error, const ImageCall& call) {
   if (error.param == "width" || error.param == "height") error.param = "size";

@@ -35,7 +35,8 @@ struct ImageCall {
   void complete_for(const job::ModelEntry& model);
 };
 
-// Whether an image request may also have this field of a job: all fields except those that `size` replaces.
+// Whether an image request may also have this field of a job: all fields except those that `size` replaces and
+// that of remixed videos.
 bool is_image_field(job::Field field);
 
 // Accepts OpenAI's fields and those of is_image_field(), as JSON or, by the Content-Type, as multipart/form-data. An

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "coordinator/gateway/http/http.h"
 #include "coordinator/gateway/routes/job_json.h"
 #include "coordinator/gateway/routes/openai_body.h"
 #include "shared/core/excerpt.h"
@@ -103,7 +104,8 @@ std::string_view status_of(job::State state) {
 }  // namespace
 
 bool is_video_field(Field field) {
-  return field != Field("width") && field != Field("height") && field != Field("n") && field != Field("output_format");
+  return field != Field("width") && field != Field("height") && field != Field("n") &&
+         field != Field("output_format") && field != Field("remixed_from");
 }
 
 Error as_video_error(Error error, bool has_reference) {
@@ -154,6 +156,27 @@ Result<VideoCall> parse_video_call(std::string_view content_type, std::string_vi
   return call;
 }
 
+Result<job::JobSpec> parse_remix(std::string_view body, const queue::JobRecord& former) {
+  auto read = read_openai_body("application/json", body, {});
+  if (!read) return read.error();
+  job::ObjectReader reader(read->fields, "");
+  reader.refuse_unknown({"prompt"});
+  auto prompt = reader.text("prompt", job::kMaxTextBytes);
+  if (!prompt) reader.fail("prompt", "is missing; send a description of the video");
+  if (!reader.ok()) return *reader.error();
+  if (former.state != job::State::kSucceeded) {
+    return invalid_argument("video '" + former.id + "' is " + std::string(status_of(former.state)) +
+                            "; only a completed video can be remixed");
+  }
+  auto spec = job::parse_spec(former.spec);
+  if (!spec) return spec.error();
+  spec->prompt = std::move(*prompt);
+  spec->remixed_from = former.id;
+  spec->n = 1;
+  spec->deadline_ms.reset();
+  return spec;
+}
+
 std::optional<VideoJob> video_of(const queue::JobRecord& record, const job::Catalogue& catalogue) {
   auto spec = job::parse_spec(record.spec);
   if (!spec) return std::nullopt;
@@ -191,7 +214,7 @@ json::object video_json(const VideoJob& video, std::int64_t retention_ms, double
       {"size", size_of(video)},
       {"prompt", video.spec.prompt},
       {"error", std::move(error)},
-      {"remixed_from_video_id", nullptr}};
+      {"remixed_from_video_id", text_or_null(video.spec.remixed_from)}};
 }
 
 }  // namespace ditfleet::gateway

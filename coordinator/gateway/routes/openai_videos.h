@@ -23,7 +23,7 @@ struct VideoCall {
 };
 
 // Whether a video request may also have this field of a job: all fields except those that `size` and the file format
-// of a video replace, and `n`.
+// of a video replace, `n` and `remixed_from`.
 bool is_video_field(job::Field field);
 
 // Accepts OpenAI's fields and those of is_video_field(), as JSON or, by the Content-Type, as multipart/form-data.
@@ -34,6 +34,10 @@ Result<VideoCall> parse_video_call(std::string_view content_type, std::string_vi
 
 // The error with the client's field as param, instead of the job's.
 Error as_video_error(Error error, bool has_reference);
+
+// The body of POST /v1/videos/{id}/remix, {"prompt"}: the spec of the former job, which is complete, with this prompt.
+// So it has the same seed. kInvalidArgument: the former job has not succeeded, or the body is wrong.
+Result<job::JobSpec> parse_remix(std::string_view body, const queue::JobRecord& former);
 
 // The video that a job generates. Nothing if its model is unknown or generates images.
 struct VideoJob {

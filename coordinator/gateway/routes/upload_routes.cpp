@@ -76,6 +76,15 @@ asio::awaitable<Result<Response>> list(const ApiContext& context, CallPtr call) 
   co_return json_response(200, {{"object", "list"}, {"data", std::move(uploads)}});
 }
 
+asio::awaitable<Result<Response>> content(const ApiContext& context, CallPtr call) {
+  auto file = co_await context.service.input(call->caller.tenant, call->param(0));
+  if (!file) co_return file.error();
+  const auto info = media::inspect(*file);
+  if (!info) co_return info.error();
+  co_return bytes_response(call->request, std::move(*file), std::string(info->media_type),
+                           "\"" + call->param(0) + "\"");
+}
+
 asio::awaitable<Result<Response>> remove(const ApiContext& context, CallPtr call) {
   const auto removed = co_await context.service.remove_input(call->caller.tenant, call->param(0));
   if (!removed) co_return removed.error();
@@ -87,6 +96,7 @@ asio::awaitable<Result<Response>> remove(const ApiContext& context, CallPtr call
 void add_upload_routes(Router& router) {
   router.add({.method = "POST", .pattern = "/v1/uploads", .handler = upload, .streams_body = true});
   router.add({.method = "GET", .pattern = "/v1/uploads", .handler = list});
+  router.add({.method = "GET", .pattern = "/v1/uploads/{sha256}/content", .handler = content});
   router.add({.method = "DELETE", .pattern = "/v1/uploads/{sha256}", .handler = remove});
 }
 

@@ -1,4 +1,4 @@
-// OpenAI's videos: create, list, read, download, delete. A canceled job is a deleted video.
+// OpenAI's videos: create, remix, list, read, download, delete. A canceled job is a deleted video.
 #include <algorithm>
 #include <utility>
 
@@ -47,6 +47,15 @@ Response video_response(const ApiContext& context, const queue::JobRecord& recor
       .with("Cache-Control", "no-store");
 }
 
+asio::awaitable<Result<Response>> created(const ApiContext& context, CallPtr call, queue::SubmitOutcome outcome) {
+  auto record = co_await context.service.job(outcome.id, call->caller.view());
+  if (!record) co_return record.error();
+  Response response = video_response(context, *record);
+  response.with("Location", "/v1/videos/" + record->id).with("X-Job-Id", record->id);
+  if (outcome.existed) response.with("Idempotent-Replayed", "true");
+  co_return response;
+}
+
 asio::awaitable<Result<Response>> create_video(const ApiContext& context, CallPtr call) {
   const Request& request = call->request;
   if (auto refused = refuse_body_unless_json_or_form(request)) co_return std::move(*refused);
@@ -63,12 +72,18 @@ asio::awaitable<Result<Response>> create_video(const ApiContext& context, CallPt
   if (!video) co_return video.error();
   auto outcome = co_await context.submit(call, video->spec, std::move(video->images));
   if (!outcome) co_return as_video_error(outcome.error(), video->has_reference);
-  auto record = co_await context.service.job(outcome->id, call->caller.view());
-  if (!record) co_return record.error();
-  Response response = video_response(context, *record);
-  response.with("Location", "/v1/videos/" + record->id).with("X-Job-Id", record->id);
-  if (outcome->existed) response.with("Idempotent-Replayed", "true");
-  co_return response;
+  co_return co_await created(context, call, *outcome);
+}
+
+asio::awaitable<Result<Response>> remix_video(const ApiContext& context, CallPtr call) {
+  if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
+  auto former = co_await find_video(context, call);
+  if (!former) co_return former.error();
+  auto spec = parse_remix(call->request.body, *former);
+  if (!spec) co_return spec.error();
+  auto outcome = co_await context.submit(call, *spec);
+  if (!outcome) co_return outcome.error();
+  co_return co_await created(context, call, *outcome);
 }
 
 asio::awaitable<Result<Response>> get_video(const ApiContext& context, CallPtr call) {
@@ -230,6 +245,7 @@ void add_video_routes(Router& router) {
   router.add({"GET", "/v1/videos", list_videos});
   router.add({"GET", "/v1/videos/{id}", get_video});
   router.add({"DELETE", "/v1/videos/{id}", delete_video});
+  router.add({"POST", "/v1/videos/{id}/remix", remix_video});
   router.add({"GET", "/v1/videos/{id}/content", get_content});
 }
 

@@ -63,6 +63,11 @@ TEST(Generate, BodySaysWhatWasTypedAndNothingElse) {
   flags.fields = {{job::Field("cache"), "off"}};
   EXPECT_EQ(*job_body(flags), R"({"cache":{"mode":"off"}})");
   EXPECT_EQ(job::name_the_flag({Code::kInvalidArgument, "m", "cache.mode"}).message, "--cache: m");
+  EXPECT_EQ(job::name_the_flag({Code::kInvalidArgument, "m", "images[1]"}).message, "--image: m");
+  flags.fields = {{job::Field("image"), "a"}, {job::Field("mask"), "b"}, {job::Field("auto_resize"), "false"}};
+  EXPECT_EQ(*job_body(flags), R"({"image":"a","mask":"b","auto_resize":false})");
+  flags.fields = {{job::Field("image"), "a\nb"}, {job::Field("strength"), "0.5"}};
+  EXPECT_EQ(*job_body(flags), R"({"images":["a","b"],"strength":5E-1})");
   flags.out = "x.webp";
   flags.fields = {{job::Field("prompt"), "a red circle"},
                   {job::Field("size"), "256x128"},

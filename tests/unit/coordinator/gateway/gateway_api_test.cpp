@@ -70,9 +70,19 @@ TEST_F(GatewayApi, ModelsAreOpenAiObjects) {
   EXPECT_EQ(list.at("data").at(0).at("id").as_string(), "demo");
   EXPECT_EQ(list.at("data").at(0).at("object").as_string(), "model");
   EXPECT_EQ(body_of(send("GET", "/v1/models/demo")).at("id").as_string(), "demo");
+  EXPECT_FALSE(body_of(send("GET", "/v1/models/demo")).at("fields").as_object().contains("images"));
   const Response none = send("GET", "/v1/models/none");
   EXPECT_EQ(none.status, 404);
   EXPECT_EQ(body_of(none).at("error").at("code").as_string(), "model_not_found");
+}
+
+TEST_F(GatewayApi, AModelOfSeveralPicturesSaysHowMany) {
+  adjust_models = [](job::Catalogue& catalogue) { catalogue.models["demo"].apply("image") = {.low = 1, .high = 3}; };
+  start({});
+  const auto fields = body_of(send("GET", "/v1/models/demo")).at("fields");
+  EXPECT_EQ(fields.at("image").at("type").as_string(), "string");
+  EXPECT_EQ(fields.at("images").at("minItems").as_int64(), 1);
+  EXPECT_EQ(fields.at("images").at("maxItems").as_int64(), 3);
 }
 
 TEST_F(GatewayApi, SubmitsAJob) {
@@ -530,6 +540,26 @@ TEST_F(GatewayApi, TenantsDoNotSeeEachOther) {
   EXPECT_EQ(send("GET", job + "/results/0").status, 401);
 }
 
+TEST_F(GatewayApi, AnUploadIsReadByItsTenant) {
+  start({{"acme", sha256_hex("a"), false}, {"bolt", sha256_hex("b"), false}});
+  const NameValues a = {{"Authorization", "Bearer a"}}, b = {{"Authorization", "Bearer b"}};
+  std::string file = "GIF87a";  // 1×1, without colours
+  file += std::string("\1\0\1\0\0\0\0", 7);
+  file += std::string(",\0\0\0\0\1\0\1\0\0\2\2\x44\1\0;", 16);
+  const std::string id = sha256_hex(file), path = "/v1/uploads/" + id + "/content";
+  service.owned_inputs["acme"][id] = static_cast<std::int64_t>(file.size());
+  service.blobs[id] = file;
+  const Response got = send("GET", path, {}, a);
+  EXPECT_EQ(got.status, 200) << got.body;
+  EXPECT_EQ(got.content_type, "image/gif");
+  EXPECT_EQ(got.body, file);
+  NameValues again = a;
+  again.emplace_back("If-None-Match", header(got, "ETag"));
+  EXPECT_EQ(send("GET", path, {}, again).status, 304);
+  EXPECT_EQ(send("GET", path, {}, b).status, 404);
+  EXPECT_EQ(send("GET", path).status, 401);
+}
+
 TEST_F(GatewayApi, SynchronousGenerationWaitsForItsJob) {
   Response response = send("POST", "/v1/images/generations", R"({"prompt":"a","n":2,"response_format":"b64_json"})");
   ASSERT_TRUE(response.later);
@@ -940,6 +970,39 @@ TEST_F(GatewayApi, AVideoBeginsWithTheReferenceOfTheRequest) {
   EXPECT_EQ(unknown.status, 400);
   EXPECT_EQ(body_of(unknown).at("error").at("param").as_string(), "input_reference");
   EXPECT_EQ(service.submissions.size(), 2u);
+}
+
+TEST_F(GatewayApi, ARemixIsTheFormerJobWithAnotherPrompt) {
+  adjust_models = [](job::Catalogue& catalogue) { catalogue.models["demo"].media = job::MediaKind::kVideo; };
+  start({{"acme", sha256_hex("a"), false}, {"bolt", sha256_hex("b"), false}});
+  const auto remix = [&](const std::string& id, const std::string& body, const char* key = "a") {
+    return send("POST", "/v1/videos/" + id + "/remix", body, {{"Authorization", std::string("Bearer ") + key}});
+  };
+  const std::string prompt = R"({"prompt":"y"})";
+  const std::string former =
+      R"({"model":"demo","prompt":"x","width":64,"height":32,"num_inference_steps":4,"seed":7,"priority":1,)";
+  queue::JobRecord& record = service.jobs["job-1"];
+  record.id = "job-1";
+  record.tenant = "acme";
+  record.spec = former + R"("deadline_ms":9,"n":2})";
+  EXPECT_THAT(remix("job-1", prompt).body, HasSubstr("'job-1' is queued; only a completed video can be remixed"));
+  record.state = job::State::kFailed;
+  EXPECT_THAT(remix("job-1", prompt).body, HasSubstr("is failed"));
+  record.state = job::State::kSucceeded;
+  EXPECT_EQ(remix("job-1", prompt, "b").status, 404);
+  EXPECT_EQ(remix("none", prompt).status, 404);
+  for (const char* wrong : {"{}", R"({"prompt":null})", R"({"prompt":5})", R"({"prompt":"x","seconds":"4"})", "[]"})
+    EXPECT_EQ(remix("job-1", wrong).status, 400) << wrong;
+  ASSERT_TRUE(service.submissions.empty());
+  const Response made = remix("job-1", prompt);
+  ASSERT_EQ(made.status, 200) << made.body;
+  EXPECT_EQ(
+      service.submissions.back().spec,
+      R"({"model":"demo","prompt":"y","n":1,"width":64,"height":32,"num_inference_steps":4,"seed":7,"priority":1,)"
+      R"("partial_images":0,"remixed_from":"job-1"})");
+  EXPECT_EQ(service.submissions.back().deadline_in_ms, 0);
+  EXPECT_EQ(body_of(made).at("remixed_from_video_id").as_string(), "job-1");
+  EXPECT_EQ(header(made, "Location"), "/v1/videos/job-2");
 }
 
 }  // namespace

@@ -129,6 +129,10 @@ class FakeService final : public JobService {
     if (!owned_inputs[tenant].contains(sha256)) co_return not_found("the image '" + sha256 + "' is not stored");
     co_return Result<void>();
   }
+  asio::awaitable<Result<std::string>> input(const std::string& tenant, const std::string& sha256) override {
+    if (auto own = co_await touch_input(tenant, sha256); !own) co_return own.error();
+    co_return blobs[sha256];
+  }
   asio::awaitable<Result<void>> remove_input(const std::string& tenant, const std::string& sha256) override {
     if (down) co_return *down;
     if (owned_inputs[tenant].erase(sha256) == 0) co_return not_found("the image '" + sha256 + "' is not stored");

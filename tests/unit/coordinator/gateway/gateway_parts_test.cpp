@@ -233,7 +233,8 @@ TEST(GatewayConsole, LoadsNothingFromElsewhere) {
 // Fields of the model that the form lacks get an input from its `fields`: tests/clients/console_test.py.
 TEST(GatewayConsole, OffersTheFieldsOfAJob) {
   const std::string page(kConsolePage);
-  const std::set<job::Field> left_out = {"size", "priority", "deadline_ms", "output_compression", "user"};
+  const std::set<job::Field> left_out = {"size", "priority",    "deadline_ms", "output_compression",
+                                         "user", "remixed_from"};
   for (const job::Field field : job::kFields) {
     if (field.row().use != job::FieldUse::kJob || left_out.contains(field)) continue;
     const std::string name(field.name());
@@ -475,8 +476,7 @@ TEST(GatewayImages, TakeEveryFieldOfAJob) {
       case job::FieldType::kImages: body[row.name] = json::array{"x", "y"}; break;
       case job::FieldType::kCache: body[row.name] = {{"mode", "off"}}; break;
     }
-    const bool by_size = field == job::Field("width") || field == job::Field("height");
-    EXPECT_EQ(parse_image_call(json::serialize(body)).ok(), !by_size) << row.name;
+    EXPECT_EQ(parse_image_call(json::serialize(body)).ok(), is_image_field(field)) << row.name;
   }
 }
 

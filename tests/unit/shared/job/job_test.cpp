@@ -78,7 +78,8 @@ TEST(ParseSpec, ToJsonReadsBackTheSame) {
       R"("num_inference_steps":7,)"
       R"("guidance_scale":3.5,"true_cfg_scale":0.1,"max_sequence_length":64,"seed":5,"loras":[{"name":"p",)"
       R"("scale":0.5}],"priority":3,)"
-      R"("deadline_ms":9,"output_format":"jpeg","output_compression":1,"partial_images":2,"user":"me"})";
+      R"("deadline_ms":9,"output_format":"jpeg","output_compression":1,"partial_images":2,"user":"me",)"
+      R"("remixed_from":"a"})";
   const auto first = parse_spec(text);
   ASSERT_TRUE(first.ok());
   const auto second = parse_spec(to_json(*first));
@@ -89,6 +90,112 @@ TEST(ParseSpec, ToJsonReadsBackTheSame) {
   for (const std::string cache : {R"({"mode":"first_block","threshold":0.08})", R"({"mode":"off"})"})
     EXPECT_EQ(to_json(*parse_spec(R"({"prompt":"","cache":)" + cache + "}")),
               R"({"prompt":"","cache":)" + cache + R"(,"priority":0,"partial_images":0})");
+}
+
+TEST(ParseSpec, ImagesAreOneOrAnArray) {
+  const std::string a(64, 'a'), b(64, 'b'), rest = R"(,"priority":0,"partial_images":0})";
+  const auto text = [&](const std::string& fields) {
+    const auto spec = parse_spec(R"({"prompt":"")" + fields + "}");
+    return spec.ok() ? to_json(*spec) : spec.error().message;
+  };
+  const std::string one = R"(,"image":")" + a + "\"", both = R"(,"images":[")" + a + R"(",")" + b + "\"]";
+  EXPECT_EQ(text(one), R"({"prompt":"")" + one + rest);
+  EXPECT_EQ(text(R"(,"images":[")" + a + "\"]"), R"({"prompt":"")" + one + rest) << "the form of one image";
+  EXPECT_EQ(text(both), R"({"prompt":"")" + both + rest);
+  const std::string whole = one + R"(,"mask":")" + b + R"(","strength":0.55,"auto_resize":false)";
+  EXPECT_EQ(text(whole), R"({"prompt":"")" + whole + rest);
+  EXPECT_EQ(text(R"(,"image":null,"images":null,"auto_resize":true)"), R"({"prompt":"","auto_resize":true)" + rest);
+  const auto spec = parse_spec(R"({"prompt":"","images":[")" + b + R"(",")" + a + R"(",")" + b + "\"]}");
+  ASSERT_TRUE(spec.ok()) << spec.error().message;
+  EXPECT_THAT(spec->fields.images("image"), testing::ElementsAre(b, a, b)) << "in order, with repetitions";
+  EXPECT_THAT(spec->fields.images("mask"), testing::IsEmpty());
+}
+
+TEST(ParseSpec, RefusesWhatIsNoImage) {
+  const std::string a(64, 'a'), quoted = "\"" + a + "\"";
+  const std::vector<std::array<std::string, 3>> cases = {
+      {R"("image":"x")", "image", "is 'x'; it must be the id of an upload"},
+      {R"("image":[])", "image", "an array; it must be a string"},
+      {R"("mask":")" + std::string(64, 'A') + "\"", "mask", "lower-case"},
+      {R"("images":)" + quoted, "images", "is a string; it must be an array of 1 to 4 images"},
+      {R"("images":[])", "images", "has 0 entries"},
+      {R"("images":[)" + quoted + ",5]", "images[1]", "is a number"},
+      {R"("images":[null])", "images[0]", "is null"},
+      {R"("images":[)" + quoted + R"(,"x"])", "images[1]", "is 'x'"},
+      {R"("images":["x","x","x","x","x"])", "images", "has 5 entries; it must have 1 to 4 images"},
+      {R"("images":[)" + quoted + R"(],"image":)" + quoted, "images", "use one or the other"},
+      {R"("strength":1.01)", "strength", "from 0 to 1"},
+      {R"("auto_resize":1)", "auto_resize", "must be true or false"},
+  };
+  for (const auto& [fields, param, says] : cases) {
+    const Error error = refused(R"({"prompt":"",)" + fields + "}");
+    EXPECT_EQ(error.param, param) << fields;
+    EXPECT_THAT(error.message, HasSubstr(says)) << fields;
+  }
+}
+
+TEST(CompleteSpec, ImagesBelongToModelsThatTakeThem) {
+  const std::string a(64, 'a');
+  Catalogue catalogue = demo_catalogue();
+  ModelEntry& edits = catalogue.models["edits"] = image_model("edits");
+  edits.apply("image") = {.low = 1, .high = 2};
+  edits.apply("mask");
+  edits.apply("strength");
+  edits.defaults.set("strength", 0.6);
+  edits.free_width = edits.free_height = 1024;
+  const auto complete = [&](const std::string& fields) {
+    return complete_spec(*parse_spec(R"({"prompt":"","model":"edits",)" + fields + "}"), catalogue);
+  };
+  const std::string image = R"("image":")" + a + "\"", mask = R"(,"mask":")" + a + "\"";
+  const auto edit = complete(image + mask);
+  ASSERT_TRUE(edit.ok()) << edit.error().message;
+  EXPECT_EQ(edit->fields.real("strength"), 0.6);
+  EXPECT_FALSE(edit->fields.has("width")) << "the image gives the size";
+  EXPECT_EQ(shape_class_of(*edit, edits, "bf16").key(), "edits/1024x1024x1/embedded/512/bf16");
+  EXPECT_EQ(to_json(*complete_spec(*edit, catalogue)), to_json(*edit));
+  const auto text = complete(R"("seed":1)");
+  ASSERT_TRUE(text.ok()) << text.error().message;
+  EXPECT_FALSE(text->fields.has("strength")) << "without image";
+  EXPECT_EQ(text->fields.integer("width"), 1024);
+  EXPECT_EQ(complete(image + R"(,"size":"64x32")")->fields.integer("height"), 32);
+  const std::vector<std::array<std::string, 3>> cases = {
+      {R"("images":[")" + a + R"(",")" + a + R"(",")" + a + "\"]", "images",
+       "has 3 images; model 'edits' takes 1 to 2"},
+      {R"("images":[")" + a + R"(",")" + a + "\"]" + mask, "mask", "it belongs to one"},
+      {mask.substr(1), "mask", "is given without image"},
+      {R"("strength":0.5)", "strength", "is given without image"},
+      {image + R"(,"strength":0)", "strength", "must be above 0"},
+      {image + R"(,"auto_resize":true)", "auto_resize", "does not apply to model 'edits'"},
+      {R"("auto_resize":true)", "auto_resize", "does not apply to model 'edits'"},
+  };
+  for (const auto& [fields, param, says] : cases) {
+    const auto spec = complete(fields);
+    ASSERT_FALSE(spec.ok()) << fields;
+    EXPECT_EQ(spec.error().param, param) << fields;
+    EXPECT_THAT(spec.error().message, HasSubstr(says)) << fields;
+  }
+  EXPECT_THAT(refused_by_model(R"({"prompt":"",)" + image + "}").message, HasSubstr("image does not apply to model"));
+}
+
+// As FluxImg2ImgPipeline.get_timesteps() of diffusers 0.42.1 counts them.
+TEST(StepsOf, AreThePartThatStrengthRuns) {
+  const auto steps = [](int all, double strength) {
+    FieldValues fields;
+    fields.set("num_inference_steps", std::int64_t{all});
+    fields.set("strength", strength);
+    return steps_of(fields);
+  };
+  EXPECT_EQ(steps(7, 0.55), 4);
+  EXPECT_EQ(steps(20, 0.55), 11);
+  EXPECT_EQ(steps(50, 0.56), 29) << "50 * 0.56 is 28.000000000000004";
+  EXPECT_EQ(steps(4, 0.15), 1);
+  EXPECT_EQ(steps(10, 0.5), 5);
+  EXPECT_EQ(steps(28, 1), 28);
+  EXPECT_EQ(steps(1, 0.01), 1);
+  FieldValues fields;
+  EXPECT_EQ(steps_of(fields), 1);
+  fields.set("num_inference_steps", std::int64_t{9});
+  EXPECT_EQ(steps_of(fields), 9);
 }
 
 TEST(ParseSpec, FieldsOfVideosComeAfterThoseOfImages) {
@@ -409,6 +516,16 @@ TEST(ShapeClass, TakesFramesAndGuidanceFromTheSpecAndItsModel) {
     EXPECT_EQ(parse_class_key(shape.key()), shape) << shape.key();
   }
   EXPECT_FALSE(parse_class_key("demo/256x256x1/embedded/512/bf16+cachex"));
+  const std::string a(64, 'a');
+  cached.fields.set("image", a + "," + a);
+  EXPECT_EQ(shape_class_of(cached, model, "bf16").images, 0) << "they do not lengthen the sequence";
+  model.pixels_per_image = 1 << 20;
+  const ShapeClass edit = shape_class_of(cached, model, "bf16");
+  EXPECT_THAT(edit.key(), testing::EndsWith("/bf16+images2+cache1"));
+  EXPECT_EQ(parse_class_key(edit.key()), edit);
+  EXPECT_EQ(tokens_of(edit, model), 2 * 4096 + 512);
+  for (const char* wrong : {"bf16+images", "bf16+images0", "bf16+images-1", "bf16+images2x", "bf16+cache1+images2"})
+    EXPECT_FALSE(parse_class_key(std::string("demo/256x256x1/embedded/512/") + wrong)) << wrong;
   JobSpec video;
   video.model = "clips/v1";
   video.fields.set("frames", 81);
