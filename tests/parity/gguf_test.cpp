@@ -337,7 +337,9 @@ std::string bfl_vae(std::string name) {
                          {"\\.mid_block\\.attentions\\.0\\.group_norm", ".mid.attn_1.norm"},
                          {"\\.mid_block\\.attentions\\.0\\.to_([qkv])", ".mid.attn_1.$1"},
                          {"\\.mid_block\\.attentions\\.0\\.to_out\\.0", ".mid.attn_1.proj_out"},
+                         {"\\.down_blocks\\.", ".down."},
                          {"\\.resnets\\.", ".block."},
+                         {"\\.downsamplers\\.0\\.conv", ".downsample.conv"},
                          {"\\.upsamplers\\.0\\.conv", ".upsample.conv"},
                          {"conv_shortcut", "nin_shortcut"},
                          {"\\.conv_norm_out", ".norm_out"}});

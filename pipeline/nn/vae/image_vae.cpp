@@ -147,7 +147,8 @@ ImageVae::ImageVae(const VaeConfig& config, VaeSlots slots, std::shared_ptr<regi
 ImageVae ImageVae::load(const ComponentFiles& from, Placement placement, std::shared_ptr<region::RegionHost> regions) {
   const VaeConfig config = read_vae_config(ConfigFile(from.dir + "/config.json"));
   auto parameters = Parameters::open(from, Library::kDiffusers, for_convolutions(placement));
-  if (parameters.contains("decoder.mid.block_1.conv1.weight")) parameters.set_file_names(bfl_names(config));
+  const bool bfl = parameters.contains("decoder.mid.block_1.conv1.weight");
+  if (bfl) parameters.set_file_names(bfl_names(config));
   VaeSlots slots = bind_decoder(parameters, config);
   if (config.batch_norm_eps) {
     const std::int64_t channels = 4 * config.latent_channels;
@@ -156,7 +157,9 @@ ImageVae ImageVae::load(const ComponentFiles& from, Placement placement, std::sh
                                *config.batch_norm_eps);
   }
   ImageVae made(config, std::move(slots), std::move(regions));
-  if (parameters.contains("encoder.conv_in.weight")) {
+  const bool has_encoder =
+      parameters.contains(bfl ? "encoder.mid.block_1.conv1.weight" : "encoder.mid_block.resnets.0.conv1.weight");
+  if (has_encoder) {
     VaeSlots encoder = bind_encoder(parameters, config);
     if (made.channels_last_) to_channels_last(encoder);
     made.encoder_ = std::make_shared<const VaeSlots>(std::move(encoder));

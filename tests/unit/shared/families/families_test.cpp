@@ -307,7 +307,7 @@ TEST_F(ModelFolder, KleinIsDistilledIfItsIndexSaysSo) {
   EXPECT_EQ(distilled.fields.at("width").multiple_of, 16);
   std::vector<std::string_view> fields;
   for (const auto& [field, limits] : distilled.fields) fields.push_back(field.name());
-  EXPECT_THAT(fields, testing::UnorderedElementsAre("width", "height", "num_inference_steps", "guidance_scale",
+  EXPECT_THAT(fields, testing::UnorderedElementsAre("image", "width", "height", "num_inference_steps", "guidance_scale",
                                                     "max_sequence_length"));
   for (const char* more : {"", R"(,"is_distilled":false)", R"(,"is_distilled":null)"}) {
     const auto base = entry_with(more);
