@@ -16,7 +16,8 @@ from api import Client
 from fleet import ROOT, Background, Shared, tiny_model
 
 IMAGES = ROOT / "tests/fixtures/images"
-shared = Shared(workers=0, models={"i2v": ROOT / "tests/fixtures/wan/i2v/model", "tiny": tiny_model()},
+shared = Shared(workers=0, models={"i2v": ROOT / "tests/fixtures/wan/i2v/model", "tiny": tiny_model(),
+                                   "text": ROOT / "tests/fixtures/z_image/turbo/model"},
                 sets=["default_model=i2v"])
 setUpModule, tearDownModule = shared.start, shared.stop
 MIB = 1 << 20
@@ -124,8 +125,8 @@ class TestStalls(unittest.TestCase):
                 self.send("/v1/jobs", job)
         with self.loop_is_free("ten images in JSON, for a model without images", 0.3):
             for _ in range(10):
-                error = self.send("/v1/jobs", {**job, "model": "tiny"}, expected=(400,)).error
-                self.assertEqual(error["message"], "image does not apply to model 'tiny'; leave it out")
+                error = self.send("/v1/jobs", {**job, "model": "text"}, expected=(400,)).error
+                self.assertEqual(error["message"], "image does not apply to model 'text'; leave it out")
                 error = self.send("/v1/videos", {"model": "tiny", "prompt": "a", "input_reference": text},
                                   expected=(400,)).error
                 self.assertIn("model 'tiny' generates images, not videos", error["message"])
