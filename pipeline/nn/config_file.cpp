@@ -1,6 +1,7 @@
 #include "pipeline/nn/config_file.h"
 
 #include <cmath>
+#include <numeric>
 
 #include "pipeline/device/failure.h"
 #include "shared/core/bytes.h"
@@ -29,6 +30,20 @@ const json::value* ConfigFile::find(std::string_view key) const {
 }
 
 bool ConfigFile::has(std::string_view key) const { return find(key) != nullptr; }
+
+std::vector<std::int64_t> ConfigFile::rope_axes(std::vector<std::int64_t> fallback, std::int64_t head_dim) const {
+  const std::size_t count = fallback.size();
+  auto axes = integers("axes_dims_rope", std::move(fallback), 0, 1 << 20);
+  if (axes.size() != count)
+    refuse("axes_dims_rope has " + std::to_string(axes.size()) + " entries; it must have " + std::to_string(count));
+  for (const std::int64_t channels : axes)
+    if (channels % 2 != 0)
+      refuse("axes_dims_rope has the odd number " + std::to_string(channels) + "; each must be even");
+  if (const auto sum = std::accumulate(axes.begin(), axes.end(), std::int64_t{0}); sum != head_dim)
+    refuse("axes_dims_rope adds up to " + std::to_string(sum) + "; it must be attention_head_dim, " +
+           std::to_string(head_dim));
+  return axes;
+}
 
 void ConfigFile::refuse(const std::string& message) const { fail(Code::kDataCorrupt, path_ + ": " + message); }
 

@@ -35,6 +35,9 @@ class ConfigFile {
   std::vector<double> numbers(std::string_view key, std::vector<double> fallback) const;
   std::vector<bool> booleans(std::string_view key, std::vector<bool> fallback) const;
   std::vector<std::string> texts(std::string_view key, std::vector<std::string> fallback) const;
+  // axes_dims_rope: how many channels of a head rotate along each axis, as many numbers as `fallback`; even, and
+  // head_dim in all.
+  std::vector<std::int64_t> rope_axes(std::vector<std::int64_t> fallback, std::int64_t head_dim) const;
 
   // Throws Failure (kDataCorrupt): "FILE: MESSAGE".
   [[noreturn]] void refuse(const std::string& message) const;

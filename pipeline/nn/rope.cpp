@@ -7,6 +7,7 @@
 #include <ATen/ops/complex.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
@@ -14,6 +15,7 @@
 #include <ATen/ops/sin.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 
@@ -39,6 +41,23 @@ at::Tensor rope_axis(const at::Tensor& positions, std::int64_t channels, double 
 std::pair<at::Tensor, at::Tensor> grid_positions(std::int64_t rows, std::int64_t columns) {
   return {at::arange(rows, ScalarType::Float).unsqueeze(1).expand({rows, columns}).reshape({-1}),
           at::arange(columns, ScalarType::Float).unsqueeze(0).expand({rows, columns}).reshape({-1})};
+}
+
+std::int64_t tokens_of(const std::vector<TokenGrid>& grids) {
+  std::int64_t tokens = 0;
+  for (const TokenGrid& grid : grids) tokens += grid.tokens();
+  return tokens;
+}
+
+std::array<at::Tensor, 3> picture_positions(std::int64_t text, const std::vector<TokenGrid>& grids, double apart) {
+  std::vector<std::vector<at::Tensor>> axes(3, {at::zeros({text}, ScalarType::Float)});
+  for (std::size_t i = 0; i < grids.size(); ++i) {
+    const auto [row, column] = grid_positions(grids[i].rows, grids[i].columns);
+    axes[0].push_back(at::full({grids[i].tokens()}, apart * static_cast<double>(i), ScalarType::Float));
+    axes[1].push_back(row);
+    axes[2].push_back(column);
+  }
+  return {at::cat(axes[0]), at::cat(axes[1]), at::cat(axes[2])};
 }
 
 at::Tensor rope_of(std::span<const at::Tensor> positions, std::span<const std::int64_t> channels, c10::Device device,

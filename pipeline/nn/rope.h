@@ -4,9 +4,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace ditfleet::pipeline {
 
@@ -20,8 +22,14 @@ struct TokenGrid {
   std::int64_t tokens() const { return rows * columns; }
 };
 
+std::int64_t tokens_of(const std::vector<TokenGrid>& grids);
+
 // The row and the column of each token of a picture, both [rows · columns] fp32 on a CPU.
 std::pair<at::Tensor, at::Tensor> grid_positions(std::int64_t rows, std::int64_t columns);
+
+// The positions of text and of several pictures along three axes, [text + tokens_of(grids)] fp32 on a CPU: the number
+// of the picture times `apart`, row and column. The text's tokens come first, at 0.
+std::array<at::Tensor, 3> picture_positions(std::int64_t text, const std::vector<TokenGrid>& grids, double apart = 1);
 
 // The table of tokens with these positions, one [tokens] for each axis: [1, tokens, 1, sum of channels / 2] complex64
 // on the device. The other arguments: as rope_axis().

@@ -54,7 +54,7 @@ TEST_P(QwenImageDit, TakesPictures) {
   const auto read = [&](const std::string& name) {
     return golden::read_tensor((at / "dit" / (std::string(GetParam()) + ".safetensors")).string(), name);
   };
-  const QwenImageTransformer::Grid grids[] = {{3, 5}, {4, 2}, {1, 3}};
+  const std::vector<TokenGrid> grids = {{3, 5}, {4, 2}, {1, 3}};
   const at::Tensor all = read("latents"), expected = read("fp32");
   const Placement placement{load_device(golden::test_device()).device};
   const auto to = [&](const at::Tensor& t) { return t.to(placement.device); };

@@ -225,7 +225,7 @@ asio::awaitable<Result<std::string>> UnitRunner::read_input(UnitPtr unit, std::s
 }
 
 asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
-  // The files of the images that the units of the job before do not have in common with this one.
+  // By field, unless another unit of the job has left its images here.
   const auto inputs = std::make_shared<std::vector<std::pair<std::string, std::string>>>();
   if (images_job_ == unit->entry.ref.job) {
     unit->request.images = images_;

@@ -63,8 +63,8 @@ Result<void> take_image(json::object& job, const std::string& name, const json::
     job[name] = std::move(*image);
     return {};
   }
-  json::array images;
   if (!value.is_array()) return invalid_argument("'images' must be an array of images", name);
+  json::array images;
   for (const json::value& entry : value.get_array()) {
     auto image = image_value(entry, name + "[" + std::to_string(images.size()) + "]");
     if (!image) return image.error();

@@ -134,9 +134,7 @@ class FluxNetwork final : public Network {
       settings.warnings.push_back("true_cfg_scale has no effect without a negative_prompt (which may be empty)");
   }
   void prewarm(const Settings& settings) const override {
-    std::int64_t tokens = 0;
-    for (const TokenGrid& grid : grids(settings)) tokens += grid.tokens();
-    transformer_.prewarm(settings.text_tokens(), tokens);
+    transformer_.prewarm(settings.text_tokens(), tokens_of(grids(settings)));
   }
 
   PromptIds longest_ids(const Settings& settings) const override {

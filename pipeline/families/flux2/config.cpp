@@ -1,12 +1,12 @@
 #include "pipeline/families/flux2/config.h"
 
-#include <filesystem>
+#include <algorithm>
 
 #include "shared/families/flux2/flux2.h"
 
 namespace ditfleet::pipeline {
 
-Flux2Config read_flux2_config(const ConfigFile& file) {
+Flux2Config read_flux2_config(const ConfigFile& file, const ConfigFile& index) {
   constexpr std::int64_t kMost = 1 << 20;
   const std::string kind = file.text("_class_name", "Flux2Transformer2DModel");
   if (kind != "Flux2Transformer2DModel")
@@ -26,22 +26,9 @@ Flux2Config read_flux2_config(const ConfigFile& file) {
   c.mlp_ratio = file.number("mlp_ratio", 3);
   c.rope_theta = file.number("rope_theta", 2000);
   c.eps = file.number("eps", 1e-6);
-  const std::string index =
-      (std::filesystem::path(file.path()).parent_path().parent_path() / "model_index.json").string();
-  c.cached_references =
-      std::filesystem::exists(index) && families::caches_references(ConfigFile(index).text("_class_name", ""));
+  c.cached_references = families::caches_references(index.text("_class_name", ""));
   c.guidance_embeds = file.boolean("guidance_embeds", true);
-  const auto axes = file.integers("axes_dims_rope", {32, 32, 32, 32}, 0, kMost);
-  if (axes.size() != 4) file.refuse("axes_dims_rope has " + std::to_string(axes.size()) + " entries; it must have 4");
-  std::int64_t sum = 0;
-  for (std::size_t i = 0; i < 4; ++i) {
-    if (axes[i] % 2 != 0)
-      file.refuse("axes_dims_rope has the odd number " + std::to_string(axes[i]) + "; each must be even");
-    sum += c.axes[i] = axes[i];
-  }
-  if (sum != c.head_dim)
-    file.refuse("axes_dims_rope adds up to " + std::to_string(sum) + "; it must be attention_head_dim, " +
-                std::to_string(c.head_dim));
+  std::ranges::copy(file.rope_axes({32, 32, 32, 32}, c.head_dim), c.axes.begin());
   return c;
 }
 

@@ -23,8 +23,8 @@ struct Flux2Config {
   std::int64_t mlp_width() const { return static_cast<std::int64_t>(static_cast<double>(width()) * mlp_ratio); }
 };
 
-// Also reads the class of the pipeline in the folder above, if there is one. Throws Failure (kDataCorrupt); the message
-// contains file and field.
-Flux2Config read_flux2_config(const ConfigFile& file);
+// `index`: model_index.json, which names the pipeline. Throws Failure (kDataCorrupt); the message contains file and
+// field.
+Flux2Config read_flux2_config(const ConfigFile& file, const ConfigFile& index);
 
 }  // namespace ditfleet::pipeline

@@ -96,8 +96,7 @@ class Flux2Network final : public Network {
   }
   void prewarm(const Settings& settings) const override {
     const std::int64_t tokens = rows(settings) * columns(settings);
-    std::int64_t references = -tokens;
-    for (const TokenGrid& grid : grids(settings)) references += grid.tokens();
+    const std::int64_t references = tokens_of(grids(settings)) - tokens;
     const bool cached = transformer_.config().cached_references;
     transformer_.prewarm(settings.text_tokens(), cached ? tokens : tokens + references, cached ? references : 0,
                          !settings.loras.empty());
@@ -197,7 +196,7 @@ std::unique_ptr<Network> Flux2Network::load(Folder& folder) {
   folder.refuse_vae_dtype();
   const auto scheduler = read_scheduler_config(ConfigFile(folder.dir("scheduler") + "/scheduler_config.json"));
   const auto qwen3 = read_qwen3_config(folder.config("text_encoder"));
-  const auto config = read_flux2_config(folder.config("transformer"));
+  const auto config = read_flux2_config(folder.config("transformer"), folder.index());
   const auto vae = read_vae_config(folder.config("vae"));
   const bool distilled = folder.index().boolean("is_distilled", false) || config.cached_references;
   if (qwen3.num_hidden_layers < kTextLayers.back())
@@ -214,7 +213,7 @@ std::unique_ptr<Network> Flux2Network::load(Folder& folder) {
                              folder.quantize("text_encoder"));
   });
   auto transformer = folder.load(
-      "transformer", [&] { return Flux2Transformer::load(folder.transformer("transformer"), c.placement); });
+      "transformer", [&] { return Flux2Transformer::load(folder.transformer("transformer"), config, c.placement); });
   auto decoder = folder.load("vae", [&] { return ImageVae::load(folder.files("vae"), c.placement, c.regions); });
   return std::unique_ptr<Network>(new Flux2Network(scheduler, distilled, text.get(), transformer.get(), decoder.get()));
 }
@@ -269,7 +268,8 @@ const Family& flux2_family() {
       .load = Flux2Network::load,
       .load_tokenizers = load_tokenizers,
       .about = about,
-      .spec = [](const ConfigFile& config, const ConfigFile&) { return flux2_spec(read_flux2_config(config)); },
+      .spec = [](const ConfigFile& config,
+                 const ConfigFile& index) { return flux2_spec(read_flux2_config(config, index)); },
       .small = {512, 512, 1},
       .typical = {1024, 1024, 1}};
   return family;

@@ -4,7 +4,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/silu.h>
@@ -26,8 +25,9 @@ constexpr std::int64_t kSingleRows = 12, kFinalRows = 15;       // where these b
 
 }  // namespace
 
-Flux2Transformer Flux2Transformer::load(const TransformerSource& source, Placement placement) {
-  Flux2Transformer made(read_flux2_config(ConfigFile(source.files.dir + "/config.json")), std::move(placement));
+Flux2Transformer Flux2Transformer::load(const TransformerSource& source, const Flux2Config& config,
+                                        Placement placement) {
+  Flux2Transformer made(config, std::move(placement));
   made.Transformer::load(source, made.config_.heads);
   return made;
 }
@@ -80,24 +80,13 @@ at::Tensor Flux2Transformer::embed_text(const at::Tensor& prompt_embeds) const {
 
 at::Tensor Flux2Transformer::rope(std::int64_t text, const std::vector<TokenGrid>& grids) const {
   using c10::ScalarType;
-  const at::Tensor before = at::zeros({text}, ScalarType::Float);
-  std::vector<std::vector<at::Tensor>> axes(3, {before});
-  axes.push_back({at::arange(text, ScalarType::Float)});
-  std::int64_t tokens = text;
-  for (std::size_t i = 0; i < grids.size(); ++i) {
-    tokens += grids[i].tokens();
-    if (placement().device.is_meta()) continue;
-    const auto [row, column] = grid_positions(grids[i].rows, grids[i].columns);
-    axes[0].push_back(at::full({grids[i].tokens()}, 10. * static_cast<double>(i), ScalarType::Float));
-    axes[1].push_back(row);
-    axes[2].push_back(column);
-    axes[3].push_back(at::zeros({grids[i].tokens()}, ScalarType::Float));
-  }
+  const std::int64_t image = tokens_of(grids);
   if (placement().device.is_meta())
-    return at::empty({1, tokens, 1, config_.head_dim / 2},
+    return at::empty({1, text + image, 1, config_.head_dim / 2},
                      at::TensorOptions(ScalarType::ComplexFloat).device(placement().device));
-  std::vector<at::Tensor> positions;
-  for (const auto& axis : axes) positions.push_back(at::cat(axis));
+  const auto [time, row, column] = picture_positions(text, grids, 10);
+  const at::Tensor positions[] = {
+      time, row, column, at::cat({at::arange(text, ScalarType::Float), at::zeros({image}, ScalarType::Float)})};
   return rope_of(positions, config_.axes, placement().device, config_.rope_theta);
 }
 

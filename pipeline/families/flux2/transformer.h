@@ -9,8 +9,8 @@ namespace ditfleet::pipeline {
 
 class Flux2Transformer : public Transformer {
  public:
-  // Reads config.json and the weights, which may have BFL's names. Throws what ConfigFile and Parameters throw.
-  static Flux2Transformer load(const TransformerSource& source, Placement placement);
+  // Reads the weights, which may have BFL's names. Throws what Parameters throws.
+  static Flux2Transformer load(const TransformerSource& source, const Flux2Config& config, Placement placement);
   const Flux2Config& config() const { return config_; }
 
   // Prepares velocity() for a new size in the background. Does not block. Thread-safe.

@@ -1,5 +1,7 @@
 #include "pipeline/families/qwen_image/config.h"
 
+#include <algorithm>
+
 namespace ditfleet::pipeline {
 
 QwenImageConfig read_qwen_image_config(const ConfigFile& file) {
@@ -20,17 +22,7 @@ QwenImageConfig read_qwen_image_config(const ConfigFile& file) {
   c.zero_cond_t = file.boolean("zero_cond_t", false);
   for (const char* field : {"guidance_embeds", "use_additional_t_cond", "use_layer3d_rope"})
     if (file.boolean(field, false)) file.refuse(std::string(field) + " is true, which is not supported");
-  const auto axes = file.integers("axes_dims_rope", {16, 56, 56}, 0, kMost);
-  if (axes.size() != 3) file.refuse("axes_dims_rope has " + std::to_string(axes.size()) + " entries; it must have 3");
-  std::int64_t sum = 0;
-  for (std::size_t i = 0; i < 3; ++i) {
-    if (axes[i] % 2 != 0)
-      file.refuse("axes_dims_rope has the odd number " + std::to_string(axes[i]) + "; each must be even");
-    sum += c.axes[i] = axes[i];
-  }
-  if (sum != c.head_dim)
-    file.refuse("axes_dims_rope adds up to " + std::to_string(sum) + "; it must be attention_head_dim, " +
-                std::to_string(c.head_dim));
+  std::ranges::copy(file.rope_axes({16, 56, 56}, c.head_dim), c.axes.begin());
   return c;
 }
 

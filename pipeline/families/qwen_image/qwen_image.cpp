@@ -45,7 +45,7 @@ int most_pictures(QwenImageKind kind) {
 class QwenImageDenoiser final : public Denoiser {
  public:
   QwenImageDenoiser(const QwenImageTransformer& transformer, const Settings& settings, const Schedule& schedule,
-                    const Conditions& conditions, std::vector<QwenImageTransformer::Grid> grids)
+                    const Conditions& conditions, std::vector<TokenGrid> grids)
       : transformer_(transformer),
         timesteps_(schedule.timesteps),
         scale_(settings.real("true_cfg_scale")),
@@ -87,9 +87,9 @@ class QwenImageDenoiser final : public Denoiser {
   const QwenImageTransformer& transformer_;
   const std::vector<float> timesteps_;
   const double scale_;
-  const std::vector<QwenImageTransformer::Grid> grids_;  // of the image and of the pictures
-  const at::Tensor pictures_;                            // packed: see QwenImageNetwork::encode_image()
-  std::array<at::Tensor, 2> texts_, ropes_;              // of the prompt and of the negative one
+  const std::vector<TokenGrid> grids_;           // of the image and of the pictures
+  const at::Tensor pictures_;                    // packed: see QwenImageNetwork::encode_image()
+  std::array<at::Tensor, 2> texts_, ropes_;      // of the prompt and of the negative one
   QwenImageTransformer::Modulation modulation_;  // of at most kModulationSteps steps, starting with `first_step_`
   std::int64_t first_step_ = 0;
 };
@@ -152,8 +152,7 @@ class QwenImageNetwork final : public Network {
     return {1, 1, vae_.config().z_dim, 2 * rows, 2 * columns};
   }
   Schedule schedule(const Settings& settings) const override {
-    const auto [rows, columns] = grids(settings)[0];
-    return make_schedule(scheduler_, settings.steps(), rows * columns);
+    return make_schedule(scheduler_, settings.steps(), grids(settings)[0].tokens());
   }
   int steps_in_memory() const override { return kModulationSteps; }
   std::unique_ptr<Sampler> sampler(const Settings&, const Schedule& schedule) const override {
@@ -165,7 +164,7 @@ class QwenImageNetwork final : public Network {
     const std::int64_t pictures = conditions.image.defined() ? conditions.image.size(1) : 0;
     for (const auto* prompt : {&conditions.prompt, conditions.negative ? &*conditions.negative : nullptr})
       if (prompt)
-        transformer_.prewarm(prompt->tensors.at("prompt_embeds").size(1), all[0].first * all[0].second, pictures,
+        transformer_.prewarm(prompt->tensors.at("prompt_embeds").size(1), all[0].tokens(), pictures,
                              !settings.loras.empty());
     return std::make_unique<QwenImageDenoiser>(transformer_, settings, schedule, conditions, std::move(all));
   }
@@ -202,12 +201,12 @@ class QwenImageNetwork final : public Network {
                           static_cast<int>(2 * vae_.config().spatial_factor()));
   }
   // The tokens, of 2 × 2 latent pixels, of the image and of the pictures.
-  std::vector<QwenImageTransformer::Grid> grids(const Settings& settings) const {
+  std::vector<TokenGrid> grids(const Settings& settings) const {
     const std::int64_t side = 2 * vae_.config().spatial_factor();
-    std::vector<QwenImageTransformer::Grid> all{{settings.height() / side, settings.width() / side}};
+    std::vector<TokenGrid> all{{settings.height() / side, settings.width() / side}};
     for (const auto& picture : settings.images) {
       const media::Size size = size_of(*picture);
-      all.emplace_back(size.height / side, size.width / side);
+      all.push_back({size.height / side, size.width / side});
     }
     return all;
   }

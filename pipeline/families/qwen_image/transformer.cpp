@@ -17,7 +17,6 @@
 #include <optional>
 #include <utility>
 
-#include "pipeline/nn/rope.h"
 #include "pipeline/nn/text/activation.h"
 #include "pipeline/region/run/region_host.h"
 
@@ -45,8 +44,7 @@ void QwenImageTransformer::open_libraries(const region::RegionHost& host) const 
                          host.direct_attention.get());
   const auto options = at::TensorOptions(where.dtype).device(where.device);
   embed_text(at::zeros({1, 8, config_.text_width}, options));
-  const Grid grid[] = {{2, 2}};
-  rope(8, grid);
+  rope(8, {{2, 2}});
   const at::Tensor image =
       apply_linear(weights().linears[QwenImageLinear::kImageIn], at::zeros({1, 4, config_.channels}, options));
   last_layer(image, modulation(at::ones({1}, options.dtype(c10::ScalarType::Float))).steps);
@@ -99,15 +97,12 @@ at::Tensor QwenImageTransformer::embed_text(const at::Tensor& prompt_embeds) con
                       qwen_norm(prompt_embeds, weights().tensors[0], kEps));
 }
 
-at::Tensor QwenImageTransformer::rope(std::int64_t text, std::span<const Grid> grids) const {
+at::Tensor QwenImageTransformer::rope(std::int64_t text, const std::vector<TokenGrid>& grids) const {
   using c10::ScalarType;
-  std::int64_t tokens = text, largest = 0;
-  for (const auto& [rows, columns] : grids) {
-    tokens += rows * columns;
-    largest = std::max({largest, rows / 2, columns / 2});
-  }
+  std::int64_t largest = 0;
+  for (const auto& [rows, columns] : grids) largest = std::max({largest, rows / 2, columns / 2});
   if (placement().device.is_meta())
-    return at::empty({1, tokens, 1, config_.head_dim / 2},
+    return at::empty({1, text + tokens_of(grids), 1, config_.head_dim / 2},
                      at::TensorOptions(ScalarType::ComplexFloat).device(placement().device));
   std::array<std::vector<at::Tensor>, 3> parts;  // picture, row, column
   for (auto& part : parts) part.push_back(at::arange(largest, largest + text, ScalarType::Float));

@@ -1,10 +1,10 @@
 // The Qwen-Image transformer: packed latents and text in, velocity out.
 #pragma once
 
-#include <span>
-#include <utility>
+#include <vector>
 
 #include "pipeline/families/qwen_image/parameters.h"
+#include "pipeline/nn/rope.h"
 #include "pipeline/nn/transformer/transformer.h"
 
 namespace ditfleet::pipeline {
@@ -15,9 +15,6 @@ class QwenImageTransformer : public Transformer {
   // Throws what ConfigFile and Parameters throw.
   static QwenImageTransformer load(const TransformerSource& source, Placement placement, bool pictures);
   const QwenImageConfig& config() const { return config_; }
-
-  // Rows and columns of a picture's tokens.
-  using Grid = std::pair<std::int64_t, std::int64_t>;
 
   // Prepares velocity() for a new size in the background. Does not block. Thread-safe.
   void prewarm(std::int64_t text_tokens, std::int64_t image_tokens, std::int64_t picture_tokens, bool adapters) const;
@@ -33,7 +30,7 @@ class QwenImageTransformer : public Transformer {
   at::Tensor embed_text(const at::Tensor& prompt_embeds) const;
   // [1, text and pictures' tokens, 1, head_dim / 2] complex64 on the device, text first. `grids`: of the image, then of
   // further pictures.
-  at::Tensor rope(std::int64_t text, std::span<const Grid> grids) const;
+  at::Tensor rope(std::int64_t text, const std::vector<TokenGrid>& grids) const;
   // `latents`: [1, S_image, channels]. `pictures`: of further pictures, [1, S_pictures, channels]; undefined: none,
   // which zero_cond_t does not allow. `text`: from embed_text(). `rows`: of one step, [1, .., D], and `zero`: from
   // modulation(). `rope`: from rope(). Returns [1, S_image, channels]. `team`: the ranks that share the forward; each
