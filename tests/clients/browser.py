@@ -16,6 +16,10 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--
          "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"]
 
 
+class Navigated(Exception):
+    """The page went away before it answered."""
+
+
 class Browser:
     """One page. `errors` collects the exceptions and error messages of its scripts."""
 
@@ -62,6 +66,8 @@ class Browser:
         while True:
             answer = self.receive(method)
             if answer.get("id") == self.next_id:
+                if answer.get("error", {}).get("message") == "Inspected target navigated or closed":
+                    raise Navigated(method)
                 assert "error" not in answer, (method, answer)
                 return answer["result"]
 
@@ -94,8 +100,14 @@ class Browser:
         return answer["result"].get("value")
 
     def until(self, expression, seconds=30):
+        """Waits until the expression is true, on this page or on the one that it navigates to."""
         deadline = time.monotonic() + seconds
-        while not (value := self.js(expression)):
+        while True:
+            try:
+                if value := self.js(expression):
+                    break
+            except Navigated:
+                pass
             assert time.monotonic() < deadline, f"not within {seconds} s: {expression}\n{self.js('document.body.innerText')}"
             time.sleep(0.05)
         return value

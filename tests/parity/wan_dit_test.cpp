@@ -77,6 +77,10 @@ class WanDitRegions : public ::testing::TestWithParam<std::tuple<std::string, bo
 INSTANTIATE_TEST_SUITE_P(Formats, WanDitRegions,
                          ::testing::Combine(::testing::Values("", "nf4", "fp8"), ::testing::Bool()));
 
+// Eager and compiled sums differ in their last bits, so an activation may round to the next value of e4m3, 1/8 away.
+// 93 of 3,600 outputs met one; they moved by up to 0.023.
+constexpr double kFp8Flip = 4e-2;
+
 // Both experts, at the lengths of 25, 49, 61 and 81 frames.
 TEST_P(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
   const at::Tensor prompt = golden::read_tensor(fixture("t2v-video.safetensors"), "text");
@@ -97,7 +101,7 @@ TEST_P(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
       const at::Tensor want = eager.velocity(latents, 500, text, rope, still);
       for (const WanTransformer* expert : {&first, &second})
         EXPECT_LE(golden::distance(expert->velocity(latents, 500, text, rope, still), want),
-                  format == "fp8" ? 2e-2 : 1e-4)
+                  format == "fp8" ? kFp8Flip : 1e-4)
             << frames;
       if (expand) still = 1 - still;
     }
@@ -141,7 +145,7 @@ TEST_P(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
     const auto distance = [&](const WanTransformer& got, const WanTransformer& reference) {
       return golden::distance(velocity(got), velocity(reference));
     };
-    const double limit = format == "fp8" ? 2e-2 : 2e-5;
+    const double limit = format == "fp8" ? kFp8Flip : 2e-5;
     for (const std::int64_t rank : {16, 3, 7}) {  // 3: columns beyond hold what was there before
       std::vector<WanTransformer> adapted, expected;
       for (const WanTransformer& expert : experts) {
