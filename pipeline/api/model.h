@@ -74,7 +74,7 @@ using FrameCallback = std::function<void(const Media& so_far)>;
 struct ModelSource {
   std::string name, dir;  // dir: a folder in diffusers' layout
   // Component → a safetensors or GGUF file with its weights, in place of the folder's: transformer, transformer_2,
-  // text_encoder, text_encoder_2, vae.
+  // text_encoder, text_encoder_2, image_encoder, vae.
   std::map<std::string, std::string> files = {};
   // Components to quantize while they are loaded, and the format: transformer → fp8 or nf4, text_encoder_2 → nf4.
   // {"*": "auto"}: the components that the device's memory requires.

@@ -51,14 +51,15 @@ ModelInfo info_of(const LoadContext& context, Network& network, const Folder& fo
   info.experts = network.entry.experts;
   info.load_times = folder.times;
   info.weight_bytes = network.vae_bytes();
-  const auto add = [&](const char* name, const auto& parts) {
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      info.weight_bytes += parts[i]->bytes();
-      info.linears[numbered(name, i)] = parts[i]->linears();
-    }
+  const auto add = [&](const std::string& name, const auto& part) {
+    info.weight_bytes += part.bytes();
+    info.linears[name] = part.linears();
   };
-  add("transformer", network.transformers());
-  add("text_encoder", network.text_encoders());
+  std::size_t i = 0;
+  for (const Transformer* one : network.transformers()) add(numbered("transformer", i++), *one);
+  i = 0;
+  for (const TextEncoder* one : network.text_encoders())
+    add(one->component().empty() ? numbered("text_encoder", i++) : one->component(), *one);
   return info;
 }
 

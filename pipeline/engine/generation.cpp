@@ -35,6 +35,7 @@ Result<void> DiffusionGeneration::dump(const std::string& path) const {
                                               {"sigmas", tensor_of(schedule.sigmas)},
                                               {"timesteps", tensor_of(schedule.timesteps)},
                                               {"condition", conditions.image},
+                                              {"image_embeds", conditions.image_embeds},
                                               {"latents", latents},
                                               {"image", image}};
     const auto add = [&](const std::string& prefix, const EncodedPrompt& prompt) {

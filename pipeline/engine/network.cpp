@@ -29,6 +29,7 @@ Conditions encode_conditions(const Network& network, const Settings& settings,
     made.noise = draw(settings.seed, 1)[0];
   }
   made.image = network.encode_image(settings, image_noise);
+  made.image_embeds = network.embed_image(settings);
   made.prompt = embed(settings.prompt);
   if (settings.negative) made.negative = embed(*settings.negative);
   return made;

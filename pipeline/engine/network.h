@@ -34,6 +34,7 @@ struct Conditions {
   std::optional<EncodedPrompt> negative;  // see Settings::negative
   at::Tensor noise;                       // of noise_size(); on the CPU
   at::Tensor image;                       // of encode_image(); undefined: none
+  at::Tensor image_embeds;                // of embed_image(); undefined: none
 };
 
 // The caches of a request's forwards, as in diffusers: one for each transformer and prompt. Used by one thread.
@@ -83,7 +84,8 @@ class Network {
   virtual ~Network() = default;
   virtual std::unique_ptr<Network> clone() const = 0;  // shares the weights
 
-  // In the order of diffusers' names: text_encoder, text_encoder_2. The network owns them.
+  // In the order of diffusers' names: text_encoder, text_encoder_2; then encoders of pictures, whose weights leave the
+  // device as theirs. The network owns them.
   virtual std::vector<TextEncoder*> text_encoders() { return {}; }
   // transformer, transformer_2. Denoiser::expert() says which one a step uses. Of two, the first is for high and the
   // second for low noise levels, and adapters change no text encoder.
@@ -110,6 +112,8 @@ class Network {
     (void)noise;
     return {};
   }
+  // What an encoder of pictures says about Settings::images; undefined: the model has none.
+  virtual at::Tensor embed_image(const Settings&) const { return {}; }
   // The shape of the noise that diffusers draws.
   virtual std::vector<std::int64_t> noise_size(const Settings& settings) const = 0;
   virtual c10::ScalarType noise_type() const { return placement.dtype; }

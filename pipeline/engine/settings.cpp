@@ -74,9 +74,11 @@ Settings read_settings(const GenerationRequest& request, const job::ModelEntry& 
   if (s.mask && !model.applies("mask")) refuse("mask", "does not apply to this model; leave it out");
   if (s.mask && s.images.empty()) refuse("mask", "is given without image; send the picture to edit as image");
   const auto most = model.fields.find("image");
-  if (!s.images.empty() && static_cast<std::int64_t>(s.images.size()) > most->second.high)
-    refuse("image", "has " + std::to_string(s.images.size()) + " pictures; this model takes " +
-                        std::to_string(most->second.high));
+  const auto count = static_cast<std::int64_t>(s.images.size());
+  if (count > 0)
+    if (const std::int64_t takes = std::clamp(count, most->second.low, most->second.high); takes != count)
+      refuse("image", "has " + std::to_string(count) + (count > 1 ? " pictures" : " picture") + "; this model takes " +
+                          std::to_string(takes));
   for (const job::Field field : job::kFields) {
     const auto* value = request.fields.find(field);
     if (!value || !model.applies(field)) continue;

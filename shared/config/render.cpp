@@ -106,7 +106,7 @@ std::vector<OptionHelp> option_table() {
       {"models.NAME.transformer", "path", "",
        "A safetensors or GGUF file with the transformer's weights, in place of the folder's: in the names of "
        "diffusers, of ComfyUI or of the model's own code, perhaps with other components in the same file. "
-       "transformer_2, text_encoder, text_encoder_2 and vae are the same for these components.",
+       "transformer_2, text_encoder, text_encoder_2, image_encoder and vae are the same for these components.",
        "DITFLEET_MODELS__NAME__TRANSFORMER"});
   rows.push_back(
       {"models.NAME.quantize", "a map of formats by component", "",

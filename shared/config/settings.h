@@ -30,8 +30,8 @@ struct ModelSetting {
 };
 
 // The components whose weights may be in a file of their own.
-inline constexpr const char* kFileComponents[] = {"transformer", "transformer_2", "text_encoder", "text_encoder_2",
-                                                  "vae"};
+inline constexpr const char* kFileComponents[] = {"transformer",    "transformer_2", "text_encoder",
+                                                  "text_encoder_2", "image_encoder", "vae"};
 
 // Parses COMPONENT=FORMAT,…, such as "transformer=nf4,text_encoder_2=nf4", or "auto", which is {"*": "auto"}.
 // kInvalidArgument: another form.

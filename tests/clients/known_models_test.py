@@ -77,6 +77,33 @@ def wan(width, inner, blocks, inputs):
     return tensors
 
 
+def with_clip(tensors, both=False):
+    """Wan 2.1 image to video; both: first and last frame."""
+    width, blocks = tensors["patch_embedding.bias"][0], sum(name.endswith("ffn.0.bias") for name in tensors)
+    more = linear("img_emb.proj.1", 1280, 1280) | linear("img_emb.proj.3", width, 1280)
+    for number, size in ((0, 1280), (4, width)):
+        more |= {f"img_emb.proj.{number}.{part}": [size] for part in ("weight", "bias")}
+    for i in range(blocks):
+        at = f"blocks.{i}.cross_attn."
+        more |= linear(at + "k_img", width, width) | linear(at + "v_img", width, width) | {at + "norm_k_img.weight": [width]}
+    return tensors | more | ({"img_emb.emb_pos": [1, 514, 1280]} if both else {})
+
+
+def clip_vision():
+    tensors = {"vision_model.embeddings.class_embedding": [1280], "vision_model.embeddings.patch_embedding.weight": [1280, 3, 14, 14],
+               "vision_model.embeddings.position_embedding.weight": [257, 1280]}
+
+    def norm(name):
+        return {f"vision_model.{name}.{part}": [1280] for part in ("weight", "bias")}
+    for i in range(32):
+        at = f"encoder.layers.{i}."
+        for name in ("q", "k", "v", "out"):
+            tensors |= linear(f"vision_model.{at}self_attn.{name}_proj", 1280, 1280)
+        tensors |= linear(f"vision_model.{at}mlp.fc1", 5120, 1280) | linear(f"vision_model.{at}mlp.fc2", 1280, 5120)
+        tensors |= norm(at + "layer_norm1") | norm(at + "layer_norm2")
+    return tensors | norm("pre_layrnorm") | norm("post_layernorm")
+
+
 def umt5():
     tensors = {"shared.weight": [256384, 4096], "encoder.final_layer_norm.weight": [4096]}
     for i in range(24):
@@ -136,7 +163,8 @@ class KnownModels(unittest.TestCase):
                      (("dev", transformer(True)), ("schnell", transformer(False)), ("clip_l", clip()), ("t5xxl", t5()), ("ae", vae()), ("umt5", umt5()),
                       ("small", wan(1536, 8960, 30, 16)), ("t2v", wan(5120, 13824, 40, 16)), ("t2v_low_noise", wan(5120, 13824, 40, 16)),
                       ("t2v_high_noise", wan(5120, 13824, 40, 16)), ("i2v_high_noise", wan(5120, 13824, 40, 36)), ("i2v_low_noise", wan(5120, 13824, 40, 36)),
-                      ("ti2v", wan(3072, 14336, 30, 48)))}
+                      ("ti2v", wan(3072, 14336, 30, 48)), ("clip_vision", clip_vision()), ("i2v_clip", with_clip(wan(5120, 13824, 40, 36))),
+                      ("flf2v", with_clip(wan(5120, 13824, 40, 36), both=True)))}
 
     @classmethod
     def tearDownClass(cls):
@@ -161,7 +189,8 @@ class KnownModels(unittest.TestCase):
     def test_wan_is_known_by_its_transformers(self):
         """The VAE is missing, so that the message names the folder that was chosen."""
         for names, known in ((("small",), "Wan2.1-T2V-1.3B"), (("t2v",), "Wan2.1-T2V-14B"), (("t2v_high_noise", "t2v_low_noise"), "Wan2.2-T2V-A14B"),
-                             (("i2v_high_noise", "i2v_low_noise"), "Wan2.2-I2V-A14B"), (("ti2v",), "Wan2.2-TI2V-5B")):
+                             (("i2v_high_noise", "i2v_low_noise"), "Wan2.2-I2V-A14B"), (("ti2v",), "Wan2.2-TI2V-5B"),
+                             (("i2v_clip", "clip_vision"), "Wan2.1-I2V-14B-480P"), (("flf2v", "clip_vision"), "Wan2.1-FLF2V-14B-720P")):
             with self.subTest(known):
                 added, _ = self.add(*names, "umt5")
                 self.assertIn(f"{known}/vae", added.stderr)

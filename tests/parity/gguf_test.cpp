@@ -40,6 +40,7 @@ struct Demo {
   std::string folder;
   const Family& family;
   std::int64_t frames;
+  golden::Case images = {};  // has them
 };
 const Demo& image() {
   static const Demo demo{source_path("deploy/demo-model/model"), flux_family(), 1};
@@ -52,6 +53,12 @@ const Demo& video() {
 
 const Demo& ti2v() {
   static const Demo demo{golden::Case{"ti2v", "", "wan"}.model_dir(), wan_family(), 5};
+  return demo;
+}
+
+const Demo& flf() {
+  static const golden::Case which{"flf", "nine", "wan"};
+  static const Demo demo{which.model_dir(), wan_family(), 5, which};
   return demo;
 }
 
@@ -141,6 +148,7 @@ void run(const Demo& demo, const std::map<std::string, std::string>& files, cons
   request.fields.set("height", 64);
   request.fields.set("num_inference_steps", 2);
   if (demo.frames > 1) request.fields.set("frames", demo.frames);
+  if (!demo.images.name.empty()) request.images = golden::load(demo.images).request.images;
   if (!o.lora.empty()) request.loras = {{.path = o.lora, .scale = 1}};
   const auto prepared = unwrap(model->encode(request));
   unwrap(model->denoise(*prepared, nullptr));
@@ -272,7 +280,14 @@ std::string replaced(std::string name, const std::vector<std::pair<std::string, 
 }
 
 std::string wan_transformer(std::string name) {
-  return replaced(name, {{"^condition_embedder.text_embedder.linear_1", "text_embedding.0"},
+  return replaced(name, {{"^condition_embedder.image_embedder.norm1", "img_emb.proj.0"},
+                         {"^condition_embedder.image_embedder.ff.net.0.proj", "img_emb.proj.1"},
+                         {"^condition_embedder.image_embedder.ff.net.2", "img_emb.proj.3"},
+                         {"^condition_embedder.image_embedder.norm2", "img_emb.proj.4"},
+                         {"^condition_embedder.image_embedder.pos_embed", "img_emb.emb_pos"},
+                         {"\\.add_([kv])_proj\\.", ".$1_img."},
+                         {"\\.norm_added_k\\.", ".norm_k_img."},
+                         {"^condition_embedder.text_embedder.linear_1", "text_embedding.0"},
                          {"^condition_embedder.text_embedder.linear_2", "text_embedding.2"},
                          {"^condition_embedder.time_embedder.linear_1", "time_embedding.0"},
                          {"^condition_embedder.time_embedder.linear_2", "time_embedding.2"},
@@ -359,6 +374,7 @@ std::string llama_t5(std::string name) {
 }
 
 std::string as_it_is(std::string name) { return name; }
+std::string clip_vision(std::string name) { return "vision_model." + name; }
 
 struct OtherNames {
   const char* name;
@@ -398,6 +414,8 @@ INSTANTIATE_TEST_SUITE_P(
     Demo, SingleFile,
     ::testing::Values(
         OtherNames{"wan", video, "transformer", Library::kDiffusers, wan_transformer, {"", "model.diffusion_model."}},
+        OtherNames{"wan_flf", flf, "transformer", Library::kDiffusers, wan_transformer, {""}},
+        OtherNames{"clip_vision", flf, "image_encoder", Library::kTransformers, clip_vision, {""}},
         OtherNames{"wan_vae", video, "vae", Library::kDiffusers, wan_vae, {"", "first_stage_model."}},
         OtherNames{"wan_22_vae", ti2v, "vae", Library::kDiffusers, wan_22_vae, {""}},
         OtherNames{"umt5", video, "text_encoder", Library::kTransformers, as_it_is, {""}},

@@ -194,6 +194,10 @@ class Offload : public ::testing::TestWithParam<Case> {
       request.fields.set("negative_prompt", "blue");
       if (GetParam().folder.starts_with("wan")) request.fields.set("frames", 9);
       if (GetParam().folder == "wan/ti2v") request.images = golden::load({"ti2v", "image", "wan"}).request.images;
+      if (GetParam().folder == "wan/clip") {
+        request.images = golden::load({"clip", "five", "wan"}).request.images;
+        request.fields.set("max_sequence_length", 512);
+      }
       if (!GetParam().folder.starts_with("flux/") && !GetParam().folder.starts_with("quant"))
         request.fields.set("guidance_scale", 3.0);
       for (const bool adapted : {false, true}) {
@@ -270,6 +274,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"wan_two", "wan/two", false, "wan/lora/adapters/peft.safetensors"},
                       Case{"wan_two_bf16", "wan/two", true, "wan/lora/adapters/peft.safetensors"},
                       Case{"wan_ti2v", "wan/ti2v", false},
+                      Case{"wan_clip", "wan/clip", false, "wan/lora/adapters/image.safetensors"},
                       Case{"z_image", "z_image/turbo", false, "layouts/z_image/blocks/kohya.safetensors"},
                       Case{"z_image_bf16", "z_image/base", true}, Case{"z_image_fp8", "z_image/fp8", false},
                       Case{"flux2", "flux2/klein", false, "layouts/flux2/blocks/kohya.safetensors"},

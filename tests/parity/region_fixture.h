@@ -58,6 +58,16 @@ inline Result<Program> wan_still_block_of(const BlockShape& s) {
                     .weights = s.weights});
 }
 
+inline Result<Program> wan_image_block_of(const BlockShape& s) {
+  return wan_block({.heads = s.heads,
+                    .head_dim = s.head_dim,
+                    .ffn = s.mlp_width(),
+                    .image = true,
+                    .type = s.type,
+                    .adapters = s.adapters,
+                    .weights = s.weights});
+}
+
 inline Region::Recipe recipe(Make make, std::int64_t heads, std::int64_t head_dim) {
   return [=](ElementType type) { return make({.heads = heads, .head_dim = head_dim, .type = type}); };
 }

@@ -29,13 +29,15 @@ struct Shape {
   Make make;
   const char* first;  // the symbols that vary
   const char* second;
-  const char* third = nullptr;  // may be 0
+  const char* third = nullptr;
+  std::int64_t least = 0;  // of the third
 };
 const Shape kShapes[] = {{flux_double_block, "image", "text"},
                          {flux_single_block, "tokens", "tokens"},
                          {temporal_block, "frames", "places"},
                          {wan_block_of, "tokens", "text"},
-                         {wan_still_block_of, "tokens", "text", "still"}};
+                         {wan_still_block_of, "tokens", "text", "still"},
+                         {wan_image_block_of, "tokens", "text", "image", 1}};
 
 // One region for each block and type serves every shape: errors are within 1.1 of eager's, and nothing is compiled
 // twice.
@@ -53,7 +55,7 @@ TEST_F(RegionParity, ErrsNoMoreThanEagerOverRandomShapes) {
         const Program program = program_of(shape.make, heads, head_dim, type);
         for (int round = 0; round < 6; ++round) {
           Sizes sizes{{"batch", between(1, 3)}, {shape.first, between(1, 40)}, {shape.second, between(1, 23)}};
-          if (shape.third) sizes[shape.third] = round == 0 ? 0 : between(1, 9);
+          if (shape.third) sizes[shape.third] = round == 0 ? shape.least : between(1, 9);
           const testing::InputStyle style{.strided = round % 2 == 1, .outliers = round % 3 == 2};
           const auto inputs = inputs_for(program, sizes, random(), style);
           Outputs got;

@@ -30,7 +30,7 @@ struct Sample {
   bool bf16 = false;
   double cache = 0;  // threshold
   bool attention8 = false;
-  bool image = false;
+  std::string image = {};  // the case that has it
 };
 
 bool is_video(const Sample& s) { return s.frames > 0; }
@@ -44,7 +44,7 @@ std::string model_of(const Sample& s) {
 std::string name_of(const Sample& s) {
   return s.set + "_" + s.folder + (s.negative.empty() ? "" : "_guided") + (s.quantize.empty() ? "" : "_" + s.quantize) +
          (s.lora.empty() ? "" : "_lora") + (s.bf16 ? "_bf16" : "") + (s.cache > 0 ? "_cached" : "") +
-         (s.attention8 ? "_attention8" : "") + (s.image ? "_image" : "");
+         (s.attention8 ? "_attention8" : "") + (s.image.empty() ? "" : "_image");
 }
 
 GenerationRequest request_of(const Sample& s) {
@@ -64,7 +64,8 @@ GenerationRequest request_of(const Sample& s) {
   }
   if (s.cache > 0) request.fields.set("cache", s.cache);
   if (!s.lora.empty()) request.loras = {{(golden::fixtures() / s.lora).string(), 0.8}};
-  if (s.image) request.images = golden::load({s.folder, "image", s.set}).request.images;
+  if (!s.image.empty()) request.images = golden::load({s.folder, s.image, s.set}).request.images;
+  if (s.folder == "clip") request.fields.set("max_sequence_length", std::int64_t{512});
   return request;
 }
 
@@ -183,9 +184,10 @@ INSTANTIATE_TEST_SUITE_P(
         Sample{"wan", "one", {2}, "", "", "", 48, 32, 9, false, 0, true},
         // Of 2 ranks, the second one's tokens belong to later frames; of 12 tokens of one frame, both have some.
         Sample{"wan", "ti2v", {2}, "", "", "", 96, 64, 5}, Sample{"wan", "ti2v", {2}, "rain", "", "", 96, 64, 5},
-        Sample{"wan", "ti2v", {2}, "", "", "", 96, 64, 5, false, 0, false, true},
-        Sample{"wan", "ti2v", {2}, "", "fp8", "", 64, 128, 1, false, 0, false, true},
-        Sample{"wan", "ti2v", {2}, "", "", "", 64, 96, 9, false, 0.9, false, true},
+        Sample{"wan", "ti2v", {2}, "", "", "", 96, 64, 5, false, 0, false, "image"},
+        Sample{"wan", "ti2v", {2}, "", "fp8", "", 64, 128, 1, false, 0, false, "image"},
+        Sample{"wan", "ti2v", {2}, "", "", "", 64, 96, 9, false, 0.9, false, "image"},
+        Sample{"wan", "clip", {2}, "", "", "wan/lora/adapters/image.safetensors", 48, 32, 5, false, 0, false, "five"},
         Sample{"z_image", "turbo", {2, 4}, "", "", "", 48, 80}, Sample{"z_image", "turbo", {2}, "rain", "", "", 48, 80},
         Sample{"z_image", "base", {5}, "rain", "", "", 64, 48},
         Sample{"z_image", "turbo", {2}, "", "", "", 64, 64, 0, true},

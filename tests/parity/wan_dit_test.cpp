@@ -55,7 +55,7 @@ TEST_P(WanDit, PredictsWhatDiffusersPredicts) {
     if (compiled) Transformer::compile({&model}, compiling_host());
     const at::Tensor text = model.embed_text(read("text")),
                      rope = model.rope(latents.size(2), latents.size(3), latents.size(4));
-    const at::Tensor got = model.velocity(latents, read("timestep").item<float>(), text, rope);
+    const at::Tensor got = model.velocity(latents, read("timestep").item<float>(), {text, rope});
     EXPECT_EQ(got.scalar_type(), type);
     if (type == at::kFloat) {
       EXPECT_LE(golden::distance(got, fp32), kFp32Limit);
@@ -98,9 +98,9 @@ TEST_P(WanDitRegions, OneProgramServesBothExpertsAndEveryLength) {
     for (const std::int64_t frames : {7, 13, 16, 21}) {
       const at::Tensor latents = at::randn({1, eager.config().in_channels, frames, 4, 6}),
                        text = eager.embed_text(prompt), rope = eager.rope(frames, 4, 6);
-      const at::Tensor want = eager.velocity(latents, 500, text, rope, still);
+      const at::Tensor want = eager.velocity(latents, 500, {text, rope, {}, still});
       for (const WanTransformer* expert : {&first, &second})
-        EXPECT_LE(golden::distance(expert->velocity(latents, 500, text, rope, still), want),
+        EXPECT_LE(golden::distance(expert->velocity(latents, 500, {text, rope, {}, still}), want),
                   format == "fp8" ? kFp8Flip : 1e-4)
             << frames;
       if (expand) still = 1 - still;
@@ -140,7 +140,7 @@ TEST_P(WanDitRegions, EachExpertHasAdaptersInItsColumns) {
     Transformer::compile({&experts[0], &experts[1]}, host);
     const at::Tensor latents = at::randn({1, eager.config().in_channels, 3, 4, 6}), rope = eager.rope(3, 4, 6);
     const auto velocity = [&](const WanTransformer& model) {
-      return model.velocity(latents, 500, model.embed_text(prompt), rope, expand ? 1 : 0);
+      return model.velocity(latents, 500, {model.embed_text(prompt), rope, {}, expand ? 1 : 0});
     };
     const auto distance = [&](const WanTransformer& got, const WanTransformer& reference) {
       return golden::distance(velocity(got), velocity(reference));
@@ -235,9 +235,9 @@ TEST(WanDitConfig, RefusesWhatIsNotSupported) {
     expect_refusal([&] { read_wan_config(written(text)); }, {name, field, right});
   };
   refused(R"({"_class_name": "FluxTransformer2DModel"})", "_class_name", "WanTransformer3DModel");
-  refused(R"({"image_dim": 1280})", "image_dim", "must be null");
-  refused(R"({"added_kv_proj_dim": 5120})", "added_kv_proj_dim", "must be null");
-  refused(R"({"pos_embed_seq_len": 514})", "pos_embed_seq_len", "must be null");
+  refused(R"({"image_dim": 1280})", "added_kv_proj_dim is 0", "must be 5120");
+  refused(R"({"added_kv_proj_dim": 5120})", "added_kv_proj_dim is 5120", "else null");
+  refused(R"({"pos_embed_seq_len": 514})", "pos_embed_seq_len", "image_dim");
   refused(R"({"patch_size": [2, 2, 2]})", "patch_size", "[1, 2, 2]");
   refused(R"({"attention_head_dim": 13})", "attention_head_dim", "even");
   EXPECT_EQ(read_wan_config(written(R"({"in_channels": 36, "out_channels": null})")).out_channels, 36);
@@ -263,7 +263,7 @@ TEST(WanDitConfig, RefusesWhatIsNotSupported) {
 TEST(WanDitShapes, AreChecked) {
   const auto model = WanTransformer::load({.files = fixture("t2v")}, {});
   const at::Tensor latents = golden::read_tensor(fixture("i2v-image.safetensors"), "latents");
-  expect_refusal([&] { model.velocity(latents, 1, {}, {}); }, {"36", "[1, 16,"});
+  expect_refusal([&] { model.velocity(latents, 1, {}); }, {"36", "[1, 16,"});
   expect_refusal([&] { model.rope(1, 4098, 2); }, {"2049", "1024"});
 }
 

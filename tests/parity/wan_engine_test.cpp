@@ -69,6 +69,9 @@ TEST_P(WanPipeline, DrawsWhatDiffusersDraws) {
   if (!golden.request.images.empty() && (!golden.bf16 || !golden.vae_dtype.empty())) {
     EXPECT_LE(golden::distance(got("condition"), golden.tensor("condition")), limit);
   }
+  if (GetParam().folder == "clip" || GetParam().folder == "flf") {
+    EXPECT_LE(golden::distance(got("image_embeds"), golden.tensor("image_embeds")), limit);
+  }
   EXPECT_LE(golden::distance(got("prompt_embeds"), golden.tensor("prompt_embeds")), limit);
   if (!golden.bf16) {
     EXPECT_LE(golden::distance(got("latents"), golden.tensor("latents")), limit);
@@ -147,6 +150,18 @@ TEST(WanEngine, TakesALastFrameWhereTheVideoHasOne) {
   EXPECT_EQ(refused.error().param, "image");
 }
 
+TEST(WanEngine, NeedsTheImagesThatClipReads) {
+  for (const auto& [folder, name, takes] : {std::tuple("clip", "five", 1), {"flf", "nine", 2}}) {
+    GenerationRequest request = golden::load({folder, name, "wan"}).request;
+    if (takes == 1) request.images.push_back(request.images[0]);
+    if (takes == 2) request.images.pop_back();
+    const auto refused = load(golden::Case{folder, "", "wan"}.model_dir(), false)->encode(request);
+    ASSERT_FALSE(refused) << folder;
+    EXPECT_THAT(refused.error().message, HasSubstr("this model takes " + std::to_string(takes)));
+    EXPECT_EQ(refused.error().param, "image");
+  }
+}
+
 // Of one program: without and with an image, at three sizes.
 TEST(WanEngine, MakesVideosOfTextAndOfAnImageWithOneModel) {
   const auto model = load(golden::Case{"ti2v", "", "wan"}.model_dir(), false);
@@ -190,9 +205,9 @@ TEST(WanFolder, RefusesFoldersThatDoNotFitTogether) {
   EXPECT_THAT(problem("\"expand_timesteps\": false", "\"expand_timesteps\": true"),
               HasSubstr("vae's pixels per latent pixel is 8, but those of a model with expand_timesteps is 16"));
   EXPECT_THAT(problem("WanPipeline", "WanImageToVideoPipeline"), HasSubstr("in_channels is 16, but twice vae's z_dim"));
-  const std::string none = "\"image_encoder\": [\n    null,\n    null\n  ]";
-  EXPECT_THAT(problem(none, R"("image_encoder": ["transformers", "CLIPVisionModel"])", false, "i2v"),
-              HasSubstr("models conditioned on CLIP (Wan 2.1 image to video) are not supported"));
+  EXPECT_THAT(problem("\"image_encoder\": [\n    \"transformers\",\n    \"CLIPVisionModel\"\n  ]",
+                      "\"image_encoder\": [null, null]", false, "clip"),
+              HasSubstr("with an image_dim needs WanImageToVideoPipeline and an image_encoder"));
   EXPECT_THAT(problem("WanImageToVideoPipeline", "WanPipeline", false, "i2v"), HasSubstr("in_channels is 36"));
   const auto quantize = [](std::map<std::string, std::string> formats) {
     auto engine = unwrap(Engine::create({"cpu", "fp32", 1}, {&wan_family()}));

@@ -75,10 +75,11 @@ class WanLora : public ::testing::Test {
     at::Tensor latents, timesteps;
     std::vector<std::string> warnings;
   };
-  static Drawn draw(const GenerationRequest& request, bool bf16 = false) {
-    auto generation = unwrap(model(bf16).encode(request));
-    unwrap(model(bf16).denoise(*generation, nullptr));
-    const Media video = unwrap(model(bf16).decode(*generation));
+  static Drawn draw(const GenerationRequest& request, bool bf16 = false, const char* folder = "two") {
+    Model& of = model(bf16, folder);
+    auto generation = unwrap(of.encode(request));
+    unwrap(of.denoise(*generation, nullptr));
+    const Media video = unwrap(of.decode(*generation));
     const std::string dump = ::testing::TempDir() + "wan_lora.safetensors";
     unwrap(generation->dump(dump));
     return {video, golden::read_tensor(dump, "latents"), golden::read_tensor(dump, "timesteps"),
@@ -117,11 +118,13 @@ void expect_video(const Media& video, const at::Tensor& latents, const golden::G
 
 TEST_P(WanLoraVideo, IsWhatDiffusersDraws) {
   const golden::Golden golden = golden_of(GetParam());
-  const Drawn drawn = draw(golden.request, golden.bf16);
+  const bool of_image = GetParam() == std::string("image");
+  const Drawn drawn = draw(golden.request, golden.bf16, of_image ? "clip" : "two");
   EXPECT_LE(golden::distance(drawn.timesteps, golden.tensor("timesteps")), 1e-6);
   expect_video(drawn.video, drawn.latents, golden, GetParam());
 }
-INSTANTIATE_TEST_SUITE_P(Cases, WanLoraVideo, ::testing::Values("high", "low", "both", "pair", "bias", "bf16", "four"),
+INSTANTIATE_TEST_SUITE_P(Cases, WanLoraVideo,
+                         ::testing::Values("high", "low", "both", "pair", "bias", "bf16", "four", "image"),
                          [](const auto& info) { return std::string(info.param); });
 
 class WanLoraLayout : public WanLora, public ::testing::WithParamInterface<golden::Layout> {};

@@ -242,7 +242,7 @@ std::unique_ptr<Network> FluxNetwork::load(Folder& folder) {
   const auto flux = read_flux_config(folder.config("transformer"));
   const auto vae = read_vae_config(folder.config("vae"));
   folder.must_match("transformer's pooled_projection_dim", flux.pooled_projection_dim, "text_encoder's hidden_size",
-                    clip.hidden_size);
+                    clip.layers.hidden_size);
   folder.must_match("transformer's joint_attention_dim", flux.joint_attention_dim, "text_encoder_2's d_model",
                     t5.d_model);
   folder.must_match("a quarter of transformer's in_channels", flux.in_channels / 4, "vae's latent_channels",

@@ -62,7 +62,7 @@ LoraBase wan_lora_base(std::vector<BaseLinear> transformer) {
     LoraTarget target{wan_own_name(l.name), l.in, l.out, {{l.slot, l.first_row, l.out}}};
     if (target.name.empty()) continue;
     target.takes_difference = target.name == "head.head";
-    target.takes_lone_bias = target.name != "time_projection.1";
+    target.takes_lone_bias = target.name != "time_projection.1" && !target.name.starts_with("img_emb.");
     aliases.push_back(std::move(target));
   }
   return {"Wan",

@@ -5,7 +5,7 @@ namespace ditfleet::region {
 using Ref = Builder::Ref;
 
 Result<Program> wan_block(const WanBlockShape& s) {
-  Builder b(program_name(s.still ? "wan.still" : "wan.block", s.weights, s.adapters), s.type);
+  Builder b(program_name(s.still ? "wan.still" : s.image ? "wan.image" : "wan.block", s.weights, s.adapters), s.type);
   const std::int64_t d = s.width();
   const Dim batch = Dim::symbol("batch"), text = Dim::symbol("text");
   // Tokens with the same modulation: `x` at first, the others are theirs in the sequence of all tokens.
@@ -25,6 +25,8 @@ Result<Program> wan_block(const WanBlockShape& s) {
   if (s.still) add_part("still", ".still");
   add_part("tokens", "");
   const Ref of_text = b.activation("text", {batch, text, d});
+  const Dim image = Dim::symbol("image");
+  const Ref of_image = s.image ? b.activation("image", {batch, image, d}) : Ref();
   const Ref rope =
       b.reshape("rope.rows", b.table("rope", ElementType::kF32, {tokens, s.head_dim}), {1, tokens, s.head_dim});
   const auto count = static_cast<std::int64_t>(parts.size());
@@ -75,14 +77,15 @@ Result<Program> wan_block(const WanBlockShape& s) {
       return b.gate_residual(of, one.x, one.rows[gate], rows);
     });
   };
-  const auto attend = [&](const std::string& name, Ref q, Ref k, Ref v, const Dim& keys, const Builder::Linear& next,
+  const auto attend = [&](const std::string& name, Ref q, Ref k, Ref v, const Dim& keys, const Builder::Linear* next,
                           bool across_ranks) {
     const auto heads = [&](const char* of, Ref flat, const Dim& length) {
       return b.reshape(name + of, flat, {batch, length, s.heads, s.head_dim});
     };
     const Ref query = heads(".q", q, tokens), key = heads(".k", k, keys), value = heads(".v", v, keys);
     // Room for the products with the adapters' A, so that all ranks share the library's plan.
-    const std::int64_t stride = next.adapter.value >= 0 && next.up.value < 0 ? d + kMostAdapterColumns + 64 : 0;
+    const std::int64_t stride =
+        next && next->adapter.value >= 0 && next->up.value < 0 ? d + kMostAdapterColumns + 64 : 0;
     return b.reshape(name + ".flat",
                      b.attention(name, query, key, value, {.token_stride = stride, .across_ranks = across_ranks}),
                      {batch, tokens, d});
@@ -92,7 +95,7 @@ Result<Program> wan_block(const WanBlockShape& s) {
   // The norm is over all heads together, so the table of one head repeats along the row.
   const Ref q = b.rope("q", b.rms_norm("q.normed", part("q.in", qkv, 0), norm_q, s.eps), rope);
   const Ref k = b.rope("k", b.rms_norm("k.normed", part("k.in", qkv, 1), norm_k, s.eps), rope);
-  const Ref attended = attend("attended", q, k, part("v", qkv, 2), tokens, out, true);
+  const Ref attended = attend("attended", q, k, part("v", qkv, 2), tokens, &out, true);
   gated("after_attention", 2, b.adapted_linear("attention_out", attended, out));
 
   Ref weight, bias;
@@ -107,7 +110,13 @@ Result<Program> wan_block(const WanBlockShape& s) {
   const Ref cross_q_in = b.adapted_linear("cross_q_out", normed, cross_q);
   const Ref queries = b.rms_norm("cross.q", cross_q_in, cross_norm_q, s.eps);
   const Ref keys = b.rms_norm("cross.k", part("cross.k.in", kv, 0), cross_norm_k, s.eps);
-  const Ref crossed = attend("crossed", queries, keys, part("cross.v", kv, 1), text, cross_out, false);
+  Ref crossed = attend("crossed", queries, keys, part("cross.v", kv, 1), text, s.image ? nullptr : &cross_out, false);
+  if (s.image) {
+    const Ref of = b.adapted_linear("image_kv_out", of_image, slots(7, d, 2 * d));
+    const Ref image_keys = b.rms_norm("image.k", part("image.k.in", of, 0), b.parameter("image_norm_k", {d}), s.eps);
+    crossed = b.add("crossed.both", crossed,
+                    attend("image.crossed", queries, image_keys, part("image.v", of, 1), image, nullptr, false));
+  }
   update("after_cross", b.adapted_linear("cross_out_out", crossed, cross_out),
          [&](const std::string& name, const Part& one, Ref rows) { return b.add(name, one.x, rows); });
 

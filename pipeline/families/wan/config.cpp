@@ -8,13 +8,6 @@ constexpr std::int64_t kMost = 1 << 20;
 WanConfig read_wan_config(const ConfigFile& file, bool expand_timesteps) {
   const std::string kind = file.text("_class_name", "WanTransformer3DModel");
   if (kind != "WanTransformer3DModel") file.refuse("_class_name is \"" + kind + "\"; it must be WanTransformer3DModel");
-  for (const char* field : {"image_dim", "added_kv_proj_dim"})
-    if (file.has(field))
-      file.refuse(
-          std::string(field) +
-          " is set, but models conditioned on CLIP (Wan 2.1 image to video) are not supported; it must be null");
-  if (file.has("pos_embed_seq_len"))
-    file.refuse("pos_embed_seq_len is set, but first-and-last-frame models are not supported; it must be null");
   if (file.integers("patch_size", {1, 2, 2}, 1, 64) != std::vector<std::int64_t>{1, 2, 2})
     file.refuse("patch_size must be [1, 2, 2]; other patches are not supported");
   WanConfig c{};
@@ -28,6 +21,13 @@ WanConfig read_wan_config(const ConfigFile& file, bool expand_timesteps) {
   c.text_dim = file.integer("text_dim", 4096, 1, kMost);
   c.freq_dim = file.integer("freq_dim", 256, 2, kMost);
   if (c.freq_dim % 2 != 0) file.refuse("freq_dim is " + std::to_string(c.freq_dim) + "; it must be even");
+  c.image_dim = file.integer("image_dim", 0, 1, kMost);
+  c.pos_embed_seq_len = file.integer("pos_embed_seq_len", 0, 1, kMost);
+  if (c.pos_embed_seq_len > 0 && c.image_dim == 0) file.refuse("pos_embed_seq_len needs an image_dim");
+  if (const std::int64_t added = file.integer("added_kv_proj_dim", 0, 1, kMost);
+      added != (c.image_dim > 0 ? c.width() : 0))
+    file.refuse("added_kv_proj_dim is " + std::to_string(added) + "; with image_dim it must be " +
+                std::to_string(c.width()) + ", the width of all heads, and else null");
   c.ffn_dim = file.integer("ffn_dim", 13824, 1, kMost);
   c.cross_attn_norm = file.boolean("cross_attn_norm", true);
   c.eps = file.number("eps", 1e-6);

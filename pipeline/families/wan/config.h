@@ -12,8 +12,10 @@ struct WanConfig {
   std::int64_t in_channels, out_channels;  // of a latent pixel; in_channels includes mask and condition
   std::int64_t num_layers;
   std::int64_t head_dim, heads;
-  std::int64_t text_dim;  // width of a text token
-  std::int64_t freq_dim;  // sinusoids of the timestep
+  std::int64_t text_dim;           // width of a text token
+  std::int64_t image_dim;          // width of CLIP's tokens of an image; 0: the model reads none
+  std::int64_t pos_embed_seq_len;  // tokens of a first and a last image, which have positions; 0: they have none
+  std::int64_t freq_dim;           // sinusoids of the timestep
   std::int64_t ffn_dim;
   bool cross_attn_norm;
   double eps;
@@ -33,7 +35,6 @@ inline std::int64_t wan_frames(std::int64_t latent_frames) { return 4 * (latent_
 inline std::int64_t wan_latent_frames(std::int64_t frames) { return (frames - 1) / 4 + 1; }
 
 // `expand_timesteps`: what model_index.json says. Throws Failure (kDataCorrupt); the message contains file and field.
-// Also throws it for models with CLIP conditioning.
 WanConfig read_wan_config(const ConfigFile& file, bool expand_timesteps = false);
 // Of a model_index.json.
 inline bool expands_timesteps(const ConfigFile& index) { return index.boolean("expand_timesteps", false); }

@@ -51,17 +51,19 @@ void WanTransformer::compiled_blocks() {
 }
 
 void WanTransformer::prewarm(std::int64_t frames, std::int64_t rows, std::int64_t columns, std::int64_t text,
-                             std::int64_t still_frames, bool adapters) const {
+                             std::int64_t image, std::int64_t still_frames, bool adapters) const {
   const std::int64_t of_frame = (rows / 2) * (columns / 2), still = still_frames * of_frame, tokens = frames * of_frame;
   if (mode_for(tokens, wan_frames(frames)) == region::Mode::kNone) return;
   region::Sizes sizes[] = {{{"batch", 1}, {"tokens", tokens - still}, {"text", text}}};
   if (config_.expand_timesteps) sizes[0]["still"] = still;
+  if (config_.image_dim > 0) sizes[0]["image"] = image;
   Transformer::prewarm(sizes, adapters);
 }
 
-at::Tensor WanTransformer::run_blocks(at::Tensor x, const at::Tensor& text, const at::Tensor& time,
+at::Tensor WanTransformer::run_blocks(at::Tensor x, const WanInputs& inputs, const at::Tensor& time,
                                       const at::Tensor& rope, std::int64_t still, region::Mode mode,
                                       const parallel::Sequence* sequence, BlockCache* cache) const {
+  const at::Tensor &text = inputs.text, &image = inputs.image;
   PartSequence::Pass pass(parts().blocks.get());
   const auto& blocks = weights().blocks;
   const bool eager = mode == region::Mode::kNone;
@@ -89,7 +91,10 @@ at::Tensor WanTransformer::run_blocks(at::Tensor x, const at::Tensor& text, cons
       if (eager) x = at::cat(outputs, 1);
     } else {
       std::vector<at::Tensor> outputs{keeps_x ? at::Tensor() : x};
-      run({&x, &text, &table, &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]}, outputs);
+      if (config_.image_dim > 0)
+        run({&x, &text, &table, &image, &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]}, outputs);
+      else
+        run({&x, &text, &table, &m[0], &m[1], &m[2], &m[3], &m[4], &m[5]}, outputs);
       x = std::move(outputs[0]);
     }
     pass.end(i);
@@ -106,13 +111,30 @@ at::Tensor WanTransformer::embed_text(const at::Tensor& prompt_embeds) const {
   return apply_linear(linears[WanLinear::kTextSecond], inner);
 }
 
+at::Tensor WanTransformer::embed_image(const at::Tensor& image_embeds) const {
+  constexpr double kEps = 1e-5;
+  const auto& [linears, tensors, blocks] = weights();
+  const auto norm = [&](const at::Tensor& of, std::size_t weight, std::size_t bias) {
+    return at::layer_norm(of.to(kFp32), {of.size(-1)}, tensors[weight], tensors[bias], kEps).to(of.scalar_type());
+  };
+  at::Tensor x = image_embeds.to(placement().dtype).reshape({1, -1, config_.image_dim});
+  if (config_.pos_embed_seq_len > 0) {
+    if (x.size(1) != config_.pos_embed_seq_len)
+      fail(Code::kInvalidArgument, "the images have " + std::to_string(x.size(1)) + " tokens; this transformer needs " +
+                                       std::to_string(config_.pos_embed_seq_len) + ", of a first and a last image");
+    x = x + tensors[WanTensor::kImagePositions];
+  }
+  x = norm(x, WanTensor::kImageWeight, WanTensor::kImageBias);
+  x = apply_linear(linears[WanLinear::kImageSecond], at::gelu(apply_linear(linears[WanLinear::kImageFirst], x)));
+  return norm(x, WanTensor::kImageOutWeight, WanTensor::kImageOutBias);
+}
+
 at::Tensor WanTransformer::rope(std::int64_t frames, std::int64_t rows, std::int64_t columns) const {
   return wan_rope_table(config_, frames, rows / 2, columns / 2, placement().device);
 }
 
-at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, const at::Tensor& text,
-                                    const at::Tensor& rope, std::int64_t still_frames, const parallel::Team& team,
-                                    BlockCache* cache) const {
+at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, const WanInputs& inputs,
+                                    const parallel::Team& team, BlockCache* cache) const {
   if (latents.dim() != 5 || latents.size(0) != 1 || latents.size(1) != config_.in_channels ||
       latents.size(3) % 2 != 0 || latents.size(4) % 2 != 0) {
     std::string shape;
@@ -141,9 +163,9 @@ at::Tensor WanTransformer::velocity(const at::Tensor& latents, double timestep, 
           .to(placement().dtype);
   const at::Tensor time =
       apply_linear(linears[WanLinear::kTimeProjection], at::silu(conditioning)).unflatten(1, {6, config_.width()});
-  const std::int64_t all_still = still_frames * rows * columns,
+  const std::int64_t all_still = inputs.still_frames * rows * columns,
                      still = sequence ? sequence->own_before(all_still) : all_still;
-  x = run_blocks(std::move(x), text, time, sequence ? sequence->own(rope) : rope, still,
+  x = run_blocks(std::move(x), inputs, time, sequence ? sequence->own(inputs.rope) : inputs.rope, still,
                  mode_for(frames * rows * columns, wan_frames(frames)), sequence ? &*sequence : nullptr, cache);
   std::vector<at::Tensor> normed;  // [1, tokens, D], of the still ones and of the others
   for (const at::Tensor& one : (tensors[WanTensor::kTable] + conditioning.unsqueeze(1)).split(1)) {

@@ -18,6 +18,7 @@
 #include "pipeline/families/wan/adapter_names.h"
 #include "pipeline/families/wan/prompt_clean.h"
 #include "pipeline/families/wan/transformer.h"
+#include "pipeline/nn/text/clip_vision.h"
 #include "pipeline/nn/text/t5_encoder.h"
 #include "pipeline/nn/video_vae/preview.h"
 #include "pipeline/nn/video_vae/video_vae.h"
@@ -88,6 +89,8 @@ class WanDenoiser final : public Denoiser {
         return transformer->embed_text(prompt.tensors.at("prompt_embeds"));
       };
       texts_.push_back({embed(conditions.prompt), conditions.negative ? embed(*conditions.negative) : at::Tensor()});
+      images_.push_back(conditions.image_embeds.defined() ? transformer->embed_image(conditions.image_embeds)
+                                                          : at::Tensor());
     }
   }
 
@@ -103,8 +106,9 @@ class WanDenoiser final : public Denoiser {
     else if (condition_.defined())
       input = at::cat({input, condition_}, 1);
     if (!rope_.defined()) rope_ = transformer.rope(latents.size(2), latents.size(3), latents.size(4));
-    return transformer.velocity(input, timestep(step), texts_[expert(step)][negative ? 1 : 0], rope_, still_frames_,
-                                team, cache);
+    const std::size_t which = expert(step);
+    return transformer.velocity(input, timestep(step),
+                                {texts_[which][negative ? 1 : 0], rope_, images_[which], still_frames_}, team, cache);
   }
   // The sampler also changes the picture's frame, which velocity() does not read.
   at::Tensor stepped(const at::Tensor& latents, std::int64_t step) const override {
@@ -125,6 +129,7 @@ class WanDenoiser final : public Denoiser {
   const at::Tensor condition_;          // see WanNetwork::encode_image()
   const std::int64_t still_frames_;
   std::vector<std::array<at::Tensor, 2>> texts_;  // by expert: the prompt and the negative one, [1, L, inner_dim]
+  std::vector<at::Tensor> images_;                // by expert: CLIP's tokens, [1, L, inner_dim]
   at::Tensor rope_;                               // the same for both transformers
 };
 
@@ -133,7 +138,10 @@ class WanNetwork final : public Network {
   static std::unique_ptr<Network> load(Folder& folder);
 
   std::unique_ptr<Network> clone() const override { return std::make_unique<WanNetwork>(*this); }
-  std::vector<TextEncoder*> text_encoders() override { return {&text_}; }
+  std::vector<TextEncoder*> text_encoders() override {
+    if (vision_) return {&text_, &vision_->encoder};
+    return {&text_};
+  }
   std::vector<Transformer*> transformers() override {
     std::vector<Transformer*> all;
     for (WanTransformer& one : transformers_) all.push_back(&one);
@@ -155,7 +163,7 @@ class WanNetwork final : public Network {
   void prewarm(const Settings& settings) const override {
     const auto size = latent_size(settings);
     for (const WanTransformer& transformer : transformers_)
-      transformer.prewarm(size[2], size[3], size[4], settings.text_tokens(),
+      transformer.prewarm(size[2], size[3], size[4], settings.text_tokens(), image_tokens(),
                           expands() && !settings.images.empty() ? 1 : 0, !settings.loras.empty());
   }
 
@@ -171,6 +179,7 @@ class WanNetwork final : public Network {
   // Mask and encoded images, [1, 4 + channels, latent frames, rows, columns] in the pipeline's type. With
   // expand_timesteps only the encoded image, [1, channels, 1, rows, columns] in fp32, if there is one.
   at::Tensor encode_image(const Settings& settings, const at::Tensor& noise) const override;
+  at::Tensor embed_image(const Settings& settings) const override;
   std::vector<std::int64_t> noise_size(const Settings& settings) const override { return latent_size(settings); }
   c10::ScalarType noise_type() const override { return c10::ScalarType::Float; }
   Schedule schedule(const Settings& settings) const override;
@@ -189,14 +198,23 @@ class WanNetwork final : public Network {
   at::Tensor preview(const at::Tensor& estimate, const Settings&) const override;
 
  private:
-  WanNetwork(FlowSchedulerConfig scheduler, T5Encoder text, std::vector<WanTransformer> transformers, double boundary,
-             VideoVae vae, bool from_image)
+  // CLIP, of Wan 2.1 image to video.
+  struct Vision {
+    ClipProcessorConfig processor;
+    ClipVision encoder;
+  };
+
+  WanNetwork(FlowSchedulerConfig scheduler, T5Encoder text, std::optional<Vision> vision,
+             std::vector<WanTransformer> transformers, double boundary, VideoVae vae, bool from_image)
       : scheduler_(scheduler),
         text_(std::move(text)),
+        vision_(std::move(vision)),
         transformers_(std::move(transformers)),
         boundary_(boundary),
         vae_(std::move(vae)),
         from_image_(from_image) {}
+  std::int64_t images() const { return transformers_[0].config().pos_embed_seq_len > 0 ? 2 : 1; }  // that CLIP gets
+  std::int64_t image_tokens() const { return vision_ ? images() * vision_->encoder.config().tokens() : 0; }
   bool expands() const { return transformers_[0].config().expand_timesteps; }
   std::vector<std::int64_t> latent_size(const Settings& settings) const {
     const std::int64_t factor = vae_.config().spatial_factor();
@@ -206,6 +224,7 @@ class WanNetwork final : public Network {
 
   const FlowSchedulerConfig scheduler_;
   T5Encoder text_;
+  std::optional<Vision> vision_;
   std::vector<WanTransformer> transformers_;  // one, or those of high and of low noise levels
   const double boundary_;                     // timesteps below boundary · 1000 run on the second
   VideoVae vae_;
@@ -220,8 +239,6 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
   const ConfigFile index = folder.index();
   const bool expand = expands_timesteps(index),
              from_image = !expand && index.text("_class_name", "") == "WanImageToVideoPipeline";
-  if (folder.has("image_encoder"))
-    index.refuse("image_encoder is set, but models conditioned on CLIP (Wan 2.1 image to video) are not supported");
   std::vector<std::string> names{"transformer"};
   if (folder.has("transformer_2")) names.push_back("transformer_2");
   const std::optional<double> boundary = index.optional_number("boundary_ratio");
@@ -238,6 +255,16 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
                     expand ? "those of a model with expand_timesteps" : "those of a model without expand_timesteps",
                     expand ? 16 : 8);
   const auto first = read_wan_config(folder.config("transformer"));
+  // The image_encoder of a folder whose transformer does not read it is left out.
+  std::optional<ClipVisionConfig> clip;
+  std::optional<ClipProcessorConfig> processor;
+  if (first.image_dim > 0) {
+    if (!from_image || !folder.has("image_encoder"))
+      index.refuse("a transformer with an image_dim needs WanImageToVideoPipeline and an image_encoder");
+    clip = read_clip_vision_config(folder.config("image_encoder"));
+    processor = read_clip_processor_config(ConfigFile(folder.dir("image_processor") + "/preprocessor_config.json"));
+    folder.must_match("image_processor's crop_size", processor->size, "image_encoder's image_size", clip->image_size);
+  }
   for (const std::string& name : names) {
     const auto wan = read_wan_config(folder.config(name));
     folder.must_match(name + "'s text_dim", wan.text_dim, "text_encoder's d_model", umt5.d_model);
@@ -246,6 +273,11 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
                         2 * vae.z_dim + VideoVaeConfig::kTemporalFactor);
     else
       folder.must_match(name + "'s in_channels", wan.in_channels, "vae's z_dim", vae.z_dim);
+    folder.must_match(name + "'s image_dim", wan.image_dim, "image_encoder's hidden_size",
+                      clip ? clip->layers.hidden_size : 0);
+    if (wan.pos_embed_seq_len > 0)
+      folder.must_match(name + "'s pos_embed_seq_len", wan.pos_embed_seq_len, "twice image_encoder's tokens",
+                        2 * clip->tokens());
     folder.must_match(name + "'s out_channels", wan.out_channels, "vae's z_dim", vae.z_dim);
     // Adapters are read for both transformers at once.
     folder.must_match(name + "'s num_layers", wan.num_layers, "transformer's", first.num_layers);
@@ -256,6 +288,9 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
   auto text = folder.load("text_encoders", [&] {
     return T5Encoder::load(folder.files("text_encoder"), c.placement, c.regions, folder.quantize("text_encoder"));
   });
+  std::future<ClipVision> vision;
+  if (clip)
+    vision = folder.load("image_encoder", [&] { return ClipVision::load(folder.files("image_encoder"), c.placement); });
   auto transformers = folder.load("transformer", [&] {
     std::vector<WanTransformer> experts;
     for (const std::string& name : names)
@@ -268,8 +303,10 @@ std::unique_ptr<Network> WanNetwork::load(Folder& folder) {
   auto decoder = folder.load("vae", [&] {
     return VideoVae::load(folder.files("vae"), vae_placement, /*with_encoder=*/from_image || expand, c.regions);
   });
-  return std::unique_ptr<Network>(
-      new WanNetwork(scheduler, text.get(), transformers.get(), boundary.value_or(0), decoder.get(), from_image));
+  std::optional<Vision> loaded;
+  if (clip) loaded = Vision{*processor, vision.get()};
+  return std::unique_ptr<Network>(new WanNetwork(scheduler, text.get(), std::move(loaded), transformers.get(),
+                                                 boundary.value_or(0), decoder.get(), from_image));
 }
 
 Schedule WanNetwork::schedule(const Settings& settings) const {
@@ -312,6 +349,17 @@ at::Tensor WanNetwork::encode_image(const Settings& settings, const at::Tensor&)
   return at::cat({mask, latents}, 1).to(placement.dtype);
 }
 
+at::Tensor WanNetwork::embed_image(const Settings& settings) const {
+  if (!vision_) return {};
+  const std::int64_t size = vision_->processor.size;
+  if (placement.device.is_meta())
+    return vision_->encoder.hidden(
+        at::empty({images(), 3, size, size}, at::TensorOptions(c10::ScalarType::Float).device(placement.device)));
+  std::vector<at::Tensor> pixels;
+  for (const auto& picture : settings.images) pixels.push_back(clip_pixels(*picture, vision_->processor));
+  return vision_->encoder.hidden(at::cat(pixels));
+}
+
 at::Tensor WanNetwork::preview(const at::Tensor& estimate, const Settings&) const {
   if (estimate.size(1) == kPreviewChannels) return video_preview(estimate);
   at::Tensor picture;
@@ -320,7 +368,8 @@ at::Tensor WanNetwork::preview(const at::Tensor& estimate, const Settings&) cons
 }
 
 // Both transformers of Wan 2.2 have the tensors of Wan 2.1's.
-std::vector<std::string> known_models(std::int64_t inputs, std::int64_t width, const Checkpoint& file) {
+// `images`: that it reads through CLIP.
+std::vector<std::string> known_models(std::int64_t inputs, std::int64_t width, int images, const Checkpoint& file) {
   const auto has_block = [&](int number) {
     const std::string block = "blocks." + std::to_string(number);
     return file.contains(block + ".ffn.2.weight") || file.contains(block + ".ffn.net.2.weight");
@@ -328,23 +377,30 @@ std::vector<std::string> known_models(std::int64_t inputs, std::int64_t width, c
   if (inputs == 16 && width == 1536 && has_block(29) && !has_block(30)) return {"Wan2.1-T2V-1.3B"};
   if (inputs == 48 && width == 3072 && has_block(29) && !has_block(30)) return {"Wan2.2-TI2V-5B"};
   if (width != 5120 || !has_block(39) || has_block(40)) return {};
-  if (inputs == 36) return {"Wan2.2-I2V-A14B"};
+  if (inputs == 36)
+    return {images == 0 ? "Wan2.2-I2V-A14B" : images == 1 ? "Wan2.1-I2V-14B-480P" : "Wan2.1-FLF2V-14B-720P"};
   return inputs == 16 ? std::vector<std::string>{"Wan2.1-T2V-14B", "Wan2.2-T2V-A14B"} : std::vector<std::string>();
 }
 
 FileAbout about(std::string_view component, const Checkpoint& file) {
   if (component == "transformer") {
     const std::int64_t inputs = file.extent({"patch_embedding.weight"}, 1);
+    const auto has = [&](const char* own, const char* diffusers) {
+      return file.contains(own) || file.contains(std::string("condition_embedder.image_embedder.") + diffusers);
+    };
+    const int images = !has("img_emb.proj.1.weight", "norm1.weight") ? 0 : has("img_emb.emb_pos", "pos_embed") ? 2 : 1;
     const std::string text = std::string("Wan transformer, ") +
                              (inputs == 36   ? "image"
                               : inputs == 48 ? "text and image"
                                              : "text") +
-                             " to video";
-    if (file.contains("img_emb.proj.1.weight") || file.contains("condition_embedder.image_embedder.norm1.weight"))
-      return {text, "it takes CLIP's image embeddings (Wan 2.1 image to video), which is not supported"};
+                             " to video" +
+                             (images == 0   ? ""
+                              : images == 1 ? " with CLIP"
+                                            : " with CLIP, first and last frame");
     const std::int64_t width = file.extent({"patch_embedding.weight"}, 0);
-    return {text + ", " + std::to_string(width) + " wide", "", known_models(inputs, width, file)};
+    return {text + ", " + std::to_string(width) + " wide", "", known_models(inputs, width, images, file)};
   }
+  if (component == "image_encoder") return {"CLIP image encoder", ""};
   if (component == "text_encoder") return {is_umt5(file) ? "UMT5 text encoder" : "", ""};
   const std::int64_t channels = file.extent({"decoder.conv1.weight", "decoder.conv_in.weight"}, 1);
   return {channels == 48 ? "VAE of videos, of TI2V-5B" : "VAE of videos", ""};
@@ -390,6 +446,14 @@ const Family& wan_family() {
             {},
             /*optional=*/true,
             {"model.diffusion_model.", "diffusion_model."}},
+           {"image_encoder",
+            "CLIPVisionModel",
+            Library::kTransformers,
+            {},
+            /*optional=*/true,
+            {},
+            {"vision_model.embeddings.class_embedding", "embeddings.class_embedding"},
+            "CLIPVisionModelWithProjection"},
            {"text_encoder", "UMT5EncoderModel", Library::kTransformers, {"nf4"}, false, kT5Prefixes, kT5Tensors},
            {"vae",
             "AutoencoderKLWan",

@@ -1,4 +1,4 @@
-// Wan 2.1 text to video, and Wan 2.2 text and image to video.
+// Wan 2.1 and 2.2, text and image to video.
 #pragma once
 
 #include "pipeline/engine.h"

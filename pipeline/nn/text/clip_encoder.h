@@ -6,9 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/nn/config_file.h"
-#include "pipeline/nn/parameters.h"
-#include "pipeline/nn/text/activation.h"
+#include "pipeline/nn/text/clip_layers.h"
 #include "pipeline/nn/text/text_encoder.h"
 
 namespace ditfleet::region {
@@ -18,10 +16,8 @@ struct RegionHost;
 namespace ditfleet::pipeline {
 
 struct ClipConfig {
-  std::int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
-      max_position_embeddings, eos_token_id;
-  double layer_norm_eps;
-  Activation activation;
+  ClipLayersConfig layers;
+  std::int64_t vocab_size, max_position_embeddings, eos_token_id;
 };
 
 // Reads the configuration, or its "text_config" in the file of a complete CLIP. Throws Failure (kDataCorrupt); the
@@ -42,18 +38,12 @@ class ClipEncoder final : public TextEncoder {
   // is the output at the largest id. Thread-safe.
   at::Tensor pooled(const std::vector<std::int32_t>& ids) const;
 
-  std::vector<NamedLinear> named_linears() override;
+  std::vector<NamedLinear> named_linears() override { return layers_.named_linears(); }
 
  private:
-  struct Layer {
-    NormSlot norm1, norm2;
-    LinearSlot q, k, v, out, fc1, fc2;
-  };
-  at::Tensor layer(const at::Tensor& hidden, const Layer& slots) const;
-
   ClipConfig config_{};
   at::Tensor token_embedding_, position_embedding_;
-  std::vector<Layer> layers_;
+  ClipLayers layers_;
   NormSlot final_norm_;
 };
 

@@ -15,6 +15,8 @@ namespace ditfleet::pipeline {
 class TextEncoder {
  public:
   virtual ~TextEncoder() = default;
+  // Its name in a folder, if it is not text_encoder or a further one of them.
+  virtual std::string component() const { return {}; }
   std::int64_t bytes() const { return bytes_; }
   PartSequence& parts() const { return *parts_; }                         // the weights that can leave the device
   const std::map<std::string, int>& linears() const { return linears_; }  // as Parameters::linears()

@@ -29,6 +29,19 @@ Result<void> read(job::ModelEntry& entry) {
   const json::value* class_name = index->if_contains("_class_name");
   const bool from_image = !expand && class_name && class_name->is_string() && class_name->get_string() == kImageToVideo;
 
+  std::int64_t clip_images = 0;  // that CLIP reads (Wan 2.1 image to video)
+  if (const json::value* encoder = index->if_contains("image_encoder"); from_image && encoder && encoder->is_array() &&
+                                                                        encoder->get_array().size() == 2 &&
+                                                                        encoder->get_array()[1].is_string()) {
+    const auto transformer = read_json_object(entry.dir + "/transformer/config.json");
+    if (!transformer) return transformer.error();
+    const auto has = [&](const char* field) {
+      const json::value* value = transformer->if_contains(field);
+      return value && !value->is_null();
+    };
+    if (has("image_dim")) clip_images = has("pos_embed_seq_len") ? 2 : 1;
+  }
+
   const std::int64_t side_multiple = expand ? 32 : 16;  // the VAE's factor times the patch
   const int width = expand ? 1280 : 832, height = expand ? 704 : 480;
 
@@ -48,12 +61,17 @@ Result<void> read(job::ModelEntry& entry) {
   if (experts) entry.apply("guidance_scale_2");
   for (const Field field : {Field("flow_shift"), Field("sampler"), Field("sigmas")}) entry.apply(field);
   entry.apply("cache");
-  entry.apply("max_sequence_length").high = kMostTextTokens;
+  // In diffusers, blocks with CLIP find the text by this number of tokens.
+  entry.apply("max_sequence_length") = {.low = clip_images > 0 ? kMostTextTokens : 1, .high = kMostTextTokens};
   // The pipelines' defaults, and Wan's frame rate; those of TI2V-5B are its authors'. An image gives the size, within
   // the default area.
   if (from_image || expand) {
-    // The first frame and, in models of image to video, the last one.
-    entry.apply("image") = {.low = 1, .high = from_image ? 2 : 1, .required = from_image};
+    // The first frame and, in models of image to video, the last one. A model with CLIP takes one or needs both.
+    entry.apply("image") = {.low = std::max<std::int64_t>(clip_images, 1),
+                            .high = clip_images > 0 ? clip_images
+                                    : from_image    ? 2
+                                                    : 1,
+                            .required = from_image};
     entry.free_width = width;
     entry.free_height = height;
   }
@@ -65,7 +83,7 @@ Result<void> read(job::ModelEntry& entry) {
   entry.defaults.set("fps", expand ? 24.0 : 16.0);
   entry.defaults.set("num_inference_steps", std::int64_t{50});
   entry.defaults.set("guidance_scale", 5.0);
-  entry.defaults.set("max_sequence_length", std::int64_t{512});
+  entry.defaults.set("max_sequence_length", kMostTextTokens);
   return {};
 }
 

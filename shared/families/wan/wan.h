@@ -1,5 +1,5 @@
-// Wan 2.1 text to video, and Wan 2.2 text and image to video: diffusers' WanPipeline and WanImageToVideoPipeline
-// with one transformer, or with two and a boundary.
+// Wan 2.1 and 2.2, text and image to video: diffusers' WanPipeline and WanImageToVideoPipeline with one transformer, or
+// with two and a boundary.
 #pragma once
 
 #include "shared/families/family.h"

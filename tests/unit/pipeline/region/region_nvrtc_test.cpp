@@ -54,6 +54,11 @@ WanBlockShape wan(std::optional<Builder::Weight> weight = {}, bool adapters = fa
   if (weight) shape.weights.assign(kWanLinears.size(), *weight);
   return shape;
 }
+// Wan 2.1 image to video.
+WanBlockShape with_image(WanBlockShape shape) {
+  shape.image = true;
+  return shape;
+}
 // Wan 2.2 TI2V-5B.
 WanBlockShape ti2v(std::optional<Builder::Weight> weight = {}, bool adapters = false) {
   WanBlockShape shape = wan(weight, adapters);
@@ -114,6 +119,9 @@ const std::vector<std::pair<std::string, Source>>& programs() {
         {"wan still", source_of(wan_block(ti2v()))},
         {"fp8 wan still", source_of(wan_block(ti2v(kF8)))},
         {"wan still adapted", source_of(wan_block(ti2v({}, true)))},
+        {"wan image", source_of(wan_block(with_image(wan())))},
+        {"fp8 wan image", source_of(wan_block(with_image(wan(kF8))))},
+        {"wan image adapted", source_of(wan_block(with_image(wan({}, true))))},
         {"fp8 wan still adapted", source_of(wan_block(ti2v(kF8, true)))},
         {"dequantize", dequantize_program().source},
         {"GGUF", gguf_program().source},

@@ -189,6 +189,16 @@ TEST_F(ModelFolder, ModelsOfWanTakeImagesAsFrames) {
   EXPECT_EQ(from_image.fields.at("image").high, 2);
   EXPECT_TRUE(from_image.fields.at("image").required);
   EXPECT_FALSE(from_image.defaults.has("width"));
+  const char* with_clip =
+      R"({"_class_name":"WanImageToVideoPipeline","image_encoder":["transformers","CLIPVisionModel"]})";
+  for (const auto& [config, takes] :
+       {std::pair(R"({"image_dim":1280})", 1), {R"({"image_dim":1280,"pos_embed_seq_len":514})", 2}}) {
+    write("transformer/config.json", config);
+    const auto entry = entry_of(with_clip);
+    EXPECT_EQ(entry.fields.at("image").low, takes);
+    EXPECT_EQ(entry.fields.at("image").high, takes);
+    EXPECT_EQ(entry.fields.at("max_sequence_length").low, 512);
+  }
   for (const std::string name : {"WanPipeline", "WanImageToVideoPipeline"}) {  // TI2V-5B
     const auto either = entry_of(R"({"_class_name":")" + name + R"(","expand_timesteps":true})");
     EXPECT_EQ(either.fields.at("image").high, 1);
