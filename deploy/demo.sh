@@ -3,21 +3,30 @@
 #   deploy/demo.sh "a red circle above a blue square"          runs until Ctrl-C
 #   deploy/demo.sh "a red circle above a blue square" --once   exits after the image is written and stops the service
 #   deploy/demo.sh --video "a red circle moves right"          generates a video instead of an image
+#   deploy/demo.sh --image FILE "a green circle above a blue square"    draws over a PNG, JPEG or WebP picture
 # Runs deploy/setup.sh, starts the service with the demo's models and generates the image or video.
 # Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted. Environment, in addition to that of setup.sh:
 #   DITFLEET_DEMO_FOLDER   folder of data, images and videos; default: build/demo
 #   DITFLEET_DEMO_PORT     port of the console and the API; default: 8780; 0: any free port
 set -euo pipefail
 work=${DITFLEET_DEMO_FOLDER:+$(realpath -m -- "$DITFLEET_DEMO_FOLDER")}
+here=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-usage() { echo "demo: $1; usage: deploy/demo.sh [--video] \"a red circle above a blue square\" [--once]" >&2; exit 2; }
-prompt='' once=no given=no options=yes kind=image model=demo extension=png
-for argument in "$@"; do
+usage() { echo "demo: $1; usage: deploy/demo.sh [--video | --image FILE] \"a red circle above a blue square\" [--once]" >&2; exit 2; }
+prompt='' once=no given=no options=yes kind=image model=demo extension=png picture='' inputs=()
+while [ $# -gt 0 ]; do
+  argument=$1
+  shift
   case $options$argument in
     yes--once) once=yes ;;
+    yes--image)
+      [ $# -gt 0 ] || usage "--image needs a file"
+      picture=$1
+      shift
+      ;;
     yes--video) kind=video model=demo-video extension=mp4 ;;
-    yes-h | yes--help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    yes-h | yes--help) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     yes--) options=no ;;
     yes--*) usage "unknown option '$argument' (put -- before a prompt that begins with --)" ;;
     *)
@@ -26,6 +35,12 @@ for argument in "$@"; do
   esac
 done
 [ $given = yes ] || usage "no prompt given"
+if [ -n "$picture" ]; then
+  [ $kind = image ] || usage "--image edits a picture; leave --video out"
+  case $picture in /*) ;; *) picture=$here/$picture ;; esac
+  [ -f "$picture" ] && [ -r "$picture" ] || usage "$picture cannot be read"
+  inputs=(--image "$picture")
+fi
 
 models=()
 for named in demo=deploy/demo-model/model demo-video=deploy/demo-model/video/model; do
@@ -121,8 +136,8 @@ url=$(from_ready gateway) redis=$(from_ready redis)
 echo "==> Generating: $prompt"
 name=$(printf '%s' "$prompt" | LC_ALL=C tr -cs 'A-Za-z0-9' '-' | cut -c 1-60 | sed 's/^-*//; s/-*$//')
 [ -z "$temporary" ] || name=${name:-$kind}-${temporary##*-}  # the other demo may use the same prompt
-file=$work/${kind}s/${name:-$kind}.$extension
-build/bin/ditfleet generate --url "$url" --model $model -o "$file" -- "$prompt" >/dev/null 9>&-
+file=$work/${kind}s/${name:-$kind}${picture:+-edit}.$extension
+build/bin/ditfleet generate --url "$url" --model $model ${inputs[@]+"${inputs[@]}"} -o "$file" -- "$prompt" >/dev/null 9>&-
 echo "==> ${kind^}: $file"
 echo "==> Console: $url"
 echo "==> Redis socket: ${redis#unix://}"

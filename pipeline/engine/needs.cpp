@@ -114,12 +114,15 @@ std::shared_ptr<const Media> blank_picture(const job::ModelEntry& entry) {
   return std::make_shared<const Media>(std::move(blank));
 }
 
-// A plan needs no picture: a blank one stands for it.
+// Those of the smallest request. A plan needs no pictures: blank ones stand for them.
+std::vector<std::shared_ptr<const Media>> least_pictures(const job::ModelEntry& entry) {
+  const auto image = entry.fields.find(job::Field("image"));
+  if (image == entry.fields.end() || !image->second.required) return {};
+  return {static_cast<std::size_t>(std::max<std::int64_t>(1, image->second.low)), blank_picture(entry)};
+}
+
 RequestSize size_of(const Network& network, GenerationRequest request, const parallel::Team& team) {
-  const job::ModelEntry& entry = network.entry;
-  if (const auto image = entry.fields.find(job::Field("image"));
-      request.images.empty() && image != entry.fields.end() && image->second.required)
-    request.images.push_back(blank_picture(entry));
+  if (request.images.empty()) request.images = least_pictures(network.entry);
   return size_of(network, settings_of(network, request), request.alone.value_or(false) ? 1 : team.count);
 }
 
@@ -164,7 +167,9 @@ Settings Needs::example(int width, int height, int frames) const {
 }
 
 RequestSize Needs::size_of(const Family::Extent& extent) const {
-  return pipeline::size_of(*network_, example(extent.width, extent.height, extent.frames), team_.count);
+  Settings settings = example(extent.width, extent.height, extent.frames);
+  settings.images = least_pictures(entry());
+  return pipeline::size_of(*network_, settings, team_.count);
 }
 
 RequestSize Needs::smallest() const {

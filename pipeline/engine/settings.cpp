@@ -31,9 +31,9 @@ void check_loras(const std::vector<LoraRequest>& loras, const job::ModelEntry& m
   }
 }
 
-// As in diffusers' examples of image to video, within the model's limits.
+// Within the model's limits. Without a rule of the model, as in diffusers' examples of image to video.
 void take_size_from_image(Settings& settings, const job::ModelEntry& model) {
-  const Media& image = *settings.images[0];
+  const Media& image = *(model.sized_by_last_image ? settings.images.back() : settings.images.front());
   const double aspect = static_cast<double>(image.height) / image.width, area = model.free_width * model.free_height;
   const auto set = [&](job::Field field, double length) {
     const job::FieldLimits& limits = model.fields.at(field);

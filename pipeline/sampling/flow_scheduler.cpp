@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "pipeline/device/failure.h"
+
 namespace ditfleet::pipeline {
 namespace {
 
@@ -122,6 +124,11 @@ FlowSchedulerConfig read_flow_scheduler_config(const ConfigFile& file) {
   c.flow_shift = file.number("flow_shift", 1.0);
   if (!(c.flow_shift > 0)) file.refuse("flow_shift must be above 0");
   return c;
+}
+
+double checked_flow_shift(double shift) {
+  if (!(shift > 0)) fail(Code::kInvalidArgument, "flow_shift must be a number above 0", "flow_shift");
+  return shift;
 }
 
 Schedule make_flow_schedule(const FlowSchedulerConfig& config, int steps, const std::vector<double>& sigmas) {

@@ -27,6 +27,9 @@ FlowSchedulerConfig read_flow_scheduler_config(const ConfigFile& file);
 // Precondition: steps ≥ 1. UniPC's timesteps are whole numbers. `sigmas`: as make_schedule(), for Euler only.
 Schedule make_flow_schedule(const FlowSchedulerConfig& config, int steps, const std::vector<double>& sigmas = {});
 
+// The field flow_shift. Throws Failure (kInvalidArgument) unless it is above 0.
+double checked_flow_shift(double shift);
+
 // The sampler of one video, with sigmas on the device.
 std::unique_ptr<Sampler> make_flow_sampler(const FlowSchedulerConfig& config, const Schedule& schedule,
                                            c10::Device device);

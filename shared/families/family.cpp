@@ -139,6 +139,13 @@ Result<job::ModelEntry> read_model_entry(const std::string& name, const std::str
     return own.error();
   }
   if (auto read = read_own_file(own_path, *own, entry); !read) return read.error();
+  if (entry.free_width > 0) {  // an image's size keeps to the area of the model's own default size
+    const auto side = [&](job::Field field, int otherwise) {
+      return static_cast<int>(entry.defaults.integer(field).value_or(otherwise));
+    };
+    entry.free_width = side(job::Field("width"), entry.free_width);
+    entry.free_height = side(job::Field("height"), entry.free_height);
+  }
   return entry;
 }
 

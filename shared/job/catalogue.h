@@ -59,6 +59,7 @@ struct ModelEntry {
   int free_width = 0, free_height = 0;
   // That size, where it is not the image's aspect ratio within the area of free_width × free_height.
   std::pair<int, int> (*size_of_image)(int width, int height, int multiple_of) = nullptr;
+  bool sized_by_last_image = false;  // of several images; else by the first
   // The pixels by which each image of a request lengthens the transformer's sequence; 0: it does not.
   std::int64_t pixels_per_image = 0;
   GuidanceKind (*guidance)(const FieldValues& complete) = nullptr;  // nullptr: always kNone

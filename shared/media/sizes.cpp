@@ -22,6 +22,8 @@ Size with_area(Size shape, std::int64_t area, int step) {
   return {rounded(width), rounded(width / ratio)};
 }
 
+Size qwen_size(Size picture, std::int64_t area) { return with_area(picture, area, 32); }
+
 Size kontext_size(Size picture, int multiple) {
   static constexpr Size kSizes[] = {{672, 1568}, {688, 1504}, {720, 1456},  {752, 1392}, {800, 1328}, {832, 1248},
                                     {880, 1184}, {944, 1104}, {1024, 1024}, {1104, 944}, {1184, 880}, {1248, 832},

@@ -19,9 +19,12 @@ inline constexpr std::int64_t kMegapixel = 1 << 20;
 Size floored(Size size, int multiple);
 
 // About `area` pixels in the aspect ratio of `shape`, each side rounded to a multiple of `step`, halves to the even
-// multiple, but not to 0. With step 32, calculate_dimensions() of the edits of Qwen: of a megapixel, and of 384 · 384
-// for the text encoder of several pictures. With step 1 and then floored(), the size that Kontext makes.
+// multiple, but not to 0. With step 1 and then floored(), the size that Kontext makes.
 Size with_area(Size shape, std::int64_t area, int step);
+
+// The picture's size for the edits of Qwen: calculate_dimensions(). `area`: for its text encoder of several pictures
+// 384 · 384.
+Size qwen_size(Size picture, std::int64_t area = kMegapixel);
 
 // The picture's size for Kontext: the one of 17 sizes whose aspect ratio is nearest to that of the floored picture, of
 // two the narrower. `multiple`: twice the VAE's factor, here and below.

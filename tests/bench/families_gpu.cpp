@@ -1,15 +1,19 @@
-// Measures a folder of any image family on a GPU, at 1024×1024. gpu.sh families runs it.
+// Measures a folder of any image family on a GPU. gpu.sh families runs it.
 //
-//   families_gpu_bench SCENARIO --model DIR --steps N --name NAME [--pictures N] [--quantize FORMAT] [--attention fp8]
-//                      [--limit GIB] [--cache DIR] [--revision TEXT] [--machine TEXT]
+//   families_gpu_bench SCENARIO --model DIR --steps N --name NAME [--size SIDE] [--pictures N] [--negative TEXT]
+//                      [--lora FILE] [--quantize FORMAT] [--attention fp8] [--limit GIB] [--cache DIR] [--revision
+//                      TEXT]
+//                      [--machine TEXT]
 //
 // SCENARIO: image  loading, the first step, a step, from a prompt to a PNG alone and back to back with the stages of
 //                  images on three threads, as a worker runs them; then a new size; and the peak of memory
+//           once   a step and from a prompt to a PNG, of one image after one of 3 steps; then a new size, and with
+//                  --most N a request of N pictures; and the peak of memory
 //           gate     the cosine between the pixels of images in bf16 and in FORMAT, with 8-bit attention and both
 //           profile  one image after two others, for a profiler
 //
-// Rows are of the scenario NAME_FORMAT. --pictures: inputs of each request, of 1024×1024. --limit: memory.limit, with
-// the plan that `auto` chooses.
+// Rows are of the scenario NAME_FORMAT. --size: 1024 if left out. --pictures: inputs of each request, of 1024×1024.
+// --limit: memory.limit, with the plan that `auto` chooses; with --quantize auto, also the formats.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -20,6 +24,7 @@
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
 #include "pipeline/families/flux2/flux2.h"
+#include "pipeline/families/qwen_image/qwen_image.h"
 #include "pipeline/families/z_image/z_image.h"
 #include "shared/core/background_threads.h"
 #include "shared/kernel_cache/cache.h"
@@ -42,23 +47,28 @@ class Folder {
     o.device = flags["--device"];
     o.compile = options();
     o.kernel_cache = open_cache();
+    o.lora_slots = flags["--lora"].empty() ? 0 : 1;
     o.memory.limit = static_cast<std::int64_t>(std::atof(flags["--limit"].c_str()) * (1 << 30));
-    engine_ = unwrap(pipeline::Engine::create(
-        o, {&pipeline::flux_family(), &pipeline::flux2_family(), &pipeline::z_image_family()}));
+    engine_ = unwrap(pipeline::Engine::create(o, {&pipeline::flux_family(), &pipeline::flux2_family(),
+                                                  &pipeline::qwen_image_family(), &pipeline::z_image_family()}));
     pipeline::ModelSource source{"model", flags["--model"]};
-    if (!flags["--quantize"].empty()) source.quantize["transformer"] = flags["--quantize"];
+    if (const std::string& format = flags["--quantize"]; !format.empty())
+      source.quantize[format == "auto" ? "*" : "transformer"] = format;
     source.attention = flags["--attention"];
     model_ = unwrap(engine_->load_model(source));
   }
 
-  std::unique_ptr<pipeline::Generation> encode(int width = 1024, int height = 1024) {
+  std::unique_ptr<pipeline::Generation> encode() { return encode(side_, side_, number("--steps"), pictures()); }
+  std::unique_ptr<pipeline::Generation> encode(int width, int height, int steps, int pictures) {
     pipeline::GenerationRequest request;
     request.prompt = "picture number " + std::to_string(++prompts_);  // a new prompt, so that no embedding is reused
     request.seed = prompts_;
     request.fields.set("width", width);
     request.fields.set("height", height);
-    request.fields.set("num_inference_steps", std::atoi(flags["--steps"].c_str()));
-    for (int i = 0; i < std::atoi(flags["--pictures"].c_str()); ++i) request.images.push_back(picture_);
+    request.fields.set("num_inference_steps", steps);
+    if (!flags["--negative"].empty()) request.fields.set("negative_prompt", flags["--negative"]);
+    if (!flags["--lora"].empty()) request.loras = {{.path = flags["--lora"]}};
+    request.images.assign(static_cast<std::size_t>(pictures), picture_);
     return unwrap(model_->encode(request));
   }
   // `steps`: gets the seconds of each step.
@@ -75,6 +85,8 @@ class Folder {
   }
   double compiles() const { return static_cast<double>(engine_->region_counts().compiles); }
   const pipeline::Model& model() const { return *model_; }
+  static int number(const char* flag) { return std::atoi(flags[flag].c_str()); }
+  static int pictures() { return number("--pictures"); }
 
  private:
   std::unique_ptr<pipeline::Engine> engine_;
@@ -87,6 +99,7 @@ class Folder {
     return std::make_shared<const pipeline::Media>(std::move(made));
   }
   const std::shared_ptr<const pipeline::Media> picture_ = painted();
+  const int side_ = flags["--size"].empty() ? 1024 : number("--size");
   int prompts_ = 0;
 };
 
@@ -107,9 +120,31 @@ double back_to_back(Folder& folder) {
          images();
 }
 
+std::string scenario_of_flags() {
+  return flags["--name"] + "_" + (flags["--quantize"].empty() ? "bf16" : flags["--quantize"]) +
+         (flags["--attention"].empty() ? "" : "_attention8") + (flags["--lora"].empty() ? "" : "_lora");
+}
+
+void once() {
+  scenario = scenario_of_flags() + (flags["--limit"].empty() ? "" : "_limit" + flags["--limit"]);
+  PeakSampler peak;
+  Folder folder;
+  const int side = Folder::number("--size") > 0 ? Folder::number("--size") : 1024, pictures = Folder::pictures();
+  folder.draw(*folder.encode(side, side, 3, pictures));
+  std::vector<double> steps;
+  row("prompt_to_png_s", first_s([&] { Folder::png(folder.draw(*folder.encode(), &steps)); }), "s");
+  steps.erase(steps.begin());
+  row("step_ms", median(steps) * 1e3, "ms");
+  row("peak_gib", peak.stop() * 1e9 / (1 << 30), "GiB");
+  std::fprintf(stderr, "plan %s\n", folder.model().memory().plan.c_str());
+  const double before = folder.compiles();
+  folder.draw(*folder.encode(768, 1360, 3, pictures));
+  if (const int most = Folder::number("--most"); most > 0) folder.draw(*folder.encode(side, side, 3, most));
+  row("new_size_compiles", folder.compiles() - before, "programs");
+}
+
 void image() {
-  scenario = flags["--name"] + "_" + (flags["--quantize"].empty() ? "bf16" : flags["--quantize"]) +
-             (flags["--attention"].empty() ? "" : "_attention8") + (flags["--limit"].empty() ? "" : "_limited");
+  scenario = scenario_of_flags() + (flags["--limit"].empty() ? "" : "_limited");
   PeakSampler peak;
   Folder folder;
   double compile = 0;
@@ -140,8 +175,8 @@ void image() {
     std::fprintf(stderr, "%s %.2f ms\n", stage.c_str(), static_cast<double>(us) / 1e3);
   const double before = folder.compiles();
   std::vector<double> first, second;
-  folder.draw(*folder.encode(768, 1360), &first);
-  folder.draw(*folder.encode(768, 1360), &second);
+  folder.draw(*folder.encode(768, 1360, Folder::number("--steps"), Folder::pictures()), &first);
+  folder.draw(*folder.encode(768, 1360, Folder::number("--steps"), Folder::pictures()), &second);
   row("new_size_extra_s", first.front() - median(second), "s");
   row("new_size_compiles", folder.compiles() - before, "programs");
 }
@@ -187,6 +222,7 @@ void profile() {
 
 int main(int argc, char** argv) {
   using namespace ditfleet::bench;
-  for (const char* flag : {"--steps", "--name", "--limit", "--pictures"}) flags.emplace(flag, "");
-  run(argc, argv, {{"image", image}, {"gate", gate}, {"profile", profile}});
+  for (const char* flag : {"--steps", "--name", "--limit", "--pictures", "--most", "--size", "--negative", "--lora"})
+    flags.emplace(flag, "");
+  run(argc, argv, {{"image", image}, {"once", once}, {"gate", gate}, {"profile", profile}});
 }

@@ -11,8 +11,9 @@
 #                                               minutes; goes on likewise
 #   tests/bench/gpu.sh parallel [BUILD_DIR]     several GPUs for one image or video, on 2 and on 4 GPUs of this machine,
 #                                               by copy engines and by NCCL; about 14 minutes; goes on likewise
-#   tests/bench/gpu.sh families [BUILD_DIR]     pictures in Z-Image's and FLUX.2-klein-4B's sizes: steps, prompt to PNG,
-#                                               a memory limit, two GPUs where there are; about 8 minutes; goes on likewise
+#   tests/bench/gpu.sh families [BUILD_DIR]     pictures in the sizes of Z-Image, FLUX.2-klein-4B, Kontext and Qwen-Image:
+#                                               steps, prompt to PNG, limits of memory, two GPUs where there are; about 25
+#                                               minutes; goes on likewise
 #
 #   DITFLEET_BENCH_RESULTS   folder of the CSVs (default: tests/bench/results)
 #   DITFLEET_BENCH_PEER=0    skip the peer
@@ -24,7 +25,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 what=${1:-}
-case $what in regions | lora | precision | memory | wan | parallel | families) ;; *) sed -n '2,21s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+case $what in regions | lora | precision | memory | wan | parallel | families) ;; *) sed -n '2,22s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 build=$(cd "${2:-$top/build}" && pwd)
 results=${DITFLEET_BENCH_RESULTS:-$here/results}
 mkdir -p "$results"
@@ -115,6 +116,9 @@ if [ "$what" = wan ]; then
   for scenario in none limit32 limit16; do
     once ditfleet "$scenario" 81_frames_832x1216_peak_gb run "$bench" "$scenario" --model "$model/two" --cache "$work/cold"
   done
+  "$(peer_python)" "$here/make_wan_size.py" "$work/wan" ti2v >> "$log" 2>&1
+  once ditfleet ti2v peak_gb run "$bench" ti2v --model "$work/wan/ti2v" --cache "$work/cold"
+  peer ti2v decode_121_s run "$(peer_python)" "$here/peers/wan_diffusers.py" ti2v
   for attention in '' '--attention fp8'; do
     once ditfleet request_fp8${attention:+_attention8} 480p_81_frames_40_steps_s run "$bench" cfg --quantize fp8 $attention --model "$model/two" --cache "$work/cold8"
   done
@@ -141,7 +145,7 @@ if [ "$what" = parallel ]; then
 fi
 if [ "$what" = families ]; then
   [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || python=$(peer_python)
-  "${python:-$(peer_python)}" "$here/make_family_size.py" "$work/models" >> "$log" 2>&1
+  "${python:-$(peer_python)}" "$here/make_family_size.py" "$work/models" small >> "$log" 2>&1
   export TORCHINDUCTOR_CACHE_DIR=$work/inductor
   for model in z_image klein; do
     steps=8
@@ -175,6 +179,29 @@ if [ "$what" = families ]; then
     [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || once diffusers kontext_$format back_to_back_s run "$python" \
       "$here/peers/families_diffusers.py" kontext_$format --model "$work/models/kontext" --steps 28 --pictures 1
   done
+  rm -rf "$work/models/kontext"
+  "${python:-$(peer_python)}" "$here/make_family_size.py" "$work/models" qwen >> "$log" 2>&1
+  qwen() {  # NAME FORMAT OPTION…
+    local name=$1 format=$2
+    shift 2
+    [ $format = bf16 ] || set -- "$@" --quantize $format
+    run "$bench" once --model "$work/models/$name" --name $name --cache "$work/$format" --negative ' ' "$@"
+  }
+  qwen_peer() {
+    [ "${DITFLEET_BENCH_PEER:-1}" = 0 ] || once diffusers "$1" prompt_to_png_s run "$python" \
+      "$here/peers/families_diffusers.py" "$1" --once --negative ' ' --model "$work/models/${1%_*}" "${@:2}"
+  }
+  for format in bf16 fp8; do
+    once ditfleet qwen_image_$format new_size_compiles qwen qwen_image $format --size 1328 --steps 6
+    qwen_peer qwen_image_$format --size 1328 --steps 6
+  done
+  for limit in 24 16; do
+    once ditfleet qwen_image_auto_limit$limit new_size_compiles qwen qwen_image auto --size 1328 --steps 6 --limit $limit
+  done
+  once ditfleet qwen_edit_bf16 new_size_compiles qwen qwen_edit bf16 --pictures 1 --steps 40
+  qwen_peer qwen_edit_bf16 --pictures 1 --steps 40
+  once ditfleet qwen_edit_8_bf16_lora new_size_compiles run "$bench" once --model "$work/models/qwen_edit" --name qwen_edit_8 \
+    --cache "$work/bf16" --pictures 1 --steps 8 --lora "$work/models/qwen_image/adapter.safetensors"
   [ "$(nvidia-smi -L | wc -l)" -lt 2 ] || once ditfleet z_image step_1024_ratio_2 \
     run "$build/tests/parallel_gpu_bench" z_image --gpus 2 --model "$work/models/z_image" --cache "$work/bf16"
   exit

@@ -1,6 +1,7 @@
-"""Writes folders with the sizes of Wan 2.2 A14B and random weights (41 GB), for gpu.sh wan.
+"""Writes folders with the sizes of Wan 2.2 and random weights, for gpu.sh wan.
 
-    make_wan_size.py DIR     writes DIR/two, and DIR/one with one transformer
+    make_wan_size.py DIR         writes DIR/two, of A14B, and DIR/one with one transformer (41 GB)
+    make_wan_size.py DIR ti2v    writes DIR/ti2v, of TI2V-5B (23 GB)
 
 Both transformers have the same files, to which the second one's are links: what is measured does not depend on values.
 """
@@ -33,19 +34,44 @@ def adapter(rank):
     return tensors
 
 
-def main(folder):
-    torch.set_grad_enabled(False)
-    two, one = folder / "two", folder / "one"
-    save(two / "transformer", lambda: WanTransformer3DModel(
-        patch_size=(1, 2, 2), num_attention_heads=40, attention_head_dim=128, in_channels=16, out_channels=16,
-        text_dim=4096, freq_dim=256, ffn_dim=13824, num_layers=40))
-    save(two / "text_encoder", lambda: UMT5EncoderModel(UMT5Config(
+def write(folder, transformer, vae, flow_shift, index):
+    save(folder / "transformer", transformer)
+    save(folder / "text_encoder", lambda: UMT5EncoderModel(UMT5Config(
         vocab_size=256384, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64,
         feed_forward_proj="gated-gelu", tie_word_embeddings=False)))
-    save(two / "vae", AutoencoderKLWan)
-    UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0).save_pretrained(
-        two / "scheduler")
-    shutil.copytree(TOKENIZER, two / "tokenizer", dirs_exist_ok=True)
+    save(folder / "vae", vae)
+    UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True,
+                            flow_shift=flow_shift).save_pretrained(folder / "scheduler")
+    shutil.copytree(TOKENIZER, folder / "tokenizer", dirs_exist_ok=True)
+    (folder / "model_index.json").write_text(json.dumps(INDEX | index, indent=2))
+
+
+INDEX = {"_class_name": "WanPipeline", "_diffusers_version": "0.42.1",
+         "scheduler": ["diffusers", "UniPCMultistepScheduler"], "text_encoder": ["transformers", "UMT5EncoderModel"],
+         "tokenizer": ["transformers", "T5TokenizerFast"], "transformer": ["diffusers", "WanTransformer3DModel"],
+         "vae": ["diffusers", "AutoencoderKLWan"]}
+
+
+def ti2v(folder):
+    write(folder / "ti2v",
+          lambda: WanTransformer3DModel(
+              patch_size=(1, 2, 2), num_attention_heads=24, attention_head_dim=128, in_channels=48, out_channels=48,
+              text_dim=4096, freq_dim=256, ffn_dim=14336, num_layers=30),
+          lambda: AutoencoderKLWan(
+              base_dim=160, decoder_base_dim=256, z_dim=48, in_channels=12, out_channels=12, is_residual=True,
+              patch_size=2, scale_factor_spatial=16, scale_factor_temporal=4, latents_mean=[0.0] * 48,
+              latents_std=[1.0] * 48),
+          flow_shift=5.0, index={"expand_timesteps": True})
+
+
+def a14b(folder):
+    two, one = folder / "two", folder / "one"
+    write(two,
+          lambda: WanTransformer3DModel(
+              patch_size=(1, 2, 2), num_attention_heads=40, attention_head_dim=128, in_channels=16, out_channels=16,
+              text_dim=4096, freq_dim=256, ffn_dim=13824, num_layers=40),
+          AutoencoderKLWan, flow_shift=3.0,
+          index={"boundary_ratio": 0.875, "transformer_2": ["diffusers", "WanTransformer3DModel"]})
     one.mkdir(exist_ok=True)
     for part in ("transformer", "text_encoder", "vae", "scheduler", "tokenizer"):
         os.symlink(two / part, one / part)
@@ -53,14 +79,9 @@ def main(folder):
     (two / "adapters").mkdir(exist_ok=True)
     for name in ("high", "low"):
         save_file(adapter(rank=64), two / "adapters" / f"{name}.safetensors")
-    index = {"_class_name": "WanPipeline", "_diffusers_version": "0.42.1",
-             "scheduler": ["diffusers", "UniPCMultistepScheduler"], "text_encoder": ["transformers", "UMT5EncoderModel"],
-             "tokenizer": ["transformers", "T5TokenizerFast"], "transformer": ["diffusers", "WanTransformer3DModel"],
-             "vae": ["diffusers", "AutoencoderKLWan"]}
-    (one / "model_index.json").write_text(json.dumps(index, indent=2))
-    index |= {"boundary_ratio": 0.875, "transformer_2": ["diffusers", "WanTransformer3DModel"]}
-    (two / "model_index.json").write_text(json.dumps(index, indent=2))
+    (one / "model_index.json").write_text(json.dumps(INDEX, indent=2))
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    torch.set_grad_enabled(False)
+    (ti2v if sys.argv[2:] == ["ti2v"] else a14b)(pathlib.Path(sys.argv[1]))

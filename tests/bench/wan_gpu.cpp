@@ -1,4 +1,4 @@
-// Measures videos on a GPU with folders of Wan 2.2 A14B's size (make_wan_size.py). gpu.sh runs it.
+// Measures videos on a GPU with folders of Wan 2.2's sizes (make_wan_size.py). gpu.sh runs it.
 //
 //   wan_gpu_bench SCENARIO --model DIR [--quantize FORMAT] [--attention fp8] [--cache DIR] [--mode MODE] [--revision
 //   TEXT] [--machine TEXT]
@@ -9,6 +9,7 @@
 //                    rank 64 for each transformer; the VAE, the file, and what the first step of the second
 //                    transformer takes longer
 //           cfg      the same with 40 steps and guidance, without adapters
+//           ti2v     TI2V-5B without guidance at 1280×704 with 121 frames: a step, and the VAE
 //           limit32  memory.limit 32 GiB: steps of both transformers at 832×1216 with 61 and 81 frames, the peak
 //           limit16  the same with 16 GiB
 //           none     the same without a limit
@@ -151,6 +152,15 @@ void videos(int steps, double guidance, bool adapters) {
   row("after_last_frame_s", video.file_s, "s", "mp4");
 }
 
+void ti2v() {
+  const Loaded wan = load();
+  generate(*wan.model, {121, 2, 1280, 704});
+  const Video video = generate(*wan.model, {121, 5, 1280, 704});
+  row("step_121_s", median_from(video, 1), "s", "ti2v" + formats());
+  row("decode_121_s", video.phases.at("vae"), "s", "ti2v" + formats());
+  row("peak_gb", video.peak_gb, "GB", "ti2v" + formats());
+}
+
 void limited(double gib) {
   const Loaded wan = load(gib);
   for (const int frames : {61, 81}) {
@@ -172,6 +182,7 @@ int main(int argc, char** argv) {
       {{"forward", forward},
        {"request", [] { videos(4, 1, true); }},
        {"cfg", [] { videos(40, 5, false); }},
+       {"ti2v", ti2v},
        {"limit32", [] { limited(32); }},
        {"limit16", [] { limited(16); }},
        {"none", [] { limited(0); }}});

@@ -98,6 +98,13 @@ class Demo(unittest.TestCase):
         first = self.image_of(self.demo())
         self.assertEqual(first, self.folder / "images" / "a-red-circle-above-a-blue-square.png")
         self.assertEqual(processes_of(self.folder), {})
+        edited = self.image_of(self.demo("--image", first.relative_to(self.folder), "a green circle above a blue square", "--once"))
+        self.assertEqual(edited, self.folder / "images" / "a-green-circle-above-a-blue-square-edit.png")
+
+        def shows(file, main, others):
+            return any(pixel[main] > 120 and max(pixel[i] for i in others) < 90 for pixel in colours(file.read_bytes()))
+        self.assertEqual([shows(first, 0, (1, 2)), shows(first, 1, (0, 2))], [True, False], "a red circle")
+        self.assertEqual([shows(edited, 0, (1, 2)), shows(edited, 1, (0, 2))], [False, True], "a green one")
         first.unlink()
         both = [self.demo(), self.demo()]  # one uses the data of the first, the other a temporary folder
         images = {self.image_of(process) for process in both}
@@ -163,7 +170,9 @@ class Demo(unittest.TestCase):
         self.assertRegex(output, "is the disk full\\? [0-9.]+[A-Z]? are free")
 
     def test_usage_errors(self):
-        for arguments, words in (([], "no prompt given"), (["a", "b"], "unexpected argument 'b'"), (["a", "--onse"], "unknown option '--onse'")):
+        for arguments, words in (([], "no prompt given"), (["a", "b"], "unexpected argument 'b'"), (["a", "--onse"], "unknown option '--onse'"),
+                                 (["a", "--image"], "--image needs a file"), (["--image", "no.png", "a"], "no.png cannot be read"),
+                                 (["--video", "--image", "no.png", "a"], "leave --video out")):
             done = run(ROOT / "deploy" / "demo.sh", *arguments, env=self.environment)
             self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
             self.assertIn(words, done.stderr)

@@ -240,7 +240,7 @@ Golden load(const Case& which) {
   r.fields.set("guidance_scale", number("guidance", 3.5));
   r.fields.set("true_cfg_scale", number("true_cfg", 1.0));
   r.fields.set("max_sequence_length", static_cast<int>(number("max_sequence_length", 512)));
-  for (const char* name : {"cfg_normalization", "cfg_truncation"})
+  for (const char* name : {"cfg_normalization", "cfg_truncation", "flow_shift"})
     if (spec.contains(name)) r.fields.set(job::find_field(name).value(), number(name, 0));
   if (spec.contains("cache")) r.fields.set("cache", number("cache", 0));
   if (spec.contains("num_frames")) r.fields.set("frames", static_cast<int>(number("num_frames", 0)));

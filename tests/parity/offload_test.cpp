@@ -137,6 +137,7 @@ struct Case {
   std::string name, folder;  // a fixture of `flux`, `quant` or `wan`
   bool bf16;
   std::string adapter = {};  // for the folder's model
+  std::string image = {};    // the case that has one
 };
 
 // What a model drew, or why it did not.
@@ -193,11 +194,9 @@ class Offload : public ::testing::TestWithParam<Case> {
       request.fields.set("true_cfg_scale", 2.0);
       request.fields.set("negative_prompt", "blue");
       if (GetParam().folder.starts_with("wan")) request.fields.set("frames", 9);
-      if (GetParam().folder == "wan/ti2v") request.images = golden::load({"ti2v", "image", "wan"}).request.images;
-      if (GetParam().folder == "wan/clip") {
-        request.images = golden::load({"clip", "five", "wan"}).request.images;
-        request.fields.set("max_sequence_length", 512);
-      }
+      if (const std::string& name = GetParam().image; !name.empty())
+        request.images = golden::load({folder.filename(), name, folder.parent_path().filename()}).request.images;
+      if (GetParam().folder == "wan/clip") request.fields.set("max_sequence_length", 512);
       if (!GetParam().folder.starts_with("flux/") && !GetParam().folder.starts_with("quant"))
         request.fields.set("guidance_scale", 3.0);
       for (const bool adapted : {false, true}) {
@@ -273,14 +272,15 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"wan_one", "wan/one", false},
                       Case{"wan_two", "wan/two", false, "wan/lora/adapters/peft.safetensors"},
                       Case{"wan_two_bf16", "wan/two", true, "wan/lora/adapters/peft.safetensors"},
-                      Case{"wan_ti2v", "wan/ti2v", false},
-                      Case{"wan_clip", "wan/clip", false, "wan/lora/adapters/image.safetensors"},
+                      Case{"wan_ti2v", "wan/ti2v", false, "", "image"},
+                      Case{"wan_clip", "wan/clip", false, "wan/lora/adapters/image.safetensors", "five"},
                       Case{"z_image", "z_image/turbo", false, "layouts/z_image/blocks/kohya.safetensors"},
                       Case{"z_image_bf16", "z_image/base", true}, Case{"z_image_fp8", "z_image/fp8", false},
                       Case{"flux2", "flux2/klein", false, "layouts/flux2/blocks/kohya.safetensors"},
                       Case{"flux2_bf16", "flux2/base", true}, Case{"flux2_nf4", "flux2/nf4", false},
                       Case{"qwen_image", "qwen_image/image", false, "layouts/qwen_image/blocks/kohya.safetensors"},
-                      Case{"qwen_image_bf16", "qwen_image/zero_image", true}),
+                      Case{"qwen_image_bf16", "qwen_image/zero_image", true},
+                      Case{"qwen_edit", "qwen_image/zero", true, "", "two"}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

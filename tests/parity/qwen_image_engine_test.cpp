@@ -87,6 +87,28 @@ TEST(QwenImageEngine, GuidesWithANegativePromptOnly) {
   EXPECT_EQ(forwards(1.01, true), 2);
 }
 
+TEST(QwenImageEngine, TakesTheSizeFromTheLastPicture) {
+  const auto plus = open(kPlus);
+  GenerationRequest request = golden::load(kPlus).request;
+  const auto picture = [](int width, int height) {
+    return std::make_shared<const Media>(
+        Media{width, height, 1, 0, std::vector<std::uint8_t>(static_cast<std::size_t>(3 * width * height))});
+  };
+  request.images = {picture(512, 512), picture(90, 71)};
+  request.fields = {};
+  const auto size = [&] {
+    const RequestSize made = unwrap(plus->size_of(request));
+    return std::pair(made.width, made.height);
+  };
+  EXPECT_EQ(size(), std::pair(1152, 896));
+  request.images = {picture(90, 71), picture(1920, 1080)};
+  EXPECT_EQ(size(), std::pair(1376, 768));
+  request.images.back() = picture(2000, 20);
+  EXPECT_EQ(size(), std::pair(2048, 96));  // the widest that it draws
+  request.fields.set("width", 64);         // with one side, the other is the default
+  EXPECT_EQ(size(), std::pair(64, 1024));
+}
+
 TEST(QwenImageEngine, WarnsOfTruncatedPrompts) {
   const auto model = open(kImage);
   const auto warnings = [&](const char* name) {

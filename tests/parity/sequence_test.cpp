@@ -200,6 +200,8 @@ INSTANTIATE_TEST_SUITE_P(
         Sample{"qwen_image", "image", {2}, "", "", "", 48, 80},
         Sample{"qwen_image", "zero_image", {2}, "rain", "", "", 96, 64},
         Sample{"qwen_image", "image", {2}, "", "", "", 64, 64, 0, true},
+        Sample{"qwen_image", "plus", {2}, "", "", "", 48, 80, 0, false, 0, false, "two"},
+        Sample{"qwen_image", "zero", {2}, "", "", "", 96, 64, 0, false, 0, false, "one"},
         Sample{"qwen_image", "image", {2}, "", "fp8", "", 64, 64},
         Sample{"qwen_image", "image", {2}, "", "", "layouts/qwen_image/blocks/kohya.safetensors", 48, 80}),
     [](const auto& info) { return name_of(info.param); });

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -32,9 +33,8 @@ using families::QwenImageKind;
 
 // Number of steps whose modulation is computed together. Bounds the memory for it.
 constexpr std::int64_t kModulationSteps = 64;
-// What the text encoder of several pictures sees of each, in pixels, and what each side is a multiple of.
+// What the text encoder of several pictures sees of each.
 constexpr std::int64_t kSeenPixels = 384 * 384;
-constexpr int kSideStep = 32;
 // Ids of a prompt for an edit, which diffusers does not limit. The transformer has 4096 positions.
 constexpr int kMostEditIds = 3072;
 
@@ -152,7 +152,15 @@ class QwenImageNetwork final : public Network {
     return {1, 1, vae_.config().z_dim, 2 * rows, 2 * columns};
   }
   Schedule schedule(const Settings& settings) const override {
-    return make_schedule(scheduler_, settings.steps(), grids(settings)[0].tokens());
+    SchedulerConfig scheduler = scheduler_;
+    std::optional<double> mu;
+    if (const auto shift = settings.fields.real("flow_shift")) {  // that of every size, as distilled adapters need
+      mu = std::log(checked_flow_shift(*shift));
+      scheduler.use_dynamic_shifting = true;
+      scheduler.linear_time_shift = false;
+      scheduler.shift_terminal.reset();
+    }
+    return make_schedule(scheduler, settings.steps(), grids(settings)[0].tokens(), {}, mu);
   }
   int steps_in_memory() const override { return kModulationSteps; }
   std::unique_ptr<Sampler> sampler(const Settings&, const Schedule& schedule) const override {
@@ -190,14 +198,13 @@ class QwenImageNetwork final : public Network {
         vae_(std::move(vae)) {}
   // What the text encoder sees of a picture.
   Media seen(const Media& picture) const {
-    const media::Size size =
-        media::with_area({picture.width, picture.height},
-                         kind_ == QwenImageKind::kEditPlus ? kSeenPixels : media::kMegapixel, kSideStep);
+    const media::Size size = media::qwen_size({picture.width, picture.height},
+                                              kind_ == QwenImageKind::kEditPlus ? kSeenPixels : media::kMegapixel);
     return media::resize_lanczos(picture, size.width, size.height);
   }
   // In which the VAE reads a picture.
   media::Size size_of(const Media& picture) const {
-    return media::floored(media::with_area({picture.width, picture.height}, media::kMegapixel, kSideStep),
+    return media::floored(media::qwen_size({picture.width, picture.height}),
                           static_cast<int>(2 * vae_.config().spatial_factor()));
   }
   // The tokens, of 2 × 2 latent pixels, of the image and of the pictures.

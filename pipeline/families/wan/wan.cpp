@@ -65,10 +65,8 @@ FlowSchedulerConfig scheduler_of(FlowSchedulerConfig c, const Settings& settings
         c.euler = {.shift = c.flow_shift, .use_flow_sigmas = true};
     }
   }
-  if (const auto shift = settings.fields.real("flow_shift")) {
-    if (!(*shift > 0)) fail(Code::kInvalidArgument, "flow_shift must be a number above 0", "flow_shift");
-    (c.unipc ? c.flow_shift : c.euler.shift) = *shift;
-  }
+  if (const auto shift = settings.fields.real("flow_shift"))
+    (c.unipc ? c.flow_shift : c.euler.shift) = checked_flow_shift(*shift);
   return c;
 }
 

@@ -3,9 +3,9 @@
 
 #include <array>
 
-#include "shared/media/media.h"
 #include "pipeline/nn/text/clip_layers.h"
 #include "pipeline/nn/text/text_encoder.h"
+#include "shared/media/media.h"
 
 namespace ditfleet::pipeline {
 

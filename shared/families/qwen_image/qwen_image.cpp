@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "shared/media/sizes.h"
+
 namespace ditfleet::families {
 namespace {
 
@@ -17,6 +19,12 @@ constexpr std::int64_t kMostSteps = 200, kTextTokens = 512, kMostTextTokens = 10
 job::GuidanceKind guidance_of(const job::FieldValues& fields) {
   const bool on = fields.real("true_cfg_scale").value_or(1) > 1 && fields.has("negative_prompt");
   return on ? job::GuidanceKind::kTrueCfg : job::GuidanceKind::kNone;
+}
+
+// A megapixel in the last picture's aspect ratio.
+std::pair<int, int> size_of_image(int width, int height, int multiple_of) {
+  const media::Size size = media::floored(media::qwen_size({width, height}), multiple_of);
+  return {size.width, size.height};
 }
 
 Result<void> read(job::ModelEntry& entry) {
@@ -38,6 +46,7 @@ Result<void> read(job::ModelEntry& entry) {
   entry.apply("num_inference_steps") = {.low = terminal && !terminal->is_null() ? 2 : 1, .high = kMostSteps};
   entry.apply("guidance_scale");  // without effect, as in diffusers
   entry.apply("true_cfg_scale");
+  entry.apply("flow_shift");
   entry.defaults.set("num_inference_steps", 50);
   entry.defaults.set("true_cfg_scale", 4.0);
   if (kind == QwenImageKind::kText) {
@@ -47,7 +56,9 @@ Result<void> read(job::ModelEntry& entry) {
   }
   entry.apply("image") = {.low = 1, .high = kind == QwenImageKind::kEdit ? 1 : kMostQwenPictures, .required = true};
   entry.free_width = entry.free_height = static_cast<int>(kDefaultSide);
-  entry.pixels_per_image = kDefaultSide * kDefaultSide;
+  entry.size_of_image = size_of_image;
+  entry.sized_by_last_image = true;
+  entry.pixels_per_image = media::kMegapixel;
   return {};
 }
 

@@ -2,10 +2,12 @@
 compile_repeated_blocks, with cuDNN attention; in fp8 the linears of its blocks quantized by torchao with a scale per
 row. Prints CSV rows (tests/bench/README.md).
 
-    families_diffusers.py SCENARIO --model DIR --steps N [--pictures N] --revision TEXT --machine TEXT
+    families_diffusers.py SCENARIO --model DIR --steps N [--size SIDE] [--pictures N] [--negative TEXT] [--once]
+                          --revision TEXT --machine TEXT
 
-SCENARIO: NAME_bf16 | NAME_fp8  a step, and from a prompt to a PNG (level 1) alone and back to back, at 1024×1024. NAME
-                                is the model's in the rows. --pictures: inputs of each request.
+SCENARIO: NAME_bf16 | NAME_fp8  a step, and from a prompt to a PNG (level 1) alone and back to back. NAME is the model's in
+                                the rows. --size: 1024 if left out. --pictures: inputs of each request. --once: of one
+                                image after one of 3 steps, and nothing back to back.
 """
 import argparse
 import importlib.metadata
@@ -39,10 +41,12 @@ class FamilyBench(Bench):
             x = np.arange(3 << 20)
             waves = (128 + 100 * np.sin((x % 3072 + x // 3072) / 200)).astype(np.uint8).reshape(1024, 1024, 3)
             pictures = [PIL.Image.fromarray(waves)] * options.pictures
-            more["image"] = pictures[0] if "kontext" in options.scenario else pictures
+            more["image"] = pictures if "klein" in options.scenario else pictures[0]
         if "kontext" in options.scenario:
             more |= {"max_area": 1024 * 1024, "guidance_scale": 3.5}
-        few = options.steps <= 10
+        if options.negative is not None:
+            more |= {"negative_prompt": options.negative, "true_cfg_scale": 4.0}
+        few, side = options.steps <= 10, options.size
         steps, images = [], 8 if few else 2
 
         def on_step(pipe, i, t, values):
@@ -50,13 +54,18 @@ class FamilyBench(Bench):
             steps.append(time.perf_counter())
             return values
 
-        def draw(**callback):
-            return pipe(prompt=next(prompts), height=1024, width=1024, num_inference_steps=options.steps, **more,
+        def draw(count=options.steps, **callback):
+            return pipe(prompt=next(prompts), height=side, width=side, num_inference_steps=count, **more,
                         **callback).images[0]
 
-        def png():
-            draw().save(io.BytesIO(), format="PNG", compress_level=1)
+        def png(**more):
+            draw(**more).save(io.BytesIO(), format="PNG", compress_level=1)
 
+        if options.once:
+            png(count=3)
+            self.row("prompt_to_png_s", self.once(lambda: png(callback_on_step_end=on_step)), "s")
+            self.row("step_ms", statistics.median(b - a for a, b in zip(steps, steps[1:])) * 1e3, "ms")
+            return
         for _ in range(2 if few else 1):
             png()
         times = []
@@ -75,7 +84,7 @@ class FamilyBench(Bench):
         blocks = ("layers.", "noise_refiner.", "context_refiner.", "transformer_blocks.")
         quantize_(transformer, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow(), set_inductor_config=False),
                   filter_fn=lambda module, name: isinstance(module, torch.nn.Linear)
-                  and any(block in name for block in blocks) and "adaLN" not in name)
+                  and any(block in name for block in blocks) and "adaLN" not in name and "_mod." not in name)
 
 
 if __name__ == "__main__":
@@ -85,4 +94,7 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name}", default=value)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--pictures", type=int, default=0)
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--negative")
+    parser.add_argument("--once", action="store_true")
     FamilyBench(parser.parse_args())

@@ -90,6 +90,7 @@ TEST_F(ModelFolder, ItsOwnFileSetsTheDefaults) {
   EXPECT_DOUBLE_EQ(*entry->defaults.real("true_cfg_scale"), 3.0);
   EXPECT_EQ(*entry->defaults.text("negative_prompt"), "");
   EXPECT_EQ(entry->defaults.integer("height"), 128);
+  EXPECT_EQ(std::pair(entry->free_width, entry->free_height), std::pair(256, 128));  // the area for an image's size
   EXPECT_EQ(entry->defaults.integer("max_sequence_length"), 64);
 }
 
