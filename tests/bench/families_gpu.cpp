@@ -1,8 +1,8 @@
 // Measures a folder of any image family on a GPU. gpu.sh families runs it.
 //
 //   families_gpu_bench SCENARIO --model DIR --steps N --name NAME [--size SIDE] [--pictures N] [--negative TEXT]
-//                      [--lora FILE] [--quantize FORMAT] [--attention fp8] [--limit GIB] [--cache DIR] [--revision
-//                      TEXT]
+//                      [--words N] [--lora FILE] [--quantize FORMAT] [--attention fp8] [--limit GIB] [--cache DIR]
+//                      [--revision TEXT]
 //                      [--machine TEXT]
 //
 // SCENARIO: image  loading, the first step, a step, from a prompt to a PNG alone and back to back with the stages of
@@ -13,7 +13,8 @@
 //           profile  one image after two others, for a profiler
 //
 // Rows are of the scenario NAME_FORMAT. --size: 1024 if left out. --pictures: inputs of each request, of 1024×1024.
-// --limit: memory.limit, with the plan that `auto` chooses; with --quantize auto, also the formats.
+// --words: more of the prompt. --limit: memory.limit, with the plan that `auto` chooses; with --quantize auto, also the
+// formats.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -62,6 +63,7 @@ class Folder {
   std::unique_ptr<pipeline::Generation> encode(int width, int height, int steps, int pictures) {
     pipeline::GenerationRequest request;
     request.prompt = "picture number " + std::to_string(++prompts_);  // a new prompt, so that no embedding is reused
+    for (int i = 0; i < number("--words"); ++i) request.prompt += " star";
     request.seed = prompts_;
     request.fields.set("width", width);
     request.fields.set("height", height);
@@ -222,7 +224,8 @@ void profile() {
 
 int main(int argc, char** argv) {
   using namespace ditfleet::bench;
-  for (const char* flag : {"--steps", "--name", "--limit", "--pictures", "--most", "--size", "--negative", "--lora"})
+  for (const char* flag :
+       {"--steps", "--name", "--limit", "--pictures", "--most", "--size", "--negative", "--words", "--lora"})
     flags.emplace(flag, "");
   run(argc, argv, {{"image", image}, {"once", once}, {"gate", gate}, {"profile", profile}});
 }

@@ -192,11 +192,12 @@ if [ "$what" = families ]; then
       "$here/peers/families_diffusers.py" "$1" --once --negative ' ' --model "$work/models/${1%_*}" "${@:2}"
   }
   for format in bf16 fp8; do
-    once ditfleet qwen_image_$format new_size_compiles qwen qwen_image $format --size 1328 --steps 6
-    qwen_peer qwen_image_$format --size 1328 --steps 6
+    # torchao's linears refuse fewer than 257 tokens.
+    once ditfleet qwen_image_$format new_size_compiles qwen qwen_image $format --size 1328 --steps 6 --words 300
+    qwen_peer qwen_image_$format --size 1328 --steps 6 --words 300
   done
   for limit in 24 16; do
-    once ditfleet qwen_image_auto_limit$limit new_size_compiles qwen qwen_image auto --size 1328 --steps 6 --limit $limit
+    once ditfleet qwen_image_auto_limit$limit new_size_compiles qwen qwen_image auto --size 1328 --steps 6 --words 300 --limit $limit
   done
   once ditfleet qwen_edit_bf16 new_size_compiles qwen qwen_edit bf16 --pictures 1 --steps 40
   qwen_peer qwen_edit_bf16 --pictures 1 --steps 40

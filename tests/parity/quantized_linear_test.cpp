@@ -67,6 +67,25 @@ TEST(QuantizedLinear, Fp8ErrorIsAtMostThatOfTorchao) {
   }
 }
 
+// cuBLASLt refuses some of these.
+TEST(QuantizedLinear, Fp8TakesAnyNumberOfRows) {
+  at::Generator generator = at::detail::createCPUGenerator(8);
+  const auto random = [&](std::int64_t rows, std::int64_t in) {
+    return at::randn({rows, in}, generator).to(at::kBFloat16);
+  };
+  for (const std::int64_t in : {64, 3072, 12288}) {
+    const at::Tensor weight = random(48, in) / std::sqrt(static_cast<double>(in)), bias = random(1, 48)[0];
+    const QuantizedWeight quantized{
+        .parts = {quantize_fp8(on_device(weight))}, .out = 48, .in = in, .compute = at::kBFloat16, .dynamic = true};
+    for (const std::int64_t rows : {1, 17, 33, 256, 257, 515}) {
+      const at::Tensor x = random(rows, in), exact = at::linear(wide(x), wide(weight), wide(bias));
+      const at::Tensor made = quantized_linear(quantized, on_device(bias), on_device(x.unsqueeze(0))).cpu();
+      ASSERT_EQ(made.sizes(), (std::vector<std::int64_t>{1, rows, 48}));
+      EXPECT_LE(rms(wide(made[0]) - exact), 0.06 * rms(exact)) << rows << " x " << in;
+    }
+  }
+}
+
 // What an adapter adds is as exact beside a quantized weight as beside a bf16 weight.
 TEST(QuantizedLinear, AdaptersAreAsExactAsBesideBf16) {
   at::Generator generator = at::detail::createCPUGenerator(7);

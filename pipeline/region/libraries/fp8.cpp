@@ -5,6 +5,7 @@
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/reciprocal.h>
@@ -20,12 +21,23 @@ namespace {
 
 at::Tensor as_float(const at::Tensor& x) { return x.to(c10::ScalarType::Float); }
 
-// LibTorch's own kernels, for GPUs on which cuBLASLt has no row scales. Rows and scales must be aligned to 16 bytes.
+// cuBLASLt has no algorithm with row scales for long sums of up to 256 rows (pytorch/ao issue 4582).
+constexpr std::int64_t kLeastRows = 272;
+
+// LibTorch's own kernels, for products for which cuBLASLt has no algorithm and GPUs on which it has no row scales. Rows
+// and scales must be aligned to 16 bytes.
 at::Tensor by_scaled_mm(const Fp8Product& p) {
-  const at::Tensor sum = at::_scaled_mm(
-      p.x.flatten(0, -2).contiguous(), p.weight.t(), p.x_scales.reshape({-1, 1}).clone(), p.weight_scales.unsqueeze(0),
-      p.bias.defined() ? std::optional(p.bias) : std::nullopt, /*scale_result=*/{}, c10::ScalarType::BFloat16,
-      /*use_fast_accum=*/true);
+  at::Tensor codes = p.x.flatten(0, -2).contiguous(), scales = p.x_scales.reshape({-1, 1}).clone();
+  const std::int64_t rows = codes.size(0);
+  if (rows < kLeastRows) {
+    const std::int64_t more[] = {0, 0, 0, kLeastRows - rows};
+    codes = at::constant_pad_nd(codes.view(c10::ScalarType::Byte), more).view(codes.scalar_type());
+    scales = at::constant_pad_nd(scales, more);
+  }
+  const at::Tensor sum = at::_scaled_mm(codes, p.weight.t(), scales, p.weight_scales.unsqueeze(0),
+                                        p.bias.defined() ? std::optional(p.bias) : std::nullopt, /*scale_result=*/{},
+                                        c10::ScalarType::BFloat16, /*use_fast_accum=*/true)
+                             .narrow(0, 0, rows);
   auto sizes = p.x.sizes().vec();
   sizes.back() = p.weight.size(0);
   return p.addend.defined() ? sum.view(sizes) + p.addend : sum.view(sizes);

@@ -2,12 +2,12 @@
 compile_repeated_blocks, with cuDNN attention; in fp8 the linears of its blocks quantized by torchao with a scale per
 row. Prints CSV rows (tests/bench/README.md).
 
-    families_diffusers.py SCENARIO --model DIR --steps N [--size SIDE] [--pictures N] [--negative TEXT] [--once]
-                          --revision TEXT --machine TEXT
+    families_diffusers.py SCENARIO --model DIR --steps N [--size SIDE] [--pictures N] [--negative TEXT] [--words N]
+                          [--once] --revision TEXT --machine TEXT
 
 SCENARIO: NAME_bf16 | NAME_fp8  a step, and from a prompt to a PNG (level 1) alone and back to back. NAME is the model's in
-                                the rows. --size: 1024 if left out. --pictures: inputs of each request. --once: of one
-                                image after one of 3 steps, and nothing back to back.
+                                the rows. --size: 1024 if left out. --pictures: inputs of each request. --words: more of the
+                                prompt. --once: of one image after one of 3 steps, and nothing back to back.
 """
 import argparse
 import importlib.metadata
@@ -35,7 +35,7 @@ class FamilyBench(Bench):
             self.quantize(pipe.transformer)
             self.system = f"diffusers torchao {importlib.metadata.version('torchao')} compile_repeated_blocks"
         pipe.transformer.compile_repeated_blocks(fullgraph=True)
-        prompts = (f"picture number {i}" for i in range(1000))
+        prompts = (f"picture number {i}" + " star" * options.words for i in range(1000))
         more = {} if "z_image" not in options.scenario else {"guidance_scale": 0.0}
         if options.pictures:
             x = np.arange(3 << 20)
@@ -95,6 +95,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int)
     parser.add_argument("--pictures", type=int, default=0)
     parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--words", type=int, default=0)
     parser.add_argument("--negative")
     parser.add_argument("--once", action="store_true")
     FamilyBench(parser.parse_args())
