@@ -13,8 +13,8 @@
 //           profile  one image after two others, for a profiler
 //
 // Rows are of the scenario NAME_FORMAT. --size: 1024 if left out. --pictures: inputs of each request, of 1024×1024.
-// --words: more of the prompt. --limit: memory.limit, with the plan that `auto` chooses; with --quantize auto, also the
-// formats.
+// --words: more of both prompts. --limit: memory.limit, with the plan that `auto` chooses; with --quantize auto, also
+// the formats.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -63,12 +63,14 @@ class Folder {
   std::unique_ptr<pipeline::Generation> encode(int width, int height, int steps, int pictures) {
     pipeline::GenerationRequest request;
     request.prompt = "picture number " + std::to_string(++prompts_);  // a new prompt, so that no embedding is reused
-    for (int i = 0; i < number("--words"); ++i) request.prompt += " star";
+    std::string more;
+    for (int i = 0; i < number("--words"); ++i) more += " star";
+    request.prompt += more;
     request.seed = prompts_;
     request.fields.set("width", width);
     request.fields.set("height", height);
     request.fields.set("num_inference_steps", steps);
-    if (!flags["--negative"].empty()) request.fields.set("negative_prompt", flags["--negative"]);
+    if (!flags["--negative"].empty()) request.fields.set("negative_prompt", flags["--negative"] + more);
     if (!flags["--lora"].empty()) request.loras = {{.path = flags["--lora"]}};
     request.images.assign(static_cast<std::size_t>(pictures), picture_);
     return unwrap(model_->encode(request));

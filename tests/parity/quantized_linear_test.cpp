@@ -10,6 +10,7 @@
 #include <cmath>
 #include <set>
 
+#include "pipeline/device/device.h"
 #include "pipeline/device/failure.h"
 #include "pipeline/nn/linear.h"
 #include "pipeline/weights/safetensors.h"
@@ -31,7 +32,7 @@ std::set<std::string> entries(const std::string& path) {
 at::Tensor wide(const at::Tensor& t) { return t.to(at::kDouble); }
 double rms(const at::Tensor& t) { return std::sqrt(at::mean(wide(t) * wide(t)).item<double>()); }
 
-at::Tensor on_device(const at::Tensor& t) { return t.to(c10::Device(golden::test_device())); }
+at::Tensor on_device(const at::Tensor& t) { return t.to(load_device(golden::test_device()).device); }
 
 TEST(QuantizedLinear, Nf4BytesAreThoseOfBitsandbytes) {
   const std::string path = file("matrices.safetensors");

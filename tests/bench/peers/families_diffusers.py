@@ -6,8 +6,8 @@ row. Prints CSV rows (tests/bench/README.md).
                           [--once] --revision TEXT --machine TEXT
 
 SCENARIO: NAME_bf16 | NAME_fp8  a step, and from a prompt to a PNG (level 1) alone and back to back. NAME is the model's in
-                                the rows. --size: 1024 if left out. --pictures: inputs of each request. --words: more of the
-                                prompt. --once: of one image after one of 3 steps, and nothing back to back.
+                                the rows. --size: 1024 if left out. --pictures: inputs of each request. --words: more of both
+                                prompts. --once: of one image after one of 3 steps, and nothing back to back.
 """
 import argparse
 import importlib.metadata
@@ -35,7 +35,8 @@ class FamilyBench(Bench):
             self.quantize(pipe.transformer)
             self.system = f"diffusers torchao {importlib.metadata.version('torchao')} compile_repeated_blocks"
         pipe.transformer.compile_repeated_blocks(fullgraph=True)
-        prompts = (f"picture number {i}" + " star" * options.words for i in range(1000))
+        more_words = " star" * options.words
+        prompts = (f"picture number {i}" + more_words for i in range(1000))
         more = {} if "z_image" not in options.scenario else {"guidance_scale": 0.0}
         if options.pictures:
             x = np.arange(3 << 20)
@@ -45,7 +46,7 @@ class FamilyBench(Bench):
         if "kontext" in options.scenario:
             more |= {"max_area": 1024 * 1024, "guidance_scale": 3.5}
         if options.negative is not None:
-            more |= {"negative_prompt": options.negative, "true_cfg_scale": 4.0}
+            more |= {"negative_prompt": options.negative + more_words, "true_cfg_scale": 4.0}
         few, side = options.steps <= 10, options.size
         steps, images = [], 8 if few else 2
 
