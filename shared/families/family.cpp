@@ -26,9 +26,8 @@ Result<const Family*> find_family(const std::string& index_path, const json::obj
                                  "; supported: " + supported);
 }
 
-// Reads the fields that apply to the model, and nothing but these and `more`.
-job::FieldValues read_fields(job::ObjectReader& reader, const job::ModelEntry& entry, std::string_view more) {
-  std::vector<std::string> known{std::string(more)};
+// Reads the fields that apply to the model, and nothing but these and `known`.
+job::FieldValues read_fields(job::ObjectReader& reader, const job::ModelEntry& entry, std::vector<std::string> known) {
   for (const auto& [field, limits] : entry.fields) known.emplace_back(field.name());
   reader.refuse_unknown(known);
   job::FieldValues fields;
@@ -54,7 +53,7 @@ void read_presets(job::ObjectReader& reader, job::ModelEntry& entry) {
                                         std::to_string(job::kMaxNameBytes) + " bytes");
     job::ObjectReader own(value.get_object(), "");
     job::Preset preset;
-    preset.fields = read_fields(own, entry, "loras");
+    preset.fields = read_fields(own, entry, {"loras"});
     preset.loras = job::read_loras(own);
     for (const job::LoraUse& use : preset.loras)
       if (use.expert != job::Expert::kBoth && !entry.experts)
@@ -64,13 +63,20 @@ void read_presets(job::ObjectReader& reader, job::ModelEntry& entry) {
   }
 }
 
-// ditfleet.json sets defaults of the fields that apply to the model, and presets.
+// ditfleet.json sets defaults of the fields that apply to the model, presets, and the positions of pictures.
 Result<void> read_own_file(const std::string& path, const json::object& object, job::ModelEntry& entry) {
   job::ObjectReader reader(object, "");
-  const job::FieldValues fields = read_fields(reader, entry, "presets");
+  std::vector<std::string> more{"presets"};
+  if (entry.grid_positions) more.emplace_back("picture_positions");
+  const job::FieldValues fields = read_fields(reader, entry, std::move(more));
   for (const auto& [field, limits] : entry.fields)
     if (const auto* value = fields.find(field)) entry.defaults.set(field, *value);
   read_presets(reader, entry);
+  if (const auto positions = reader.text("picture_positions", job::kMaxNameBytes)) {
+    if (*positions != "sequence" && *positions != "grid")
+      reader.fail("picture_positions", "must be \"sequence\" or \"grid\"");
+    entry.grid_positions = *positions == "grid";
+  }
   if (!reader.ok()) return corrupt(path, "is wrong: " + reader.error()->message);
   return {};
 }

@@ -62,6 +62,8 @@ struct ModelEntry {
   bool sized_by_last_image = false;  // of several images; else by the first
   // The pixels by which each image of a request lengthens the transformer's sequence; 0: it does not.
   std::int64_t pixels_per_image = 0;
+  // Whether the text encoder gets the places in a picture as positions of its tokens. nullopt: it sees no pictures.
+  std::optional<bool> grid_positions;
   GuidanceKind (*guidance)(const FieldValues& complete) = nullptr;  // nullptr: always kNone
   std::int64_t pixels_per_token = 256;                              // of a latent frame, for the transformer
 

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "pipeline/device/failure.h"
 #include "pipeline/families/qwen_image/qwen_image.h"
@@ -85,6 +86,22 @@ TEST(QwenImageEngine, GuidesWithANegativePromptOnly) {
   EXPECT_EQ(forwards(4, false), 1);
   EXPECT_EQ(forwards(1, true), 1);
   EXPECT_EQ(forwards(1.01, true), 2);
+}
+
+TEST(QwenImageEngine, TheFolderChoosesPositionsOfPictures) {
+  const auto draw = [](const std::string& own) {
+    const fs::path copy = fs::path(::testing::TempDir()) / "qwen_positions";
+    fs::remove_all(copy);
+    fs::copy(kEdit.model_dir(), copy, fs::copy_options::recursive);
+    std::ofstream(copy / "ditfleet.json") << own;
+    engines.push_back(unwrap(Engine::create(golden::test_options("fp32", 1), {&qwen_image_family()})));
+    return unwrap(
+               golden::draw(*unwrap(engines.back()->load_model({"qwen", copy.string()})), golden::load(kEdit).request))
+        .rgb;
+  };
+  const auto sequence = draw(R"({"picture_positions": "sequence"})");
+  EXPECT_EQ(draw("{}"), sequence);
+  EXPECT_NE(draw(R"({"picture_positions": "grid"})"), sequence);
 }
 
 TEST(QwenImageEngine, TakesTheSizeFromTheLastPicture) {

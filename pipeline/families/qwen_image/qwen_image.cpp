@@ -134,7 +134,8 @@ class QwenImageNetwork final : public Network {
       }
       all = unwrap(expand_pictures(all, text_.config().image_token, counts, most_pictures(kind_)));
     }
-    const at::Tensor states = text_.encode(all, {}, {text_.config().num_hidden_layers}, pictures)[0];
+    const at::Tensor states =
+        text_.encode(all, {}, {text_.config().num_hidden_layers}, pictures, entry.grid_positions.value_or(false))[0];
     return {std::move(ids), {{"prompt_embeds", states.slice(1, vision_ ? kQwenEditDropped : kQwenImageDropped)}}};
   }
   // The latents of the pictures, each of a megapixel: [1, tokens, channels].

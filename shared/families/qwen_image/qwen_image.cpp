@@ -58,6 +58,7 @@ Result<void> read(job::ModelEntry& entry) {
   entry.free_width = entry.free_height = static_cast<int>(kDefaultSide);
   entry.size_of_image = size_of_image;
   entry.sized_by_last_image = true;
+  entry.grid_positions = false;
   entry.pixels_per_image = media::kMegapixel;
   return {};
 }
