@@ -79,6 +79,9 @@ Settings read_settings(const GenerationRequest& request, const job::ModelEntry& 
     if (const std::int64_t takes = std::clamp(count, most->second.low, most->second.high); takes != count)
       refuse("image", "has " + std::to_string(count) + (count > 1 ? " pictures" : " picture") + "; this model takes " +
                           std::to_string(takes));
+  for (const auto& image : s.images)
+    if (const auto error = job::check_image_size(model, image->width, image->height))
+      fail(Code::kInvalidArgument, error->message, "image");
   for (const job::Field field : job::kFields) {
     const auto* value = request.fields.find(field);
     if (!value || !model.applies(field)) continue;

@@ -80,6 +80,18 @@ std::optional<Error> check_images(const FieldValues& fields, bool has_image) {
   return std::nullopt;
 }
 
+std::optional<Error> check_image_size(const ModelEntry& model, int width, int height) {
+  const auto [shorter, longer] = std::minmax(width, height);
+  const std::string size = "the image is " + std::to_string(width) + "x" + std::to_string(height);
+  if (shorter < model.least_image_side)
+    return invalid_argument(size + "; both sides must be at least " + std::to_string(model.least_image_side) +
+                            " pixels for model '" + model.name + "'");
+  if (longer / shorter < model.most_image_ratio || longer == std::int64_t{shorter} * model.most_image_ratio)
+    return std::nullopt;
+  return invalid_argument(size + "; a side may be at most " + std::to_string(model.most_image_ratio) +
+                          " times as long as the other for model '" + model.name + "'");
+}
+
 int steps_of(const FieldValues& fields) {
   const auto steps = static_cast<double>(fields.integer("num_inference_steps").value_or(1));
   const double run = std::min(steps * fields.real("strength").value_or(1), steps);

@@ -60,6 +60,8 @@ struct ModelEntry {
   // That size, where it is not the image's aspect ratio within the area of free_width × free_height.
   std::pair<int, int> (*size_of_image)(int width, int height, int multiple_of) = nullptr;
   bool sized_by_last_image = false;  // of several images; else by the first
+  // The smallest side of an image that the model reads, and how often at most the shorter side fits into the longer.
+  int least_image_side = 1, most_image_ratio = std::numeric_limits<int>::max();
   // The pixels by which each image of a request lengthens the transformer's sequence; 0: it does not.
   std::int64_t pixels_per_image = 0;
   // Whether the text encoder gets the places in a picture as positions of its tokens. nullopt: it sees no pictures.
@@ -83,6 +85,9 @@ bool belongs_to_image(Field field);
 
 // The same as check_value() for such fields. `has_image`: the request has one.
 std::optional<Error> check_images(const FieldValues& fields, bool has_image);
+
+// kInvalidArgument, without a param: an image of this size is too small or too long for the model.
+std::optional<Error> check_image_size(const ModelEntry& model, int width, int height);
 
 // The steps that run: with strength, a part of num_inference_steps, rounded as diffusers does.
 int steps_of(const FieldValues& fields);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 
 namespace ditfleet::media {
 namespace {
@@ -33,13 +32,8 @@ Size kontext_size(Size picture, int multiple) {
   return floored(*std::ranges::min_element(kSizes, {}, distance), multiple);  // the first of equals
 }
 
-Result<KleinSizes> klein_sizes(Size picture, int multiple) {
+KleinSizes klein_sizes(Size picture, int multiple) {
   const auto [width, height] = picture;
-  const std::string size = std::to_string(width) + "x" + std::to_string(height);
-  if (std::min(width, height) < 64)
-    return invalid_argument("the image is " + size + "; both sides must be 64 pixels or more");
-  if (std::max(width, height) > std::int64_t{8} * std::min(width, height))
-    return invalid_argument("the image is " + size + "; a side may be at most 8 times as long as the other");
   KleinSizes sizes{.resized = picture};
   const std::int64_t pixels = std::int64_t{width} * height;
   if (pixels > kMegapixel) {

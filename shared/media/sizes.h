@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "shared/core/result.h"
-
 namespace ditfleet::media {
 
 struct Size {
@@ -35,7 +33,8 @@ Size kontext_size(Size picture, int multiple);
 struct KleinSizes {
   Size resized, cropped;
 };
-// kInvalidArgument: a side below 64, or one more than 8 times as long as the other.
-Result<KleinSizes> klein_sizes(Size picture, int multiple);
+KleinSizes klein_sizes(Size picture, int multiple);
+// diffusers refuses pictures with a smaller side, and with a side that is more often as long as the other.
+inline constexpr int kLeastKleinSide = 64, kMostKleinRatio = 8;
 
 }  // namespace ditfleet::media

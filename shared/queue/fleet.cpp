@@ -1,7 +1,6 @@
 // Client: the desired states of workers, and the leader's forecast.
 #include <algorithm>
 
-#include "shared/core/json.h"
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
 
@@ -10,37 +9,9 @@ namespace {
 
 constexpr std::int64_t kForecastMs = 5'000;
 constexpr std::int64_t kDesiredS = 7 * 86'400;
-constexpr std::int64_t kMost = std::int64_t{1} << 50;  // so that numbers can be added and multiplied
 constexpr std::string_view kDraining = "draining", kStopped = "stopped ";  // the latter with a run id
 
 }  // namespace
-
-std::string forecast_json(const FleetForecast& forecast) {
-  json::object models;
-  for (const auto& [name, model] : forecast.models)
-    models[name] = {{"backlog_us", model.backlog_us}, {"units", model.units}, {"ready_workers", model.ready_workers}};
-  return json::serialize(json::object{{"models", std::move(models)},
-                                      {"ready_workers", forecast.ready_workers},
-                                      {"ends_ms", json::value_from(forecast.ends_ms)}});
-}
-
-Result<FleetForecast> parse_forecast(std::string_view json_text) {
-  const auto value = parse_json(json_text);
-  const auto* object = value ? value->if_object() : nullptr;
-  const auto* models = object ? object->if_contains("models") : nullptr;
-  const auto* ends = object ? object->if_contains("ends_ms") : nullptr;
-  if (!models || !models->is_object() || !ends || !ends->is_object())
-    return data_corrupt("[queue] the forecast must be a JSON object with the objects models and ends_ms");
-  FleetForecast out{.ready_workers = number_in(*object, "ready_workers", kMost)};
-  for (const auto& [name, one] : models->get_object()) {
-    if (const auto* model = one.if_object())
-      out.models[name] = {number_in(*model, "backlog_us", kMost), number_in(*model, "units", kMost),
-                          number_in(*model, "ready_workers", kMost)};
-  }
-  for (const auto& [owner, unused] : ends->get_object())
-    out.ends_ms[owner] = number_in(ends->get_object(), owner, kMost);
-  return out;
-}
 
 asio::awaitable<Result<void>> Client::publish(const FleetForecast& forecast, Deadline deadline) {
   const auto impl = impl_;

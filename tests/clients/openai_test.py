@@ -2,10 +2,12 @@
 import asyncio
 import base64
 import hashlib
+import struct
 import threading
 import unittest
 import urllib.error
 import urllib.request
+import zlib
 
 from fleet import ROOT, Shared, need, tiny_model, until
 
@@ -29,6 +31,18 @@ shared = Shared(workers=2, models=MODELS, config=CONFIG, sets=["default_model=ti
 setUpModule, tearDownModule = shared.start, shared.stop
 SMALL = {"num_inference_steps": 2, "max_sequence_length": 16}
 LONG = {"num_inference_steps": 200}  # some seconds
+
+
+PHOTO = describe((PICTURES / "photo.png").read_bytes())[1:]
+
+
+def half_transparent(width, height, right=False):
+    """A PNG whose left or right half is transparent."""
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    row = b"".join(bytes((9, 9, 9, 0 if (x >= width // 2) == right else 255)) for x in range(width))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0))
+            + chunk(b"IDAT", zlib.compress((b"\0" + row) * height)) + chunk(b"IEND", b""))
 
 
 def client(key=KEY, **options):
@@ -135,7 +149,7 @@ class Edit(unittest.TestCase):
         files = [PICTURES / image] if isinstance(image, str) else [PICTURES / name for name in image]
         extra = {**SMALL, "seed": 7, **fields.pop("extra_body", {})}
         fields = {"model": "dev", "prompt": "a red circle", "size": "64x48", "response_format": "b64_json", **fields}
-        if "mask" in fields:
+        if isinstance(fields.get("mask"), str):
             fields["mask"] = PICTURES / fields["mask"]
         return client(max_retries=0).images.edit(image=files[0] if isinstance(image, str) else files, extra_body=extra, **fields)
 
@@ -146,20 +160,20 @@ class Edit(unittest.TestCase):
         return self.rest.job(answer.job_id)["spec"]
 
     def test_an_image_and_a_mask(self):
-        plain, masked = self.edit(n=2), self.edit(mask="mask.png")
+        mask = half_transparent(*PHOTO)
+        plain, masked = self.edit(n=2), self.edit(mask=mask)
         for image in (*plain.data, *masked.data):
             self.assertEqual(describe(base64.b64decode(image.b64_json)), ("png", 64, 48))
         self.assertEqual(len({image.b64_json for image in (*plain.data, *masked.data)}), 3)
         self.assertEqual((plain.size, plain.output_format, plain.background), ("64x48", "png", "opaque"))
         spec = self.spec(masked)
-        for field, name in (("image", "photo.png"), ("mask", "mask.png")):
-            self.assertEqual(spec[field], hashlib.sha256((PICTURES / name).read_bytes()).hexdigest())
+        for field, file in (("image", (PICTURES / "photo.png").read_bytes()), ("mask", mask)):
+            self.assertEqual(spec[field], hashlib.sha256(file).hexdigest())
         self.assertEqual(spec["strength"], 0.6)
 
-    def test_what_is_transparent_is_replaced_as_is_what_is_white(self):
-        """OpenAI's masks have transparency; without it white counts, and any size is scaled to that of the image."""
-        self.assertNotEqual(self.picture(mask="alpha.png"), self.picture())
-        self.assertNotEqual(self.picture(mask="alpha.png"), self.picture(mask="other_mask.png"))
+    def test_what_is_transparent_is_replaced(self):
+        left, right = self.picture(mask=half_transparent(*PHOTO)), self.picture(mask=half_transparent(*PHOTO, right=True))
+        self.assertEqual(len({left, right, self.picture()}), 3)
 
     def test_strength_and_other_fields_of_a_form(self):
         weak = self.edit(extra_body={"strength": 0.5, "num_inference_steps": 4, "guidance_scale": 2.5}, output_format="webp",
@@ -217,6 +231,9 @@ class Edit(unittest.TestCase):
             ({"image": ["photo.png", "../images/expected.json"], "model": "klein"}, "image[1]", "is not a PNG"),
             ({"mask": "../images/expected.json"}, "mask", "is not a PNG"),
             ({"mask": "mask.png", "model": "klein"}, "mask", "does not apply to model 'klein'"),
+            ({"mask": "mask.png"}, "mask", "has no alpha channel"),
+            ({"mask": half_transparent(8, 9)}, "mask", "the mask is 8x9 and the image {}x{}".format(*PHOTO)),
+            ({"image": "gray.jpg", "model": "klein"}, "image", "both sides must be at least 64 pixels"),
             ({"size": "65x48"}, "size", "multiple"),
             ({"background": "transparent"}, "background", "opaque"),
             ({"extra_body": {"strength": 0}}, "strength", "above 0"),

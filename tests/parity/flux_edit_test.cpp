@@ -60,7 +60,7 @@ TEST(FluxEditEngine, RefusesWhatDoesNotGoTogether) {
   EXPECT_THAT(refusal_of(*kontext, request, "mask"), HasSubstr("mask does not apply to this model"));
   request = edit;
   request.images = {std::make_shared<const Media>(Media{9, 200, 1, 0, std::vector<std::uint8_t>(9 * 200 * 3)})};
-  EXPECT_THAT(refusal_of(*kontext, request, "image"), HasSubstr("its sides must be at least 16 pixels"));
+  EXPECT_THAT(refusal_of(*kontext, request, "image"), HasSubstr("both sides must be at least 16 pixels"));
 }
 
 // The default area with the picture's aspect ratio.

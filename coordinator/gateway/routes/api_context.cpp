@@ -1,5 +1,6 @@
 #include "coordinator/gateway/routes/api_context.h"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -31,6 +32,13 @@ bool is_host(std::string_view host) {
 bool is_idempotency_key(std::string_view key) {
   return !key.empty() && key.size() <= kMaxIdempotencyKey &&
          std::all_of(key.begin(), key.end(), [](char c) { return c >= 0x21 && c <= 0x7e; });
+}
+
+// What the client calls an image of a field.
+std::string name_of(const SentImages& sent, job::Field field, std::size_t index) {
+  const auto named = std::find_if(sent.begin(), sent.end(),
+                                  [&](const SentImage& image) { return image.field == field && image.index == index; });
+  return named != sent.end() ? named->param : std::string(field.name());
 }
 
 }  // namespace
@@ -205,6 +213,44 @@ asio::awaitable<Result<ReceivedBody>> ApiContext::receive_images(CallPtr call) c
   co_return co_await receive(call, std::max(one, all) + kMostText);
 }
 
+asio::awaitable<Result<void>> ApiContext::check_images(std::string tenant, const job::JobSpec& spec,
+                                                       std::map<std::string, media::Info> known, const SentImages& sent,
+                                                       bool alpha_mask) const {
+  const job::ModelEntry& model = dependencies.catalogue.models.at(spec.model);
+  const auto images = spec.fields.images("image"), masks = spec.fields.images("mask");
+  const bool has_mask = alpha_mask && !masks.empty();
+  if (images.empty() || (!has_mask && model.least_image_side == 1)) co_return Result<void>();
+  std::vector<std::string> all = images;
+  if (has_mask) all.push_back(masks[0]);
+  for (const std::string& sha256 : all) {
+    if (known.contains(sha256)) continue;
+    auto file = co_await service.input(tenant, sha256);
+    if (!file) co_return Result<void>();  // store_images() says why
+    if (const auto info = media::inspect(*file)) known.emplace(sha256, *info);
+  }
+  for (std::size_t i = 0; i < images.size(); ++i) {
+    const auto info = known.find(images[i]);
+    if (info == known.end()) continue;
+    auto error = job::check_image_size(model, info->second.width, info->second.height);
+    if (!error) continue;
+    error->param = name_of(sent, job::Field("image"), i);
+    co_return *error;
+  }
+  const auto mask = has_mask ? known.find(masks[0]) : known.end(), image = known.find(images[0]);
+  if (mask == known.end() || image == known.end()) co_return Result<void>();
+  const auto& [type, width, height, has_alpha] = mask->second;
+  if (!has_alpha)
+    co_return invalid_argument(
+        "the mask has no alpha channel; send a PNG or WebP that is transparent where the image is to be replaced. A "
+        "job of POST /v1/jobs takes a mask that is white there",
+        "mask");
+  if (width != image->second.width || height != image->second.height)
+    co_return invalid_argument(fmt::format("the mask is {}x{} and the image {}x{}; send a mask of the image's size",
+                                           width, height, image->second.width, image->second.height),
+                               "mask");
+  co_return Result<void>();
+}
+
 asio::awaitable<Result<void>> ApiContext::store_images(std::string tenant, const job::FieldValues& fields, Images files,
                                                        const SentImages& sent) const {
   for (const job::Field field : job::kFields) {
@@ -220,16 +266,14 @@ asio::awaitable<Result<void>> ApiContext::store_images(std::string tenant, const
       if (stored) continue;
       Error error = stored.error();
       if (error.code != Code::kNotFound) co_return error;
-      const auto named = std::find_if(sent.begin(), sent.end(),
-                                      [&](const SentImage& image) { return image.field == field && image.index == i; });
-      co_return invalid_argument(error.message, named != sent.end() ? named->param : std::string(field.name()));
+      co_return invalid_argument(error.message, name_of(sent, field, i));
     }
   }
   co_return Result<void>();
 }
 
-asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, job::JobSpec& spec,
-                                                                 SentImages images) const {
+asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, job::JobSpec& spec, SentImages images,
+                                                                 bool alpha_mask) const {
   const std::string_view key = call->request.header("Idempotency-Key");
   if (call->request.has_header("Idempotency-Key") && !is_idempotency_key(key))
     co_return invalid_argument("the Idempotency-Key header must be 1 to 255 visible ASCII characters, such as a UUID");
@@ -246,6 +290,7 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
     if (auto advice = dependencies.advise(*complete, call->caller.tenant); !advice) co_return advice.error();
   }
   Images files;
+  std::map<std::string, media::Info> known;
   for (SentImage& image : images) {
     if (image.form == SentImage::Form::kStored) continue;
     const auto& [field, index, param, contents, form] = image;
@@ -262,8 +307,11 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
     all.replace(index * (kUnknownSha256.size() + 1), kUnknownSha256.size(), file->sha256);
     spec.fields.set(field, all);
     complete->fields.set(field, all);
+    known.emplace(file->sha256, file->info);
     files.emplace(std::move(file->sha256), std::move(file->bytes));
   }
+  auto checked = co_await check_images(call->caller.tenant, *complete, std::move(known), images, alpha_mask);
+  if (!checked) co_return checked.error();
   if (auto stored = co_await store_images(call->caller.tenant, complete->fields, std::move(files), images); !stored)
     co_return stored.error();
   queue::Submission submission;

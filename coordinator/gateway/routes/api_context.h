@@ -81,10 +81,12 @@ struct ApiContext {
 
   // Submits a job for the caller; `spec` is parsed, not completed. Decodes and stores those of `images`, the images of
   // the spec, that came with the request, once the rest of the spec is known to be right, and sets their SHA-256 in
-  // `spec`; the store must have the others.
+  // `spec`; the store must have the others. `alpha_mask`: a mask must have an alpha channel and the image's size, as in
+  // OpenAI's API; else it is scaled to the image's size.
   // Errors: those of job::complete_spec, dependencies.advise, read_image and JobService::submit, kInvalidArgument for a
-  // malformed Idempotency-Key or an image that is not stored, kPayloadTooLarge.
-  asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec& spec, SentImages images = {}) const;
+  // malformed Idempotency-Key and for an image that is not stored or that the model does not take, kPayloadTooLarge.
+  asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec& spec, SentImages images = {},
+                                                       bool alpha_mask = false) const;
 
   // The job that the path names, as the caller may see it. Errors: no_such_job() and those of JobService::job.
   asio::awaitable<Result<queue::JobRecord>> find_job(CallPtr call) const;
@@ -95,7 +97,13 @@ struct ApiContext {
   // job_json() with what is predicted.
   asio::awaitable<json::object> describe(const queue::JobRecord& record, CallPtr call, bool with_units) const;
 
-  // Puts the images of a complete spec into the store, or extends their life there. `sent` names them in errors.
+  // Checks the images of a complete spec against its model, and its mask for `alpha_mask`. `known`: what the request
+  // brought; others are looked up. `sent` names them in errors, here and below. kInvalidArgument.
+  asio::awaitable<Result<void>> check_images(std::string tenant, const job::JobSpec& spec,
+                                             std::map<std::string, media::Info> known, const SentImages& sent,
+                                             bool alpha_mask) const;
+
+  // Puts the images of a complete spec into the store, or extends their life there.
   // kInvalidArgument: the tenant has not stored it.
   asio::awaitable<Result<void>> store_images(std::string tenant, const job::FieldValues& fields, Images files,
                                              const SentImages& sent) const;

@@ -186,7 +186,7 @@ asio::awaitable<Result<Response>> make_images(const ApiContext& context, CallPtr
   Response response;
   const auto counted = context.open_stream(*call, response);
   if (!counted) co_return response;
-  auto outcome = co_await context.submit(call, image->spec, std::exchange(image->images, {}));
+  auto outcome = co_await context.submit(call, image->spec, std::exchange(image->images, {}), image->edit);
   if (!outcome) {
     const Error error = as_image_error(outcome.error(), *image);
     if (error.code == Code::kNotFound && error.param == "model")

@@ -103,11 +103,6 @@ class FluxDenoiser final : public Denoiser {
 
 // The tokens of a picture: of the preferred size with the nearest aspect ratio, or of its own size.
 TokenGrid kontext_grid(const Media& picture, const Settings& settings, int side) {
-  if (std::min(picture.width, picture.height) < side)
-    fail(Code::kInvalidArgument,
-         "image is " + std::to_string(picture.width) + "x" + std::to_string(picture.height) +
-             "; its sides must be at least " + std::to_string(side) + " pixels",
-         "image");
   const media::Size own{picture.width, picture.height};
   const media::Size size = settings.integer("auto_resize", 1) ? media::kontext_size(own, side) : own;
   return {size.height / side, size.width / side};

@@ -151,10 +151,7 @@ class Flux2Network final : public Network {
   std::int64_t rows(const Settings& settings) const { return settings.height() / (2 * vae_.config().factor()); }
   std::int64_t columns(const Settings& settings) const { return settings.width() / (2 * vae_.config().factor()); }
   media::KleinSizes sizes_of(const Media& picture) const {
-    const auto sizes =
-        media::klein_sizes({picture.width, picture.height}, static_cast<int>(2 * vae_.config().factor()));
-    if (!sizes) fail(Code::kInvalidArgument, sizes.error().message, "image");
-    return *sizes;
+    return media::klein_sizes({picture.width, picture.height}, static_cast<int>(2 * vae_.config().factor()));
   }
   std::vector<TokenGrid> grids(const Settings& settings) const {
     std::vector<TokenGrid> all{{rows(settings), columns(settings)}};

@@ -47,6 +47,7 @@ Result<void> read(job::ModelEntry& entry) {
   if (kontext) {
     entry.apply("auto_resize");
     entry.pixels_per_image = kKontextPixels;
+    entry.least_image_side = static_cast<int>(2 * *factor);
   } else {
     entry.apply("mask");
     entry.apply("strength");

@@ -17,8 +17,7 @@ job::GuidanceKind guidance_of(const job::FieldValues& fields) {
 
 // The first picture's own size, at most a megapixel.
 std::pair<int, int> size_of_image(int width, int height, int multiple_of) {
-  const auto sizes = media::klein_sizes({width, height}, multiple_of);
-  const media::Size size = sizes ? sizes->cropped : media::Size{width, height};  // the pipeline refuses the picture
+  const media::Size size = media::klein_sizes({width, height}, multiple_of).cropped;
   return {size.width, size.height};
 }
 
@@ -46,6 +45,8 @@ Result<void> read(job::ModelEntry& entry) {
   entry.apply("image");
   entry.free_width = entry.free_height = static_cast<int>(kDefaultLatentSide * *factor);
   entry.size_of_image = size_of_image;
+  entry.least_image_side = media::kLeastKleinSide;
+  entry.most_image_ratio = media::kMostKleinRatio;
   entry.pixels_per_image = media::kMegapixel;
   entry.apply("max_sequence_length").high = kMostTextTokens;
   entry.defaults.set("num_inference_steps", distilled ? 4 : 50);

@@ -837,6 +837,11 @@ TEST_F(GatewayApi, LinksDependOnTheSharedSecretOnly) {
 constexpr const char* kPng =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII=";
 
+constexpr const char* kGreyPng =
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg==";
+constexpr const char* kWidePng =
+    "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAQAAABeK7cBAAAADUlEQVR42mP4z/CfAQAF/wH/KbAXegAAAABJRU5ErkJggg==";
+
 class GatewayEdits : public GatewayApi {
  protected:
   GatewayEdits() {
@@ -873,6 +878,37 @@ TEST_F(GatewayEdits, WaitForTheirImages) {
     service.succeed("job-1", 0, "PNG");
   });
   EXPECT_EQ(response.status, 200);
+}
+
+// Of images and masks that came with the request or before.
+TEST_F(GatewayEdits, RefuseMasksAsOpenAiDoes) {
+  const std::string image = R"({"prompt":"x","image":")", mask = R"(","mask":")", end = "\"}";
+  for (const char* wrong : {kGreyPng, kWidePng}) {
+    EXPECT_EQ(refused("/v1/images/edits", image + kPng + mask + wrong + end), "mask");
+    EXPECT_TRUE(service.blobs.empty()) << "stored";
+    ASSERT_EQ(send("POST", "/v1/jobs", image + kPng + mask + wrong + end).status, 202) << "scaled, and white counts";
+    std::string stored = last_spec().substr(last_spec().find("mask") + 7, 64);
+    EXPECT_EQ(refused("/v1/images/edits", image + kPng + mask + stored + end), "mask");
+    stored = last_spec().substr(last_spec().find("image") + 8, 64);
+    EXPECT_EQ(refused("/v1/images/edits", image + stored + mask + wrong + end), "mask");
+    service.blobs.clear();
+    service.owned_inputs.clear();
+  }
+}
+
+TEST_F(GatewayEdits, RefuseImagesThatTheModelDoesNotRead) {
+  ASSERT_EQ(send("POST", "/v1/jobs", R"({"prompt":"x","image":")" + std::string(kPng) + "\"}").status, 202);
+  const std::string stored = service.blobs.begin()->first;
+  const auto change = adjust_models;
+  adjust_models = [&](job::Catalogue& catalogue) {
+    change(catalogue);
+    catalogue.models.at("edits").least_image_side = 2;
+  };
+  start({});
+  for (const std::string& image : {stored, std::string(kPng)}) {
+    EXPECT_EQ(refused("/v1/jobs", R"({"prompt":"x","image":")" + image + "\"}"), "image");
+    EXPECT_EQ(refused("/v1/images/edits", R"({"prompt":"x","images":[")" + image + "\"]}"), "images[0]");
+  }
 }
 
 TEST_F(GatewayEdits, StreamEventsOfTheirOwn) {
