@@ -20,6 +20,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/engine.h"
 #include "pipeline/families/flux/flux.h"
+#include "pipeline/families/qwen_image/qwen_image.h"
 #include "pipeline/families/wan/wan.h"
 #include "pipeline/nn/parameters.h"
 #include "pipeline/nn/quantized.h"
@@ -59,6 +60,12 @@ const Demo& ti2v() {
 const Demo& flf() {
   static const golden::Case which{"flf", "nine", "wan"};
   static const Demo demo{which.model_dir(), wan_family(), 5, which};
+  return demo;
+}
+
+const Demo& qwen() {
+  static const golden::Case which{"edit", "plain", "qwen_image"};
+  static const Demo demo{which.model_dir(), qwen_image_family(), 1, which};
   return demo;
 }
 
@@ -415,6 +422,14 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         OtherNames{"wan", video, "transformer", Library::kDiffusers, wan_transformer, {"", "model.diffusion_model."}},
         OtherNames{"wan_flf", flf, "transformer", Library::kDiffusers, wan_transformer, {""}},
+        OtherNames{"qwen_image", qwen, "transformer", Library::kDiffusers, as_it_is, {"model.diffusion_model."}},
+        OtherNames{"qwen_vae", qwen, "vae", Library::kDiffusers, wan_vae, {""}},
+        OtherNames{"qwen25_vl",
+                   qwen,
+                   "text_encoder",
+                   Library::kTransformers,
+                   as_it_is,
+                   {"text_encoders.qwen25_7b.transformer."}},
         OtherNames{"clip_vision", flf, "image_encoder", Library::kTransformers, clip_vision, {""}},
         OtherNames{"wan_vae", video, "vae", Library::kDiffusers, wan_vae, {"", "first_stage_model."}},
         OtherNames{"wan_22_vae", ti2v, "vae", Library::kDiffusers, wan_22_vae, {""}},
