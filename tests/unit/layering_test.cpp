@@ -30,7 +30,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"shared/families", {"shared/job"}},
     {"shared/families/flux", {"shared/families", "shared/job"}},
     {"shared/families/flux2", {"shared/families", "shared/job", "shared/media/sizes.h"}},
-    {"shared/families/qwen_image", {"shared/families", "shared/job"}},
+    {"shared/families/qwen_image", {"shared/families", "shared/job", "shared/media/sizes.h"}},
     {"shared/families/wan", {"shared/families", "shared/job"}},
     {"shared/families/z_image", {"shared/families", "shared/job"}},
     {"shared/media", {"shared/job/output_format.h"}},
