@@ -1,5 +1,7 @@
 #include "coordinator/cli/generate.h"
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "coordinator/cli/http_client.h"
@@ -75,6 +77,11 @@ Result<void> upload_images(HttpClient& client, job::FieldFlags& fields) {
 }
 
 Result<void> generate(GenerateFlags flags) {
+  if (flags.no_wait && !flags.out.empty())
+    return invalid_argument("-o needs the result, which --no-wait does not wait for; give one of them");
+  if (std::any_of(flags.idempotency_key.begin(), flags.idempotency_key.end(),
+                  [](char c) { return c < 0x21 || c > 0x7e; }))
+    return invalid_argument("--idempotency-key must be 1 to 255 visible ASCII characters, such as a UUID");
   if (!flags.fields.contains(job::Field("prompt")))
     return invalid_argument("the prompt is required: ditfleet generate \"a red circle\" -o circle.png");
   if (auto good = job_body(flags); !good) return good.error();
@@ -89,9 +96,12 @@ Result<void> generate(GenerateFlags flags) {
   if (auto uploaded = upload_images(client, flags.fields); !uploaded) return uploaded;
   const auto body = job_body(flags);
   if (!body) return body.error();
-  const auto submitted = client.json("POST", "/v1/jobs", *body);
+  std::vector<std::string> headers;
+  if (!flags.idempotency_key.empty()) headers.push_back("Idempotency-Key: " + flags.idempotency_key);
+  const auto submitted = client.json("POST", "/v1/jobs", *body, headers);
   if (!submitted) return job::name_the_flag(submitted.error());
   const std::string id = text(*submitted, "id");
+  if (flags.no_wait) return print_answer(flags.target, submitted, [&](const json::value&) { return id + "\n"; });
 
   JobProgress progress(flags.target.json, integer(*submitted, "units", 1));
   const auto watched =
@@ -129,6 +139,8 @@ Result<std::string> job_body(const GenerateFlags& flags) {
   if (!fields) return fields.error();
   json::object& body = *fields;
   if (!flags.model.empty()) body["model"] = flags.model;
+  if (flags.priority) body["priority"] = *flags.priority;
+  if (flags.deadline_s) body["deadline_ms"] = static_cast<std::int64_t>(std::llround(*flags.deadline_s * 1e3));
   json::array loras;
   for (const std::string& use : flags.loras) {
     const auto lora = job::parse_lora_flag(use);
@@ -152,7 +164,8 @@ void add_generate(CLI::App& app, Invocation& run) {
   command->footer(
       "Examples (put the prompt in quotes):\n"
       "  ditfleet generate \"a red circle\" -o circle.png\n"
-      "  ditfleet generate \"the leaves move\" --model video --image tree.jpg -o tree.mp4");
+      "  ditfleet generate \"the leaves move\" --model video --image tree.jpg -o tree.mp4\n"
+      "  ditfleet generate \"a red circle\" -n 4 --idempotency-key order-7 --no-wait");
   add_target_flags(*command, flags->target);
   command->add_option("--model", flags->model, "Model; default: the service's default model");
   job::add_field_flags(*command, flags->fields, true);
@@ -163,6 +176,19 @@ void add_generate(CLI::App& app, Invocation& run) {
       ->add_option("-o,--out", flags->out,
                    "File to write: .png, .jpg, .webp or .mp4; with several images NAME-1.png …; default: the job's id")
       ->type_name("FILE");
+  command->add_option("--priority", flags->priority, "Higher first within a tenant, from -100 to 100; default: 0")
+      ->check(CLI::Range(-100, 100))
+      ->type_name("NUMBER");
+  command
+      ->add_option("--deadline", flags->deadline_s,
+                   "Seconds in which the job must end. One that cannot is refused; one that does not expires")
+      ->check(CLI::Range(0.001, 604'800.0))
+      ->type_name("SECONDS");
+  command
+      ->add_option("--idempotency-key", flags->idempotency_key,
+                   "A repetition with the same key and the same request is the same job")
+      ->type_name("KEY");
+  command->add_flag("--no-wait", flags->no_wait, "Print the job's id and end; `ditfleet jobs watch ID` follows it");
   command->callback(
       [flags, &run] { run = [flags] { return run_on("generate", flags->target, [&] { return generate(*flags); }); }; });
 }

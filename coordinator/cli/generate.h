@@ -1,6 +1,7 @@
 // `ditfleet generate`: submits a job, shows its progress and writes its images.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,10 @@ struct GenerateFlags {
   std::string model, out;
   std::vector<std::string> loras;  // NAME[:SCALE[:EXPERT]]
   job::FieldFlags fields;
+  std::optional<int> priority;
+  std::optional<double> deadline_s;
+  std::string idempotency_key;
+  bool no_wait = false;
 };
 
 // The body of POST /v1/jobs. kInvalidArgument: an -o with an unknown extension, or a malformed --lora; the message

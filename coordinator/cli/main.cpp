@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "coordinator/cli/command.h"
+#include "shared/core/command_docs.h"
 #include "shared/core/nearest_name.h"
 #include "shared/core/revision.h"
 #include "shared/core/secrets.h"
@@ -120,6 +121,7 @@ int main(int argc, char** argv) {
   ditfleet::cli::add_history(app, run);
   ditfleet::cli::add_capacity(app, run);
   ditfleet::cli::add_version(app, run);
+  ditfleet::add_document_commands(app, run, "DiTFleet " DITFLEET_VERSION);
 
   std::vector<char*> words = flags_last(app, argc, argv);
   if (words.size() > 1 && words[1][0] != '-' && !has_command(app, words[1])) {

@@ -187,7 +187,7 @@ class Tenants(WithClients):
                 refused = self.anonymous.request("GET", "/v1/jobs", headers=headers)
                 self.assertEqual((refused.status, refused.headers["WWW-Authenticate"]), (401, "Bearer"))
                 self.assertIn("key", refused.error["message"].lower())
-        for open_path in ("/healthz", "/readyz", "/metrics", "/openapi.json", "/"):
+        for open_path in ("/healthz", "/readyz", "/metrics", "/openapi.json", "/", "/docs"):
             self.assertEqual(self.anonymous.get(open_path).status, 200)
 
     def test_idempotency_keys_belong_to_a_tenant(self):

@@ -120,7 +120,7 @@ class OpenApi(unittest.TestCase):
             self.assertEqual(described, served, path)
 
     def test_responses_match_the_document(self):
-        for path in ("/", "/fleet", "/slow", "/alerts", "/v1/fleet", "/v1/jobs/slow", "/healthz", "/readyz", "/metrics", "/openapi.json", "/v1/models", "/v1/workers"):
+        for path in ("/", "/fleet", "/slow", "/alerts", "/docs", "/v1/fleet", "/v1/jobs/slow", "/healthz", "/readyz", "/metrics", "/openapi.json", "/v1/models", "/v1/workers"):
             self.assertEqual(self.served("GET", path, path).status, 200)
         until(lambda: self.client.get("/v1/scaling").status == 200, "the leader has published")
         self.served("GET", "/v1/scaling", "/v1/scaling")

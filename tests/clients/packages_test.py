@@ -149,6 +149,10 @@ class OneHost(unittest.TestCase):
         until(lambda: parts <= spans(), "the job's trace has arrived", 20)
 
         self.host.shell(f"systemd-run --unit=prometheus {prometheus} --storage.tsdb.path=/tmp/tsdb --web.listen-address=127.0.0.1:9090")
+        for program in ("ditfleet", "ditfleet-worker"):
+            for file in (f"bash-completion/completions/{program}", f"zsh/vendor-completions/_{program}",
+                         f"fish/vendor_completions.d/{program}.fish", f"man/man1/{program}.1", f"man/man1/{program}-generate.1"):
+                self.host.run("test", "-s", f"/usr/share/{file}")
         dashboard = json.loads(self.host.run("cat", "/usr/share/ditfleet/observability/dashboards/fleet.json").stdout)
         query = next(panel for panel in dashboard["panels"] if panel["title"] == "Workers" and "targets" in panel)["targets"][0]["expr"]
         ask = "import sys, urllib.parse, urllib.request as r\nprint(r.urlopen('http://127.0.0.1:9090/api/v1/query?query=' + urllib.parse.quote(sys.argv[1])).read().decode())"

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 import unittest
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import browser
 from api import Client
 from browser import Browser
-from fleet import Fleet, cli, clean_environment, need, until
+from fleet import Fleet, cli, clean_environment, need, run, until
 from image import describe
 
 need(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
@@ -136,6 +137,35 @@ class Pages(unittest.TestCase):
             c.dispatchEvent(new MouseEvent('click', {clientX: box.left + (p[1] + p[2]) / 2, clientY: box.top + p[0] * ROW + 8})); })()""")
         self.page.until("location.pathname.startsWith('/jobs/') && document.body?.innerText.includes('attempt 1 on')")
         self.assertEqual(self.page.errors, [])
+
+    def test_the_api_page_sends_requests_and_shows_them_as_code(self):
+        self.start(workers=1)
+        document = self.http.get("/openapi.json").json()
+        operations = {operation["operationId"] for item in document["paths"].values() for method, operation in item.items() if method != "parameters"}
+        self.open("/docs")
+        self.page.until("document.querySelectorAll('.operation').length > 20")
+        self.assertEqual(set(self.page.js("[...document.querySelectorAll('.operation')].map(o => o.id.slice(3))")), operations)
+        self.assertEqual(set(self.page.js("[...document.querySelectorAll('#index a')].map(a => a.hash.slice(4))")), operations)
+        rows = "[...document.querySelectorAll('#op-editImage td:first-child')].map(td => td.textContent)"
+        self.assertLessEqual({"prompt *", "mask", "strength", "num_inference_steps"}, set(self.page.js(rows)))
+        # The code of a request does what the page does.
+        self.page.js("""(() => { const o = document.getElementById('op-createImage'); o.querySelector('details').open = true;
+            const body = o.querySelector('textarea'); body.value = JSON.stringify({prompt: "it's a ring", size: '32x32', seed: 3, num_inference_steps: 2,
+              max_sequence_length: 16, response_format: 'b64_json'}); body.dispatchEvent(new Event('input', {bubbles: true})); })()""")
+        pictures = set()
+        for language, argv in (("curl", ["bash", "-c"]), ("Python", [sys.executable, "-c"])):
+            self.page.js(f"(() => {{ const s = document.querySelector('#op-createImage select'); s.value = '{language}'; s.dispatchEvent(new Event('change')); }})()")
+            code = self.page.until(f"document.querySelector('#op-createImage .try pre').textContent.startsWith({'curl' if language == 'curl' else 'import'!r}) && document.querySelector('#op-createImage .try pre').textContent")
+            pictures.add(json.loads(run(*argv, code).stdout)["data"][0]["b64_json"])
+        self.page.js("document.querySelector('#op-createImage .buttons button').click()")
+        self.page.until("document.querySelector('#op-createImage .answer img')?.naturalWidth === 32")
+        pictures.add(self.page.js("document.querySelector('#op-createImage .answer img').src").split(",")[1])
+        self.assertEqual(len(pictures), 1)
+        self.assertEqual(self.page.errors, [])
+        self.page.js("(() => { const o = document.getElementById('op-getJob'); o.querySelector('details').open = true; o.querySelector('input').value = 'x'; o.querySelector('.buttons button').click(); })()")
+        self.page.until("document.querySelector('#op-getJob .answer')?.textContent.includes('404')")
+        self.screens("/docs", "document.querySelectorAll('.operation').length > 20")
+        self.screens("/docs#op-createImage", "document.querySelectorAll('.operation').length > 20")
 
     def test_what_is_old_is_grey(self):
         self.start(workers=0)

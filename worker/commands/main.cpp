@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "shared/core/command_docs.h"
 #include "shared/core/nearest_name.h"
 #include "shared/core/revision.h"
 #include "shared/core/secrets.h"
@@ -49,6 +50,7 @@ int main(int argc, char** argv) {
       "environment variable DITFLEET_SECTION__KEY, or in the file named by DITFLEET_CONFIG.");
   Invocation invoked;
   for (const auto add : {add_run, add_generate, add_plan, add_compile, add_tokenize, add_inspect}) add(app, invoked);
+  ditfleet::add_document_commands(app, invoked, "DiTFleet " DITFLEET_VERSION);
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;
     for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))

@@ -246,7 +246,7 @@ const ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewB
 function start_page(here, task) {
   const header = document.querySelector("header"), ready = element("span", "note"), nav = element("nav", "note"), button = element("button", "small", "Key");
   ready.id = "ready";
-  for (const [href, text] of [["/", "Jobs"], ["/slow", "Slow jobs"], ["/fleet", "Fleet"], ["/openapi.json", "API"], ["/metrics", "Metrics"]]) {
+  for (const [href, text] of [["/", "Jobs"], ["/slow", "Slow jobs"], ["/fleet", "Fleet"], ["/docs", "API"], ["/metrics", "Metrics"]]) {
     const a = link(href, text);
     if (href === here) a.setAttribute("aria-current", "page");
     nav.append(a);

@@ -6,7 +6,8 @@
 namespace ditfleet::gateway {
 
 // pages/
-extern const std::string_view kConsolePage, kJobPage, kFleetPage, kSlowPage, kAlertsPage, kPageStyle, kPageScript;
+extern const std::string_view kConsolePage, kJobPage, kFleetPage, kSlowPage, kAlertsPage, kDocsPage, kPageStyle,
+    kPageScript;
 extern const std::string_view kAlertsText;   // deploy/observability/ALERTS.md
 extern const std::string_view kOpenApiJson;  // openapi.json
 

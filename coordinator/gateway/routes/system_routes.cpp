@@ -86,6 +86,7 @@ void add_system_routes(Router& router) {
   router.add({"GET", "/fleet", page(kFleetPage), Access::kOpen});
   router.add({"GET", "/slow", page(kSlowPage), Access::kOpen});
   router.add({"GET", "/alerts", page(kAlertsPage), Access::kOpen});
+  router.add({"GET", "/docs", page(kDocsPage), Access::kOpen});
   router.add({"GET", "/assets/{file}", asset, Access::kOpen});
   router.add({"GET", "/openapi.json", openapi, Access::kOpen});
   router.add({"GET", "/healthz", health, Access::kOpenProbe});

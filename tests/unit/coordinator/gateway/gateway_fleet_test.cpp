@@ -461,7 +461,7 @@ TEST_F(FleetRoutes, TenantsSeeTheirOwnJobsOnly) {
 
 TEST_F(FleetRoutes, PagesNeedNoKeyAndHaveAPolicy) {
   start({{"acme", sha256_hex("a"), false}});
-  for (const char* path : {"/", "/jobs/x", "/fleet", "/slow", "/alerts"}) {
+  for (const char* path : {"/", "/jobs/x", "/fleet", "/slow", "/alerts", "/docs"}) {
     const Response page = send("GET", path);
     EXPECT_EQ(page.status, 200) << path;
     EXPECT_THAT(page.body, HasSubstr("/assets/page.js")) << path;
