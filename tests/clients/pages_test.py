@@ -104,6 +104,39 @@ class Pages(unittest.TestCase):
         self.screens("/slow", "document.querySelectorAll('#rows tr').length > 4")
         self.assertEqual(self.page.errors, [])
 
+    def test_actions_on_a_job(self):
+        self.start(workers=1)
+        id = self.http.submit(prompt="it's \"here\"", n=2, seed=5, **SMALL)
+        spec = self.http.wait(id)["spec"]
+        self.open(f"/jobs/{id}")
+        self.page.until("document.querySelectorAll('#images img').length === 2 && !document.getElementById('download').hidden")
+        self.assertTrue(self.page.js("document.getElementById('cancel').hidden"))
+        self.page.js("window.copied = []; navigator.clipboard.writeText = async text => { copied.push(text); }")
+
+        def copy(what):
+            self.page.js(f"(() => {{ const s = document.getElementById('copy'); s.value = '{what}'; s.onchange(); }})()")
+            return self.page.until("copied.pop()")
+        self.assertEqual(copy("link"), f"{self.fleet.url}/jobs/{id}")
+        self.assertEqual(json.loads(copy("as JSON")), spec)
+        for language, argv in (("curl", ["bash", "-c"]), ("Python", [sys.executable, "-c"])):
+            again = json.loads(run(*argv, copy(f"as {language}")).stdout)["id"]
+            self.assertEqual(self.http.wait(again)["spec"], spec)
+        self.page.js("window.saved = []; HTMLAnchorElement.prototype.click = function () { saved.push(this.download); }; document.getElementById('download').click()")
+        self.assertEqual(self.page.js("saved"), [f"{id}-1.png", f"{id}-2.png"])
+        self.assertEqual(self.page.js("document.querySelectorAll('.axis')[0].children.length"), 5)
+        box, picture = (self.page.js(f"(() => {{ const r = document.querySelector('{what}').getBoundingClientRect(); return [r.width, r.height]; }})()")
+                        for what in ("#images .image", "#images .image img"))
+        self.assertAlmostEqual(picture[0], picture[1], delta=1, msg="the picture is square")
+        self.assertLessEqual(picture[1], box[1], "and whole")
+        long = self.http.submit(**LONG)
+        self.http.wait_event(long, "step")
+        self.open(f"/jobs/{long}")
+        self.page.until("!document.getElementById('cancel').hidden")
+        self.page.js("document.getElementById('cancel').click()")
+        self.page.until("document.getElementById('state').textContent === 'canceled'")
+        self.assertEqual(self.http.job(long)["state"], "canceled")
+        self.assertEqual(self.page.errors, [])
+
     def test_the_fleet_under_load(self):
         self.start(workers=2)
         for i in range(12):

@@ -240,6 +240,19 @@ function set_bars(track, bars) {
   });
 }
 
+// --- requests as code ---------------------------------------------------------------------------------
+function quoted(text) { return "'" + text.replaceAll("'", "'\\''") + "'"; }
+// With keys, the code reads the key from the environment, so that it shows no secret.
+const SNIPPETS = {
+  curl: (method, url, body) => `curl -s ${method === "GET" ? "" : `-X ${method} `}${quoted(url)}` + (key ? ' \\\n  -H "Authorization: Bearer $DITFLEET_KEY"' : "") +
+    (body ? ` \\\n  -H 'Content-Type: application/json' \\\n  -d ${quoted(body)}` : ""),
+  Python: (method, url, body) => `import json, os, urllib.request\n\nheaders = {${[key && '"Authorization": "Bearer " + os.environ["DITFLEET_KEY"]', body && '"Content-Type": "application/json"'].filter(Boolean).join(", ")}}\n` +
+    (body ? `body = json.dumps(json.loads(r\'\'\'${body}\'\'\')).encode()\n` : "body = None\n") +
+    `request = urllib.request.Request(${JSON.stringify(url)}, body, headers, method="${method}")\nwith urllib.request.urlopen(request) as answer:\n    print(answer.read().decode())`,
+  JavaScript: (method, url, body) => `const answer = await fetch(${JSON.stringify(url)}, {\n  method: "${method}",\n  headers: {${[key && "Authorization: `Bearer ${process.env.DITFLEET_KEY}`", body && '"Content-Type": "application/json"'].filter(Boolean).join(", ")}},\n` +
+    (body ? `  body: JSON.stringify(${body}),\n` : "") + "});\nconsole.log(await answer.text());",
+};
+
 const ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='4' fill='%233763e0'/%3E%3Ccircle cx='6' cy='6' r='3' fill='white'/%3E%3Crect x='7' y='8' width='6' height='6' rx='1' fill='%23a9c0ff'/%3E%3C/svg%3E";
 
 // Adds the header; here: the path of this page. `task` starts the page, again after the key has changed.
