@@ -162,6 +162,15 @@ class Pages(unittest.TestCase):
         before = self.page.js("document.querySelectorAll('#tiles b')[1].textContent")
         self.page.until(f"document.querySelectorAll('#tiles b')[1].textContent !== '{before}'")  # it is live
         self.screens("/fleet", "document.querySelectorAll('#phases tr').length > 6")
+        # What operators do, with the worker that is chosen.
+        name = fleet["workers"][1]["name"]
+        self.page.js("window.asked = []; window.confirm = text => { asked.push(text); return true; }")
+        for action, state in (("drain", "draining"), ("resume", "ready"), ("stop", "gone")):
+            self.page.js(f"(() => {{ document.getElementById('worker').value = '{name}'; document.querySelector('[data-action={action}]').click(); }})()")
+            self.page.until(f"document.getElementById('acted').textContent.startsWith('{name} ')")
+            until(lambda: {w["name"]: w["state"] for w in self.http.get("/v1/fleet").json()["workers"]}.get(name, "gone") == state, f"{name} is {state}", 60)
+        self.assertIn(f"Stop {name}?", self.page.js("asked.join()"))
+        self.page.until(f"![...document.getElementById('worker').options].some(o => o.value === '{name}')")
         # A click on a run opens its job.
         self.open("/fleet")
         self.page.until("placed.some(p => p[4][4] === 'succeeded')")
