@@ -15,7 +15,7 @@ import browser
 from adapters import BYTES, DOWN, UP, safetensors
 from api import Client
 from browser import Browser
-from fleet import ROOT, Fleet, Shared, need, tiny_model
+from fleet import Fleet, ROOT, Shared, need, run, tiny_model
 from image import describe
 
 need(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
@@ -397,6 +397,21 @@ class Console(unittest.TestCase):
         self.assertIn("ready", self.page.js("document.getElementById('workers').textContent"))
         self.page.js("(() => { const f = document.getElementById('filter'); f.value = 'failed'; f.onchange(); })()")
         self.page.until("document.querySelectorAll('article').length === 0 && document.querySelector('.empty') !== null")
+        self.assertEqual(self.page.js("location.search"), "?state=failed")
+        self.page.open(shared.fleet.url + "/?state=succeeded")
+        self.page.until(f"{card(done)} !== null && document.getElementById('filter').value === 'succeeded'")
+
+    def test_the_form_as_code(self):
+        self.open()
+        self.choose("tiny")
+        self.set(prompt="it's code", num_inference_steps=2, max_sequence_length=16, width=32, height=32, seed=9)
+        self.page.js("window.copied = []; navigator.clipboard.writeText = async text => { copied.push(text); }")
+        self.page.js("(() => { const s = document.getElementById('copy'); s.value = 'as curl'; s.onchange(); })()")
+        code = self.page.until("copied[0]")
+        by_form = self.http.wait(self.send())
+        by_code = self.http.wait(json.loads(run("bash", "-c", code).stdout)["id"])
+        self.assertEqual(by_code["spec"], by_form["spec"])
+        self.assertEqual(by_code["unit_records"][0]["result"]["sha256"], by_form["unit_records"][0]["result"]["sha256"])
 
     def test_screen_sizes_and_colour_schemes(self):
         for n in (1, 3, 6, 12):

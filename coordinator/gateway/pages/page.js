@@ -253,6 +253,28 @@ const SNIPPETS = {
     (body ? `  body: JSON.stringify(${body}),\n` : "") + "});\nconsole.log(await answer.text());",
 };
 
+// Choices of copy_from() with a job's request as code. `make`: returns its body, or promises it.
+const as_code = make => Object.fromEntries(Object.entries(SNIPPETS).map(([name, snippet]) =>
+  ["as " + name, async () => snippet("POST", location.origin + "/v1/jobs", JSON.stringify(await make()))]));
+async function copy_text(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = element("textarea");  // a page of http:// on another host has no clipboard
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+// A select copies what its choices make: text, or a promise of it.
+function copy_from(select, makers, told) {
+  for (const name of Object.keys(makers)) select.append(element("option", "", name));
+  select.onchange = async () => {
+    const make = makers[select.value];
+    select.value = "";
+    try { if (make) { await copy_text(await make()); told(""); } } catch (e) { told(e.message); }
+  };
+}
+
 const ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='4' fill='%233763e0'/%3E%3Ccircle cx='6' cy='6' r='3' fill='white'/%3E%3Crect x='7' y='8' width='6' height='6' rx='1' fill='%23a9c0ff'/%3E%3C/svg%3E";
 
 // Adds the header; here: the path of this page. `task` starts the page, again after the key has changed.
