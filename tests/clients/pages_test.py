@@ -1,6 +1,7 @@
 """The pages of a job, of slow jobs and of the fleet in a headless browser, and `ditfleet jobs slow`. The last test shows
 DITFLEET_PAGES_JOBS (default 1,000) open and as many ended jobs on 200 workers. DITFLEET_SCREENSHOTS=FOLDER saves screenshots
 of the pages there."""
+import importlib.util
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from fleet import Fleet, cli, clean_environment, need, run, until
 from image import describe
 
 need(browser.PROGRAM, "chromium is not installed (tests/packages.txt)")
+AXE = importlib.util.find_spec("axe_core_python")
 SMALL = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 16}
 LONG = {"width": 256, "height": 256, "num_inference_steps": 200, "max_sequence_length": 16}
 SCREENS = (("wide", 1280, False), ("dark", 1280, True), ("phone", 390, False))
@@ -136,6 +138,24 @@ class Pages(unittest.TestCase):
         self.page.until("document.getElementById('state').textContent === 'canceled'")
         self.assertEqual(self.http.job(long)["state"], "canceled")
         self.assertEqual(self.page.errors, [])
+
+    @unittest.skipUnless(AXE, "axe-core-python (tests/requirements.txt) is not installed")
+    def test_pages_are_accessible(self):
+        """axe-core finds nothing serious on any page, in either colour scheme."""
+        self.start(workers=1)
+        id = self.http.submit(prompt="a job", **SMALL)
+        self.http.wait(id)
+        script = (Path(AXE.submodule_search_locations[0]) / "axe.min.js").read_text()
+        for dark in (False, True):
+            self.page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+            for path, shown in (("/", "document.querySelector('article')"), (f"/jobs/{id}", "document.querySelector('.axis')"), ("/slow", "document.querySelector('#rows tr')"),
+                                ("/fleet", "document.querySelector('#phases tr')"), ("/docs", "document.querySelector('.operation')"), ("/alerts", "document.querySelector('main')")):
+                with self.subTest(path=path, dark=dark):
+                    self.open(path)
+                    self.page.until(f"{shown} !== null")
+                    self.page.js(script + "; null")
+                    found = json.loads(self.page.js("axe.run().then(r => JSON.stringify(r.violations.map(v => [v.impact, v.id, v.nodes.map(n => n.target.join(' '))])))"))
+                    self.assertEqual([v for v in found if v[0] in ("serious", "critical")], [])
 
     def test_the_fleet_under_load(self):
         self.start(workers=2)
