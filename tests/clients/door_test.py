@@ -16,19 +16,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from api import Client
-from fleet import BIN, DITFLEET, Fleet, cli, clean_environment, run, start, tiny_model, until
+from fleet import BIN, DITFLEET, Fleet, clean_environment, cli, free_port, run, start, tiny_model, until
 
 JOB = json.dumps({"prompt": "x", "width": 32, "height": 32})
 KEYS = """keys:
   - {tenant: first, sha256: %s}
   - {tenant: ops, sha256: %s, admin: true}
 """ % tuple(hashlib.sha256(k).hexdigest() for k in (b"first", b"ops"))
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def answers(client):

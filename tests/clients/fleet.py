@@ -5,8 +5,10 @@ import ctypes
 import http.server
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -99,6 +101,22 @@ def run(*argv, seconds=60, **options):
 
 def cli(*argv, **options):
     return run(DITFLEET, *argv, **options)
+
+
+def free_ports(count):
+    """Ports that are free now. They are below those that the kernel gives to whoever binds to port 0, such as another test
+    before this one has used them."""
+    found = set()
+    while len(found) < count:
+        port = random.randint(20000, 32000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
+
+
+def free_port():
+    return free_ports(1)[0]
 
 
 class Fleet:

@@ -7,7 +7,6 @@ import random
 import struct
 import unittest
 import zlib
-from pathlib import Path
 
 from api import Client
 from fleet import BIN, ROOT, Shared, cli, run, tiny_model

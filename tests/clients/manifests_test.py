@@ -5,13 +5,12 @@ import hashlib
 import json
 import re
 import shutil
-import socket
 import tempfile
 import unittest
 import urllib.request
 from pathlib import Path
 
-from fleet import BIN, ROOT, cli, need, run, start, tiny_model, until
+from fleet import BIN, ROOT, cli, free_port, need, run, start, tiny_model, until
 
 try:
     import kubernetes_validate
@@ -24,12 +23,6 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 CONTAINERFILE = (ROOT / "deploy" / "Containerfile").read_text()
 VERSION = re.search(r"project\(ditfleet VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
 KEY = "a key"
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def get(url):

@@ -20,7 +20,7 @@ import yaml
 
 from adapters import BYTES, DOWN, UP, safetensors
 from api import Client
-from fleet import Fleet, ROOT, SpanSink, cli, need, run, start, tiny_model, until
+from fleet import Fleet, ROOT, SpanSink, cli, free_port, free_ports, need, run, start, tiny_model, until
 
 need(shutil.which("prometheus") and shutil.which("promtool"), "prometheus is not installed (tests/packages.txt)")
 need(shutil.which("prometheus-alertmanager"), "prometheus-alertmanager is not installed (tests/packages.txt)")
@@ -56,18 +56,10 @@ def rules(kind):
     return found
 
 
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
 def consecutive_ports():
     """The first of two free ports: with several workers, each one uses the next port."""
     while True:
-        first = free_ports(1)[0]
+        first = free_port()
         try:
             with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", first + 1)):
                 return first
@@ -226,7 +218,7 @@ class UnderLoad(unittest.TestCase):
         first = consecutive_ports()
         config = json.dumps({"models": {"tiny": {"path": str(tiny_model()), "objective_s": 60}}})
         sets = [f"worker.metrics_listen=127.0.0.1:{first}", "quotas.queued_units=15", "memory.limit=2"]
-        gateway = f"127.0.0.1:{free_ports(1)[0]}"
+        gateway = f"127.0.0.1:{free_port()}"
         with tempfile.TemporaryDirectory() as folder, SpanSink() as sink, contextlib.ExitStack() as stack:
             # Before the fleet, so that it sees the programs that workers compile when they start.
             servers = Servers(folder, [gateway, f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"])

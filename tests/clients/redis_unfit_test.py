@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 from api import Client
-from fleet import DITFLEET, run, start, tiny_model, until
+from fleet import DITFLEET, free_port, run, start, tiny_model, until
 
 JOB = {"prompt": "a red circle", "width": 16, "height": 16, "num_inference_steps": 1}
 
@@ -20,9 +20,7 @@ class Redis:
 
     def __init__(self, *options):
         self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         self.process = start(["redis-server", "--port", self.port, "--bind", "127.0.0.1", "--dir", self.folder, "--save", "", *options])
         until(lambda: self.cli("ping") == "PONG", "redis-server is up")
@@ -73,9 +71,7 @@ class Proxy:
 class Unfit(unittest.TestCase):
     def serve(self, redis, *sets, url=None):
         """Starts a coordinator, and returns its client once it listens."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            listen = f"127.0.0.1:{free.getsockname()[1]}"
+        listen = f"127.0.0.1:{free_port()}"
         folder = tempfile.mkdtemp(prefix="ditfleet-")
         self.log = Path(folder) / "log"
         words = [DITFLEET, "coordinator"]

@@ -4,7 +4,6 @@ machine do not change."""
 import base64
 import contextlib
 import http.client
-import json
 import struct
 import time
 import unittest

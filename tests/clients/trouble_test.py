@@ -14,13 +14,13 @@ import unittest
 import browser
 from api import Client
 from browser import Browser
-from fleet import BIN, Fleet, clean_environment, cli, need, start, tiny_model, until
+from fleet import BIN, Fleet, clean_environment, cli, free_ports, need, start, tiny_model, until
 from video_model import write_video_model
 
 need(shutil.which("prometheus") and shutil.which("promtool"), "prometheus is not installed (tests/packages.txt)")
 need(shutil.which("prometheus-alertmanager"), "prometheus-alertmanager is not installed (tests/packages.txt)")
 need(os.environ.get("DITFLEET_SLOW_DISK"), "DITFLEET_SLOW_DISK does not name the library that makes a disk slow")
-from prometheus_test import Servers, free_ports  # noqa: E402: it needs Prometheus
+from prometheus_test import Servers  # noqa: E402: it needs Prometheus
 
 UNITS = 6  # on each worker: a speed needs 4, a class' median 5
 STEPS = 5

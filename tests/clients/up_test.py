@@ -15,16 +15,10 @@ import unittest
 from pathlib import Path
 
 from api import Client
-from fleet import BIN, DITFLEET, Fleet, alive, cli, clean_environment, run, start, tiny_model, until
+from fleet import BIN, DITFLEET, Fleet, alive, clean_environment, cli, free_port, run, start, tiny_model, until
 
 SMALL = {"width": 32, "height": 32, "num_inference_steps": 2, "max_sequence_length": 16}
 LONG = {"width": 256, "height": 256, "num_inference_steps": 200, "max_sequence_length": 16}  # some seconds
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class WithFolder(unittest.TestCase):

@@ -1,13 +1,11 @@
 """Upgrades with open jobs: coordinators and workers of two builds whose records have different formats are changed one by
 one under load, up and back; and the jobs that an older version left in Redis."""
-import contextlib
 import gzip
 import hashlib
 import http.client
 import itertools
 import json
 import os
-import socket
 import subprocess
 import tempfile
 import threading
@@ -18,19 +16,11 @@ from pathlib import Path
 import redis_dump
 from adapters import Redis
 from api import ENDED, Client
-from fleet import BIN, ROOT, Fleet, run, start, tiny_model, until
+from fleet import BIN, ROOT, Fleet, free_ports, run, start, tiny_model, until
 from video_model import write_video_model
 
 BUILDS = {"this": BIN, "next": BIN.parent / "next_format"}
 JOBS = int(os.environ.get("DITFLEET_UPGRADE_JOBS", "120"))
-
-
-def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class RollingChange(unittest.TestCase):
