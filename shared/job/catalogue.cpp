@@ -86,8 +86,7 @@ std::optional<Error> check_image_size(const ModelEntry& model, int width, int he
   if (shorter < model.least_image_side)
     return invalid_argument(size + "; both sides must be at least " + std::to_string(model.least_image_side) +
                             " pixels for model '" + model.name + "'");
-  if (longer / shorter < model.most_image_ratio || longer == std::int64_t{shorter} * model.most_image_ratio)
-    return std::nullopt;
+  if (longer <= std::int64_t{shorter} * model.most_image_ratio) return std::nullopt;
   return invalid_argument(size + "; a side may be at most " + std::to_string(model.most_image_ratio) +
                           " times as long as the other for model '" + model.name + "'");
 }

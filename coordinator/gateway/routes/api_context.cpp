@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "coordinator/gateway/backend/redis_error.h"
 #include "coordinator/gateway/http/http_metrics.h"
@@ -219,7 +220,8 @@ asio::awaitable<Result<void>> ApiContext::check_images(std::string tenant, const
   const job::ModelEntry& model = dependencies.catalogue.models.at(spec.model);
   const auto images = spec.fields.images("image"), masks = spec.fields.images("mask");
   const bool has_mask = alpha_mask && !masks.empty();
-  if (images.empty() || (!has_mask && model.least_image_side == 1)) co_return Result<void>();
+  const bool limited = model.least_image_side > 1 || model.most_image_ratio < std::numeric_limits<int>::max();
+  if (images.empty() || (!has_mask && !limited)) co_return Result<void>();
   std::vector<std::string> all = images;
   if (has_mask) all.push_back(masks[0]);
   for (const std::string& sha256 : all) {

@@ -13,6 +13,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
 #include "pipeline/engine/prompts.h"
+#include "pipeline/engine/step_window.h"
 #include "pipeline/families/flux/adapter_names.h"
 #include "pipeline/families/flux/rope.h"
 #include "pipeline/families/flux/transformer.h"
@@ -27,9 +28,6 @@
 
 namespace ditfleet::pipeline {
 namespace {
-
-// Number of steps whose modulation is computed together. Bounds the memory for it.
-constexpr std::int64_t kModulationSteps = 64;
 
 // The inputs of the steps are computed on the text thread while another image is denoised, because FLUX's modulation
 // weights are 6 GB and adapters on them need further products.
@@ -55,11 +53,8 @@ class FluxDenoiser final : public Denoiser {
                       BlockCache* cache) override {
     if (!rope_.defined()) rope_ = rope_table(flux_.config(), text_tokens_, grids_, flux_.placement());
     Pass& pass = passes_[negative ? 1 : 0];
-    if (const std::int64_t first = step / kModulationSteps * kModulationSteps; first != pass.first_step) {
-      pass.modulation = window(first, pass.pooled);
-      pass.first_step = first;
-    }
-    const StepModulation modulation = pass.modulation.step(step - pass.first_step);
+    const auto [table, at] = pass.modulation.at(step);
+    const StepModulation modulation = table.step(at);
     if (grids_.size() == 1) return flux_.velocity(latents, pass.text, modulation, rope_, team, cache);
     return flux_.velocity(at::cat({latents, picture_}, 1), pass.text, modulation, rope_, team, cache)
         .slice(1, 0, latents.size(1));
@@ -74,18 +69,15 @@ class FluxDenoiser final : public Denoiser {
 
  private:
   struct Pass {
-    at::Tensor text;             // [1, max_sequence_length, D]: the prompt as input of the blocks
-    at::Tensor pooled;           // [1, pooled_projection_dim]
-    ModulationTable modulation;  // of at most kModulationSteps steps, starting with `first_step`
-    std::int64_t first_step = 0;
+    at::Tensor text;  // [1, max_sequence_length, D]: the prompt as input of the blocks
+    StepWindow<ModulationTable> modulation;
   };
   Pass pass_of(const EncodedPrompt& prompt) const {
-    const at::Tensor& pooled = prompt.tensors.at("pooled_prompt_embeds");
-    return {flux_.embed_text(prompt.tensors.at("prompt_embeds")), pooled, window(0, pooled)};
-  }
-  ModulationTable window(std::int64_t first, const at::Tensor& pooled) const {
-    const std::int64_t end = std::min(timesteps_.size(0), first + kModulationSteps);
-    return flux_.modulation(timesteps_.slice(0, first, end), guidance_, pooled);
+    const at::Tensor pooled = prompt.tensors.at("pooled_prompt_embeds");  // [1, pooled_projection_dim]
+    return {flux_.embed_text(prompt.tensors.at("prompt_embeds")),
+            {timesteps_.size(0), [this, pooled](std::int64_t first, std::int64_t count) {
+               return flux_.modulation(timesteps_.narrow(0, first, count), guidance_, pooled);
+             }}};
   }
   double guidance_scale(std::int64_t) const override { return scale_; }
 
@@ -150,7 +142,7 @@ class FluxNetwork final : public Network {
     return {1, transformer_.config().in_channels / 4, 2 * grid.rows, 2 * grid.columns};
   }
   Schedule schedule(const Settings& settings) const override;
-  int steps_in_memory() const override { return kModulationSteps; }
+  int steps_in_memory() const override { return kStepsTogether; }
   std::unique_ptr<Sampler> sampler(const Settings&, const Schedule& schedule) const override {
     return make_flow_sampler({.unipc = false}, schedule, placement.device);
   }

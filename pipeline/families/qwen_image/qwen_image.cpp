@@ -13,6 +13,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
 #include "pipeline/engine/prompts.h"
+#include "pipeline/engine/step_window.h"
 #include "pipeline/families/qwen_image/prompts.h"
 #include "pipeline/families/qwen_image/transformer.h"
 #include "pipeline/nn/text/qwen_encoder.h"
@@ -31,8 +32,6 @@ namespace {
 
 using families::QwenImageKind;
 
-// Number of steps whose modulation is computed together. Bounds the memory for it.
-constexpr std::int64_t kModulationSteps = 64;
 // What the text encoder of several pictures sees of each.
 constexpr std::int64_t kSeenPixels = 384 * 384;
 // Ids of a prompt for an edit, which diffusers does not limit. The transformer has 4096 positions.
@@ -50,10 +49,10 @@ class QwenImageDenoiser final : public Denoiser {
         timesteps_(schedule.timesteps),
         scale_(settings.real("true_cfg_scale")),
         grids_(std::move(grids)),
-        pictures_(conditions.image) {
+        pictures_(conditions.image),
+        modulation_(modulation()) {
     texts_[0] = transformer.embed_text(conditions.prompt.tensors.at("prompt_embeds"));
     if (conditions.negative) texts_[1] = transformer.embed_text(conditions.negative->tensors.at("prompt_embeds"));
-    modulation_ = window(0);
   }
 
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team& team,
@@ -61,12 +60,9 @@ class QwenImageDenoiser final : public Denoiser {
     const at::Tensor& text = texts_[negative ? 1 : 0];
     at::Tensor& rope = ropes_[negative ? 1 : 0];
     if (!rope.defined()) rope = transformer_.rope(text.size(1), grids_);
-    if (const std::int64_t first = step / kModulationSteps * kModulationSteps; first != first_step_) {
-      modulation_ = window(first);
-      first_step_ = first;
-    }
-    const at::Tensor rows = modulation_.steps.narrow(0, step - first_step_, 1);
-    return transformer_.velocity(latents, pictures_, text, rows, modulation_.zero, rope, team);
+    const auto [modulation, at] = modulation_.at(step);
+    const at::Tensor rows = modulation.steps.narrow(0, at, 1);
+    return transformer_.velocity(latents, pictures_, text, rows, modulation.zero, rope, team);
   }
   // Each token keeps the norm of the prompt's own prediction.
   at::Tensor guide(const at::Tensor& positive, const at::Tensor& negative, std::int64_t) const override {
@@ -76,22 +72,22 @@ class QwenImageDenoiser final : public Denoiser {
   }
 
  private:
-  QwenImageTransformer::Modulation window(std::int64_t first) const {
-    const auto begin = static_cast<std::size_t>(first);
-    const std::size_t count = std::min<std::size_t>(timesteps_.size() - begin, kModulationSteps);
-    return transformer_.modulation(
-        on_device(std::span(timesteps_).subspan(begin, count), transformer_.placement().device));
+  StepWindow<QwenImageTransformer::Modulation> modulation() const {
+    return {static_cast<std::int64_t>(timesteps_.size()), [this](std::int64_t first, std::int64_t count) {
+              return transformer_.modulation(on_device(
+                  std::span(timesteps_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
+                  transformer_.placement().device));
+            }};
   }
   double guidance_scale(std::int64_t) const override { return scale_; }
 
   const QwenImageTransformer& transformer_;
   const std::vector<float> timesteps_;
   const double scale_;
-  const std::vector<TokenGrid> grids_;           // of the image and of the pictures
-  const at::Tensor pictures_;                    // packed: see QwenImageNetwork::encode_image()
-  std::array<at::Tensor, 2> texts_, ropes_;      // of the prompt and of the negative one
-  QwenImageTransformer::Modulation modulation_;  // of at most kModulationSteps steps, starting with `first_step_`
-  std::int64_t first_step_ = 0;
+  const std::vector<TokenGrid> grids_;       // of the image and of the pictures
+  const at::Tensor pictures_;                // packed: see QwenImageNetwork::encode_image()
+  std::array<at::Tensor, 2> texts_, ropes_;  // of the prompt and of the negative one
+  StepWindow<QwenImageTransformer::Modulation> modulation_;
 };
 
 class QwenImageNetwork final : public Network {
@@ -163,7 +159,7 @@ class QwenImageNetwork final : public Network {
     }
     return make_schedule(scheduler, settings.steps(), grids(settings)[0].tokens(), {}, mu);
   }
-  int steps_in_memory() const override { return kModulationSteps; }
+  int steps_in_memory() const override { return kStepsTogether; }
   std::unique_ptr<Sampler> sampler(const Settings&, const Schedule& schedule) const override {
     return make_flow_sampler({.unipc = false}, schedule, placement.device);
   }

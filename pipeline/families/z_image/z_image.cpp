@@ -12,6 +12,7 @@
 #include "pipeline/device/failure.h"
 #include "pipeline/engine/family.h"
 #include "pipeline/engine/prompts.h"
+#include "pipeline/engine/step_window.h"
 #include "pipeline/families/z_image/adapter_names.h"
 #include "pipeline/families/z_image/transformer.h"
 #include "pipeline/nn/text/qwen_encoder.h"
@@ -23,9 +24,6 @@
 namespace ditfleet::pipeline {
 namespace {
 
-// Number of steps whose modulation is computed together. Bounds the memory for it.
-constexpr std::int64_t kModulationSteps = 64;
-
 // Latents, guidance and velocities are fp32, as in diffusers.
 class ZImageDenoiser final : public Denoiser {
  public:
@@ -35,10 +33,10 @@ class ZImageDenoiser final : public Denoiser {
         timesteps_(schedule.timesteps),
         scale_(settings.real("guidance_scale")),
         normalization_(settings.real("cfg_normalization")),
-        truncation_(settings.real("cfg_truncation", 1)) {
+        truncation_(settings.real("cfg_truncation", 1)),
+        modulation_(modulation()) {
     texts_[0] = transformer.embed_text(conditions.prompt.tensors.at("prompt_embeds"));
     if (conditions.negative) texts_[1] = transformer.embed_text(conditions.negative->tensors.at("prompt_embeds"));
-    modulation_ = window(0);
   }
 
   at::Tensor velocity(std::int64_t step, const at::Tensor& latents, bool negative, const parallel::Team& team,
@@ -46,11 +44,8 @@ class ZImageDenoiser final : public Denoiser {
     const at::Tensor& text = texts_[negative ? 1 : 0];
     at::Tensor& rope = ropes_[negative ? 1 : 0];
     if (!rope.defined()) rope = transformer_.rope(text.size(1), latents.size(2) / 2, latents.size(3) / 2);
-    if (const std::int64_t first = step / kModulationSteps * kModulationSteps; first != first_step_) {
-      modulation_ = window(first);
-      first_step_ = first;
-    }
-    const at::Tensor rows = modulation_.narrow(0, step - first_step_, 1);
+    const auto [modulation, at] = modulation_.at(step);
+    const at::Tensor rows = modulation.narrow(0, at, 1);
     return -transformer_.velocity(latents, text, rows, rope, team).to(c10::ScalarType::Float);
   }
   bool guides(std::int64_t step) const override {
@@ -65,11 +60,12 @@ class ZImageDenoiser final : public Denoiser {
   }
 
  private:
-  at::Tensor window(std::int64_t first) const {
-    const auto begin = static_cast<std::size_t>(first);
-    const std::size_t count = std::min<std::size_t>(timesteps_.size() - begin, kModulationSteps);
-    return transformer_.modulation(
-        on_device(std::span(timesteps_).subspan(begin, count), transformer_.placement().device));
+  StepWindow<at::Tensor> modulation() const {
+    return {static_cast<std::int64_t>(timesteps_.size()), [this](std::int64_t first, std::int64_t count) {
+              return transformer_.modulation(on_device(
+                  std::span(timesteps_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
+                  transformer_.placement().device));
+            }};
   }
   double guidance_scale(std::int64_t) const override { return scale_; }
 
@@ -77,8 +73,7 @@ class ZImageDenoiser final : public Denoiser {
   const std::vector<float> timesteps_;
   const double scale_, normalization_, truncation_;
   std::array<at::Tensor, 2> texts_, ropes_;  // of the prompt and of the negative one
-  at::Tensor modulation_;                    // of at most kModulationSteps steps, starting with `first_step_`
-  std::int64_t first_step_ = 0;
+  StepWindow<at::Tensor> modulation_;
 };
 
 class ZImageNetwork final : public Network {
@@ -126,7 +121,7 @@ class ZImageNetwork final : public Network {
     const auto* first = levels.const_data_ptr<float>();
     return make_schedule(scheduler_, steps, size[2] / 2 * (size[3] / 2), {first, first + steps});
   }
-  int steps_in_memory() const override { return kModulationSteps; }
+  int steps_in_memory() const override { return kStepsTogether; }
   std::unique_ptr<Sampler> sampler(const Settings&, const Schedule& schedule) const override {
     return make_flow_sampler({.unipc = false}, schedule, placement.device);
   }

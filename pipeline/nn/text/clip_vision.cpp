@@ -9,13 +9,12 @@
 
 #include <algorithm>
 
-#include "pipeline/device/failure.h"
 #include "shared/media/resize.h"
 
 namespace ditfleet::pipeline {
 namespace {
 
-constexpr std::int64_t kMostPixels = 4096, kMostStretch = 200;
+constexpr std::int64_t kMostPixels = 4096;
 
 std::array<float, 3> three(const ConfigFile& file, const char* field, const std::vector<double>& otherwise) {
   const std::vector<double> values = file.numbers(field, otherwise);
@@ -72,11 +71,6 @@ ClipProcessorConfig read_clip_processor_config(const ConfigFile& file) {
 
 at::Tensor clip_pixels(const media::Media& picture, const ClipProcessorConfig& c) {
   const std::int64_t least = std::min(picture.width, picture.height), most = std::max(picture.width, picture.height);
-  if (most > kMostStretch * least)
-    fail(Code::kInvalidArgument,
-         "image is " + std::to_string(picture.width) + "x" + std::to_string(picture.height) +
-             "; its sides may differ by a factor of " + std::to_string(kMostStretch),
-         "image");
   const auto side = [&](std::int64_t length) {
     return length == least
                ? c.short_side

@@ -30,8 +30,7 @@ struct ClipProcessorConfig {
 // Throws Failure (kDataCorrupt); the message contains file and field.
 ClipProcessorConfig read_clip_processor_config(const ConfigFile& file);
 
-// [1, 3, size, size] fp32 on the CPU. Throws Failure (kInvalidArgument, with param "image") for a picture whose sides
-// differ by more than a factor of 200. Thread-safe.
+// [1, 3, size, size] fp32 on the CPU. Takes memory for the picture with its shorter side resized. Thread-safe.
 at::Tensor clip_pixels(const media::Media& picture, const ClipProcessorConfig& config);
 
 // Its weights can leave the device, as those of text encoders. Without the last layer, which nothing reads.

@@ -12,6 +12,7 @@ constexpr std::string_view kClassNames[] = {"WanPipeline", kImageToVideo};
 constexpr std::string_view kAdapterParts[] = {"self_attn", "cross_attn", "attn1", "attn2"};
 constexpr int kFramesPerLatent = 4;
 constexpr std::int64_t kLargestSide = 2048, kMostFrames = 257, kMostSteps = 200, kMostTextTokens = 512;
+constexpr int kMostClipRatio = 200;  // CLIP resizes a picture's shorter side to its own before it crops the longer
 
 // WanPipeline runs classifier-free guidance whenever the first scale is above one; the negative prompt is "" by
 // default.
@@ -74,6 +75,7 @@ Result<void> read(job::ModelEntry& entry) {
                             .required = from_image};
     entry.free_width = width;
     entry.free_height = height;
+    if (clip_images > 0) entry.most_image_ratio = kMostClipRatio;
   }
   if (!from_image) {
     entry.defaults.set("width", std::int64_t{width});

@@ -199,6 +199,9 @@ TEST_F(ModelFolder, ModelsOfWanTakeImagesAsFrames) {
     EXPECT_EQ(entry.fields.at("image").low, takes);
     EXPECT_EQ(entry.fields.at("image").high, takes);
     EXPECT_EQ(entry.fields.at("max_sequence_length").low, 512);
+    EXPECT_FALSE(job::check_image_size(entry, 4000, 20));
+    ASSERT_TRUE(job::check_image_size(entry, 4001, 20));
+    EXPECT_THAT(job::check_image_size(entry, 4001, 20)->message, HasSubstr("at most 200 times"));
   }
   for (const std::string name : {"WanPipeline", "WanImageToVideoPipeline"}) {  // TI2V-5B
     const auto either = entry_of(R"({"_class_name":")" + name + R"(","expand_timesteps":true})");
