@@ -141,8 +141,6 @@ Needs::Needs(const Family& family, const LoadContext& context)
       weights_.modulation = {weights_.modulation.bytes + apart->bytes(),
                              std::max(weights_.modulation.ahead, apart->ahead_bytes())};
   }
-  // The steps of a video take far longer than the copies.
-  weights_.blocks_leave_to_decode = entry().media == job::MediaKind::kVideo;
   weights_.fixed -= weights_.text.bytes + weights_.modulation.bytes + weights_.blocks.bytes + weights_.other_blocks;
   // The first request allocates memory for values of quantized weights, which stays.
   const std::int64_t before = dry_bytes();
@@ -252,9 +250,17 @@ Fit fit(const Family& family, LoadContext context, bool always) {
     return context.memory->plan(needs[i]->of(extent ? needs[i]->size_of(*extent) : needs[i]->smallest())).choice.plan;
   };
   std::optional<std::size_t> chosen;
-  for (const Family::Extent* extent : {&family.typical, &family.small, static_cast<const Family::Extent*>(nullptr)})
+  const auto choose_resident = [&](const Family::Extent* extent) {
     for (std::size_t i = 0; !chosen && i < formats.size(); ++i)
       if (const auto made = plan(i, extent); made && made->kind != PlanKind::kBlock) chosen = i;
+  };
+  choose_resident(&family.typical);
+  if (constexpr std::size_t kFp8 = 1; !chosen && formats.size() == 3)
+    if (const auto made = plan(kFp8, &family.typical);
+        made && 2 * made->keep_blocks >= needs[kFp8]->of(needs[kFp8]->smallest()).blocks.bytes)
+      chosen = kFp8;
+  choose_resident(&family.small);
+  choose_resident(nullptr);
   for (std::size_t i = 0; !chosen && i < formats.size(); ++i)
     if (plan(i, nullptr)) chosen = i;
   const std::size_t best = chosen.value_or(formats.size() - 1);

@@ -63,9 +63,9 @@ std::string_view name_of(PlanKind kind) {
 std::vector<Candidate> candidates(const MemoryNeeds& n) {
   std::vector<Candidate> all{{{PlanKind::kResident, true, n.blocks.bytes}, "none"},
                              {{PlanKind::kModel, false, n.blocks.bytes}, "model"}};
-  const bool leave = n.blocks_leave_to_decode;
-  if (n.other_blocks > 0) all.push_back({{PlanKind::kExpert, false, n.blocks.bytes, false, leave}, "model"});
-  all.push_back({{PlanKind::kBlock, false, 0, n.other_blocks == 0, leave}, "block"});
+  if (n.other_blocks > 0)
+    all.push_back({{PlanKind::kExpert, false, n.blocks.bytes, false, /*leave_to_decode=*/true}, "model"});
+  all.push_back({{PlanKind::kBlock, false, 0, n.other_blocks == 0, /*leave_to_decode=*/true}, "block"});
   return all;
 }
 
@@ -76,12 +76,9 @@ PlanChoice choose_plan(const MemoryNeeds& n, std::int64_t available, const std::
   PlanChoice choice;
   for (auto& [plan, allowed_by] : candidates(n)) {
     if (plan.kind == PlanKind::kBlock) {
-      const std::int64_t room = available - plan_bytes(n, plan);
-      if (room >= 0)
-        plan.keep_blocks = std::min(
-            n.blocks.bytes - 1,
-            plan.leave_to_decode ? available - bytes_beside_blocks(n, plan) - n.denoise - n.blocks.ahead : room);
-      plan.keep_blocks = std::max<std::int64_t>(0, plan.keep_blocks);
+      plan.keep_blocks =
+          std::clamp<std::int64_t>(available - bytes_beside_blocks(n, plan) - n.denoise - n.blocks.ahead, 0,
+                                   std::max<std::int64_t>(0, n.blocks.bytes - 1));
       if (offload == "block")
         plan.keep_blocks = std::min(plan.keep_blocks, std::max<std::int64_t>(0, n.blocks.bytes - hidden));
     }

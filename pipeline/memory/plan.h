@@ -27,9 +27,6 @@ struct MemoryNeeds {
   // As `encode`, for a request of another model. Includes that model's weights that come and go.
   std::int64_t others_encode = 0;
   int passes = 1;  // through the blocks in a step
-  // Whether blocks may leave for decode() if they do not fit beside it. Right for requests whose steps take far longer
-  // than the copies.
-  bool blocks_leave_to_decode = false;
 
   // The most bytes of text encoders or of modulation that are on the device at a time while they come and go.
   std::int64_t encode_ahead() const { return text.ahead > modulation.ahead ? text.ahead : modulation.ahead; }

@@ -208,15 +208,9 @@ TEST(PlanChoice, OneTransformerAtATimeBeforeBlocksAreCopied) {
   EXPECT_EQ(plan(1014), "model 400");
   EXPECT_EQ(plan(925), "model 400");
   EXPECT_EQ(plan(924), "expert 400");
-  EXPECT_EQ(plan(525), "expert 400");
-  EXPECT_EQ(plan(524), "block 399");
-  EXPECT_EQ(plan(225), "block 100");
-  EXPECT_EQ(plan(125), "block 0");
-  EXPECT_EQ(plan(124), "none");
-  EXPECT_EQ(plan(525, "model"), "expert 400");
-  EXPECT_EQ(plan(524, "model"), "none");
-  needs.blocks_leave_to_decode = true;
   EXPECT_EQ(plan(485), "expert 400");
+  EXPECT_EQ(plan(485, "model"), "expert 400");
+  EXPECT_EQ(plan(484, "model"), "none");
   EXPECT_EQ(plan(484), "block 389");
   const MemoryPlan expert = *choose_plan(needs, 485, "auto").plan;
   EXPECT_EQ(blocks_beside_decode(needs, expert, 485), 360);
