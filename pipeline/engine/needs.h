@@ -49,8 +49,8 @@ struct Fit {
 
 // Resolves quantize auto to the most precise format that keeps all blocks resident for a typical request. Else to fp8 if
 // half of its blocks stay: the others are copied while those compute, and NF4 computes longer. Else to the most precise
-// format that keeps all blocks resident for a small request; else for the smallest; else to the first format that fits at
-// all. The formats: as stored; fp8, if the device has fp8 products; NF4. The last two put the last text encoder in NF4.
+// format that keeps all blocks resident for a small request; else for the smallest; else to the first format that fits.
+// The formats: as stored; fp8, if the device has fp8 products; NF4. The last two put the last text encoder in NF4.
 // Throws what Needs() throws.
 Fit fit(const Family& family, LoadContext context, bool always);
 
