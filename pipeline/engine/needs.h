@@ -47,11 +47,11 @@ struct Fit {
   std::shared_ptr<Needs> needs;  // null if nothing limits the device's memory, unless `always`
 };
 
-// Resolves quantize auto to the most precise format that keeps all blocks resident for a typical request. Else to fp8 if
-// half of its blocks stay: the others are copied while those compute, and NF4 computes longer. Else to the most precise
-// format that keeps all blocks resident for a small request; else for the smallest; else to the first format that fits.
-// The formats: as stored; fp8, if the device has fp8 products; NF4. The last two put the last text encoder in NF4.
-// Throws what Needs() throws.
+// Resolves quantize auto to the most precise format that keeps all blocks resident for a typical request. Else to fp8,
+// if half of its blocks stay: the others are copied while those compute, and NF4 computes longer. Else to the most
+// precise format that keeps all blocks resident for a small request; else for the smallest; else to the first format
+// that fits. The formats: as stored; fp8, if the device has fp8 products; NF4. The last two put the last text encoder
+// in NF4. Throws what Needs() throws.
 Fit fit(const Family& family, LoadContext context, bool always);
 
 // The placement for loading: host memory, unless all weights stay on the device for a typical request. Throws Failure
