@@ -76,9 +76,8 @@ PlanChoice choose_plan(const MemoryNeeds& n, std::int64_t available, const std::
   PlanChoice choice;
   for (auto& [plan, allowed_by] : candidates(n)) {
     if (plan.kind == PlanKind::kBlock) {
-      plan.keep_blocks =
-          std::clamp<std::int64_t>(available - bytes_beside_blocks(n, plan) - n.denoise - n.blocks.ahead, 0,
-                                   std::max<std::int64_t>(0, n.blocks.bytes - 1));
+      plan.keep_blocks = std::clamp<std::int64_t>(available - bytes_beside_blocks(n, plan) - n.denoise - n.blocks.ahead,
+                                                  0, std::max<std::int64_t>(0, n.blocks.bytes - 1));
       if (offload == "block")
         plan.keep_blocks = std::min(plan.keep_blocks, std::max<std::int64_t>(0, n.blocks.bytes - hidden));
     }
