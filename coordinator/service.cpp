@@ -73,6 +73,9 @@ scheduling::SchedulerServiceOptions scheduler_options(const config::Settings& se
   out.scheduler.refuse_too_large = settings.scheduler.refuse_too_large;
   out.scheduler.silent_after_ms = config::silent_after_ms(settings);
   out.scheduler.new_nonce = new_nonce;
+  out.scheduler.webhook_url = [settings](const std::string& tenant) {
+    return config::webhooks_of(settings, tenant).url;
+  };
   for (const auto& [name, model] : settings.models)
     if (model.objective_s > 0) out.objectives_ms.emplace(name, std::llround(model.objective_s * 1e3));
   return out;
@@ -118,6 +121,7 @@ class Coordinator {
             .unready = [this] { return unready(); },
             .warnings = [this] { return scheduler_->warnings(); },
             .advise = [this](const job::JobSpec& spec, const std::string& tenant) { return advise(spec, tenant); },
+            .leads = [this] { return scheduler_->leading(); },
             .waits_for = [this](const queue::UnitRef& unit) { return scheduler_->waits_for(unit); }});
     if (auto listening = gateway_->listen(); !listening) return listening.error();
     control_->start();

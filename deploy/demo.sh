@@ -117,7 +117,7 @@ echo "==> Starting the service"
 # Stops the service if this shell is killed.
 dies_with_shell=()
 ! command -v setpriv >/dev/null || dies_with_shell=(setpriv --pdeathsig TERM)
-${dies_with_shell[@]+"${dies_with_shell[@]}"} build/bin/ditfleet up --data "$run/data" --listen "127.0.0.1:$port" "${models[@]}" --set default_model=demo --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
+${dies_with_shell[@]+"${dies_with_shell[@]}"} build/bin/ditfleet up --data "$run/data" --listen "127.0.0.1:$port" "${models[@]}" --set default_model=demo --set webhooks.allow_private=true --ready-file "$ready" >"$run/up.log" 2>&1 9>&- &
 up=$!
 give_up=$((SECONDS + 180))
 while [ ! -f "$ready" ]; do

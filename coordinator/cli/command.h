@@ -70,6 +70,7 @@ Result<void> print_answer(const Target& target, const Result<json::value>& answe
 void add_up(CLI::App& app, Invocation& run);
 void add_coordinator(CLI::App& app, Invocation& run);
 void add_generate(CLI::App& app, Invocation& run);
+void add_batch(CLI::App& app, Invocation& run);
 void add_jobs(CLI::App& app, Invocation& run);
 void add_keys(CLI::App& app, Invocation& run);  // and tenants
 void add_loras(CLI::App& app, Invocation& run);

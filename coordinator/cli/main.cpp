@@ -109,6 +109,7 @@ int main(int argc, char** argv) {
   Invocation run;
   ditfleet::cli::add_up(app, run);
   ditfleet::cli::add_generate(app, run);
+  ditfleet::cli::add_batch(app, run);
   ditfleet::cli::add_jobs(app, run);
   ditfleet::cli::add_explain(app, run);
   ditfleet::cli::add_models(app, run);

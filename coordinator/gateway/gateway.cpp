@@ -67,6 +67,7 @@ class HttpGateway final : public Gateway {
   asio::awaitable<void> run() override {
     tasks_.spawn("event hub", EventHub::run(hub_), Vital::kForever);
     tasks_.spawn("keys", api_->follow_keys(), Vital::kForever);
+    tasks_.spawn("webhooks", api_->deliverer().run(), Vital::kForever);
     tasks_.spawn("maintenance", maintain(), Vital::kForever);
     tasks_.spawn("link secrets", learn_link_secrets(), Vital::kForever);
     co_await server_->run();
@@ -75,6 +76,7 @@ class HttpGateway final : public Gateway {
   asio::awaitable<void> stop(Deadline deadline) override {
     tasks_.stop();
     hub_->stop();
+    co_await api_->deliverer().stop();
     co_await server_->stop(deadline);
     co_await tasks_.join();
   }

@@ -62,6 +62,8 @@ void Scheduler::on_intake(std::span<const queue::IntakeEntry> entries, std::int6
       pending_.reject.push_back(make_rejection(entry, job.error()));
       continue;
     }
+    if (options_.webhook_url && job->spec.webhook.url.empty())
+      job->spec.webhook.url = options_.webhook_url(entry.tenant);
     auto* known = jobs_.find_job(entry.id);
     const bool fresh = known == nullptr;
     const auto deadline = deadline_us(entry, job->spec);

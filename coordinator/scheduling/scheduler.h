@@ -45,6 +45,8 @@ struct SchedulerOptions {
   bool refuse_too_large = true;            // reject jobs that no registered worker has the memory for
   std::function<std::string()> new_nonce;  // required; the service draws 128 random bits
   TenantAdapters adapters;                 // unset: jobs with adapters are rejected
+  // A tenant's webhook, for jobs that name none; empty: none. Unset: none.
+  std::function<std::string(const std::string& tenant)> webhook_url = {};
   // Not null. One with state is used by this scheduler only.
   std::shared_ptr<RoutingPolicy> routing = std::make_shared<EarliestFinishPolicy>(EarliestFinishPolicy::Options{});
   SchedulerObserver* observer = nullptr;  // must outlive the scheduler

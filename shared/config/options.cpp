@@ -170,6 +170,24 @@ const Option kOptions[] = {
                     "never more than half of all that gateway.max_connections permits.",
      .range = {1, 1'000'000}},
 
+    {DITFLEET_OPTION(webhooks.url),
+     .description = "URL that gets the ends of jobs that name no webhook. A tenant's own is tenants.NAME.webhook_url.",
+     .form = Form::kHttpUrl},
+    {DITFLEET_OPTION(webhooks.hosts),
+     .description = "Hosts that may receive events, separated by commas, such as app.example,*.hooks.example. If "
+                    "empty, all. A tenant's own are tenants.NAME.webhook_hosts."},
+    {DITFLEET_OPTION(webhooks.allow_private),
+     .description = "Whether receivers may have private addresses, as in a company's network. With true, whoever "
+                    "submits jobs can send requests into that network, so list the receivers in webhooks.hosts."},
+    {DITFLEET_OPTION(webhooks.timeout_ms), .description = "Time that a receiver has for its answer.",
+     .range = {100, 60'000}},
+    {DITFLEET_OPTION(webhooks.retry_ms),
+     .description = "Pause before the first retry of a delivery. It doubles with each further one, up to an hour.",
+     .range = {10, kDayMs}},
+    {DITFLEET_OPTION(webhooks.give_up_ms),
+     .description = "How long a delivery is tried. Then it is a dead letter, which can be replayed.",
+     .range = {1000, kManyMs}},
+
     {DITFLEET_OPTION(scheduler.leader_ttl_ms),
      .description = "A leading coordinator that is silent for this long is replaced. Raising it delays failover; "
                     "lowering it replaces leaders that only stall.",

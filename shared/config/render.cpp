@@ -70,7 +70,7 @@ std::string to_yaml(const Settings& settings, bool with_secrets) {
   for (const auto& [name, tenant] : settings.tenants) {
     out << YAML::Key << YAML::DoubleQuoted << name << YAML::Value << YAML::BeginMap;
     out << YAML::Key << "weight" << YAML::Value << tenant.weight;
-    for (const auto& [quota, value] : tenant.quotas) out << YAML::Key << quota << YAML::Value << value;
+    for (const auto& [option, value] : tenant.own) out << YAML::Key << option << YAML::Value << value;
     out << YAML::EndMap;
   }
   out << YAML::EndMap << YAML::Key << "keys" << YAML::Value << YAML::BeginSeq;
@@ -134,6 +134,9 @@ std::vector<OptionHelp> option_table() {
   rows.push_back({"tenants.NAME.QUOTA", "as quotas.QUOTA", "",
                   "The tenant's own value of an option of section quotas, such as queued_units.",
                   "DITFLEET_TENANTS__NAME__QUOTA"});
+  rows.push_back({"tenants.NAME.webhook_url", "as webhooks.url", "",
+                  "The tenant's own value of webhooks.url; webhook_hosts is the same for webhooks.hosts.",
+                  "DITFLEET_TENANTS__NAME__WEBHOOK_URL"});
   rows.push_back({"keys[].tenant", "a name", "",
                   "Tenant that the bearer key belongs to. Without any keys the only tenant is `default`, and requests "
                   "need no key.",

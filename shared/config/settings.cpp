@@ -125,8 +125,24 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
   return {};
 }
 
+// "queued_units" or "webhook_url"
+const Option* tenant_option(const std::string& name) {
+  if (name == "webhook_url" || name == "webhook_hosts") return find_option("webhooks." + name.substr(8));
+  return find_option("quotas." + name);
+}
+
+// With the tenant's own values.
+Settings settings_of(const Settings& settings, const std::string& tenant) {
+  Settings out;
+  out.quotas = settings.quotas;
+  out.webhooks = settings.webhooks;
+  if (const auto found = settings.tenants.find(tenant); found != settings.tenants.end())
+    for (const auto& [name, value] : found->second.own) (void)assign(*tenant_option(name), value, out);
+  return out;
+}
+
 Result<void> apply_tenant(const Assignment& a, Settings& settings) {
-  const Option* quota = a.path.size() == 3 ? find_option("quotas." + a.path[2]) : nullptr;
+  const Option* quota = a.path.size() == 3 ? tenant_option(a.path[2]) : nullptr;
   if (!quota && (a.path.size() != 3 || a.path[2] != "weight"))
     return wrong(a, "unknown key '" + a.key() + "'; did you mean tenants.NAME.weight?");
   if (!is_valid_id(a.path[1]))
@@ -134,7 +150,7 @@ Result<void> apply_tenant(const Assignment& a, Settings& settings) {
   if (quota) {
     Settings checked;
     if (auto r = assign(*quota, a.value, checked); !r) return wrong(a, a.key() + " " + r.error().message);
-    settings.tenants[a.path[1]].quotas[a.path[2]] = value_text(*quota, checked);
+    settings.tenants[a.path[1]].own[a.path[2]] = value_text(*quota, checked);
     return {};
   }
   const auto weight = number_of(a.value, 0.001, 1000.0);
@@ -298,11 +314,12 @@ Result<Settings> load(const Sources& sources) {
 
 Quotas quotas_of(const Settings& settings, const std::string& tenant) {
   const auto found = settings.tenants.find(tenant);
-  if (found == settings.tenants.end() || found->second.quotas.empty()) return settings.quotas;
-  Settings own;
-  own.quotas = settings.quotas;
-  for (const auto& [name, value] : found->second.quotas) (void)assign(*find_option("quotas." + name), value, own);
-  return own.quotas;
+  const bool own = found != settings.tenants.end() && !found->second.own.empty();
+  return own ? settings_of(settings, tenant).quotas : settings.quotas;
+}
+
+Webhooks webhooks_of(const Settings& settings, const std::string& tenant) {
+  return settings_of(settings, tenant).webhooks;
 }
 
 Result<void> check_gateway(const Settings& s) {

@@ -50,9 +50,17 @@ struct Quotas {
   std::int64_t inputs = 1000, input_bytes = 512 << 20;  // uploaded images
 };
 
+struct Webhooks {
+  std::string url;    // of jobs that name none; empty: none
+  std::string hosts;  // that may receive events, separated by commas; empty: all
+  bool allow_private = false;
+  std::int64_t timeout_ms = 10'000, retry_ms = 5000, give_up_ms = 86'400'000;
+};
+
 struct TenantSetting {
-  double weight = 1.0;                        // 0.001 … 1000; shares are proportional
-  std::map<std::string, std::string> quotas;  // members of Quotas that differ for this tenant; checked
+  double weight = 1.0;  // 0.001 … 1000; shares are proportional
+  // Members of Quotas, and as webhook_url and webhook_hosts of Webhooks, that differ for this tenant; checked.
+  std::map<std::string, std::string> own;
 };
 
 // Bounds are inclusive; without a bound, there is no limit. The first matching rule applies.
@@ -100,6 +108,7 @@ struct Settings {
     int wait_replicas = 0;
   } queue;
   Quotas quotas;
+  Webhooks webhooks;
   struct {
     std::int64_t leader_ttl_ms = 3000;
     int lookahead = 2;
@@ -196,8 +205,9 @@ std::string data_folder(const Settings& settings);
 // The endpoint of redis.url with the TLS options of section `redis`. kInvalidArgument: the URL is invalid.
 Result<redis::Endpoint> redis_endpoint(const Settings& settings);
 
-// The quotas of one tenant.
+// The quotas and webhooks of one tenant.
 Quotas quotas_of(const Settings& settings, const std::string& tenant);
+Webhooks webhooks_of(const Settings& settings, const std::string& tenant);
 // The rules of a process that serves the gateway. kInvalidArgument: gateway.listen can be reached from other hosts, but
 // neither keys nor gateway.open are configured; only one of certificate and key is set.
 Result<void> check_gateway(const Settings& settings);

@@ -20,8 +20,8 @@ namespace ditfleet::job {
 // kImage: the SHA-256 of a stored image (results/store.h), 64 lower-case hexadecimal digits. Over HTTP, the image
 // itself may take its place. The value of "image" has the SHA-256 of each image of "images", separated by commas.
 // kImages: an array of these. kFlag: true or false; the value is 1 or 0. kCache: an object with a mode, and with a
-// threshold that is the value; 0 means off.
-enum class FieldType { kText, kInteger, kReal, kFlag, kFormat, kSize, kAdapters, kImage, kImages, kCache };
+// threshold that is the value; 0 means off. kWebhook: a URL, or an object with it and the names of events.
+enum class FieldType { kText, kInteger, kReal, kFlag, kFormat, kSize, kAdapters, kImage, kImages, kCache, kWebhook };
 
 // Model families read generation fields. Their values are in FieldValues, and each model's entry in the catalogue lists
 // the fields that apply. The other fields are members of JobSpec (spec.h).
@@ -46,6 +46,7 @@ inline constexpr std::int64_t kMaxSide = 16384;
 inline constexpr std::int64_t kMaxImages = 4;
 inline constexpr double kMaxLoraScale = 100.0;  // largest absolute value
 inline constexpr double kLeastCacheThreshold = 0.001;
+inline constexpr std::size_t kMaxUrlBytes = 2048;
 
 // Which transformers an adapter changes, in a model that has one for high and one for low noise levels.
 enum class Expert { kBoth, kHigh, kLow };
@@ -115,6 +116,9 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
      "Quality of JPEG, WebP and MP4; 100 if left out. PNG ignores it."},
     {"partial_images", FieldType::kInteger, FieldUse::kJob, 0, 3, "",
      "Number of previews during denoising; 0 if left out."},
+    {"webhook", FieldType::kWebhook, FieldUse::kJob, 0, 0, "",
+     "URL that gets the job's end by POST, signed as Standard Webhooks say. As an object: url, and events, any of "
+     "job.started, job.progress (at most one a second), job.succeeded, job.failed and job.canceled."},
     {"user", FieldType::kText, FieldUse::kJob, 0, 512, "", "Opaque label of the end user, stored with the job."},
     {"remixed_from", FieldType::kText, FieldUse::kJob, 0, 64, "",
      "Id of the video that this is a remix of, stored with the job; POST /v1/videos/{id}/remix sets it."},

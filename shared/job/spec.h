@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shared/job/fields.h"
@@ -21,6 +22,17 @@ struct LoraUse {
   Expert expert = Expert::kBoth;  // kBoth in a model with one transformer
 };
 
+// Where events of a job are sent.
+struct Webhook {
+  std::string url;                  // empty: nowhere
+  std::vector<std::string> events;  // of kWebhookEvents; empty: the ends
+
+  bool wants(std::string_view event) const;
+  bool operator==(const Webhook&) const = default;
+};
+inline constexpr std::string_view kWebhookEvents[] = {"job.started", "job.progress", "job.succeeded", "job.failed",
+                                                      "job.canceled"};
+
 // Fields that the client omitted are unset. `complete_spec` (validate.h) fills them with the model's defaults.
 struct JobSpec {
   std::string model;
@@ -35,6 +47,7 @@ struct JobSpec {
   std::optional<OutputFormat> output_format;
   std::optional<int> output_compression;
   int partial_images = 0;
+  Webhook webhook;
   std::string user;
   std::string remixed_from;  // empty: no remix
 };

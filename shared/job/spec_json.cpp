@@ -1,9 +1,11 @@
 #include "shared/job/spec_json.h"
 
+#include <algorithm>
 #include <type_traits>
 #include <variant>
 #include <vector>
 
+#include "shared/core/http_url.h"
 #include "shared/core/sha256.h"
 #include "shared/core/text.h"
 #include "shared/job/object_reader.h"
@@ -131,6 +133,43 @@ void read_format(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
   if (!spec.output_format) reader.fail(row.name, "is '" + *name + "'; it must be png, jpeg, webp or mp4");
 }
 
+void read_webhook(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
+  const std::string name(row.name);
+  const json::value* v = reader.find(row.name);
+  if (!v || !reader.ok()) return;
+  if (v->is_object()) {
+    ObjectReader object(v->get_object(), name + ".");
+    object.refuse_unknown({"url", "events"});
+    spec.webhook.url = object.text("url", kMaxUrlBytes).value_or("");
+    const json::value* events = object.find("events");
+    if (events && !events->is_array())
+      object.fail("events", "is " + std::string(kind_name(*events)) + "; it must be an array of names");
+    for (const json::value& event : events && events->is_array() ? events->get_array() : json::array()) {
+      const auto* text = event.if_string();
+      const std::string one = text ? std::string(*text) : std::string(kind_name(event));
+      if (std::ranges::find(kWebhookEvents, one) == std::end(kWebhookEvents)) {
+        object.fail("events", "has " + (text ? "'" + one + "'" : one) +
+                                  "; an event is job.started, job.progress, job.succeeded, job.failed or job.canceled");
+      } else if (!spec.webhook.wants(one) || spec.webhook.events.empty()) {
+        spec.webhook.events.push_back(one);
+      }
+    }
+    if (events && events->is_array() && events->get_array().empty())
+      object.fail("events", "is empty; name at least one event, or leave it out for those of the job's end");
+    if (!object.ok()) return reader.fail(*object.error());
+  } else {
+    spec.webhook.url = reader.text(row.name, kMaxUrlBytes).value_or("");
+    if (!reader.ok()) return;
+  }
+  if (const auto problem = http_url_problem(spec.webhook.url))
+    return reader.fail(name, *problem + "; it must be a URL such as https://app.example/hooks");
+  const auto authority = std::string_view(spec.webhook.url).substr(spec.webhook.url.find("//") + 2);
+  if (authority.substr(0, authority.find_first_of("/?#")).find('@') != std::string_view::npos)
+    return reader.fail(name, "has a user name; receivers check the signature instead");
+  if (std::ranges::any_of(spec.webhook.url, [](unsigned char c) { return c <= 0x20 || c == 0x7f; }))
+    reader.fail(name, "has a space or control character; encode it with %");
+}
+
 void read_field(ObjectReader& reader, Field field, JobSpec& spec) {
   const FieldRow& row = field.row();
   switch (row.type) {
@@ -138,6 +177,7 @@ void read_field(ObjectReader& reader, Field field, JobSpec& spec) {
     case FieldType::kImages: return read_images(reader, field, spec);
     case FieldType::kAdapters: spec.loras = read_loras(reader); return;
     case FieldType::kFormat: return read_format(reader, row, spec);
+    case FieldType::kWebhook: return read_webhook(reader, row, spec);
     default:
       if (auto value = reader.value(field)) store(spec, field, std::move(*value));
   }
@@ -166,6 +206,13 @@ std::string adapters_json(const std::vector<LoraUse>& loras) {
   return "[" + list + "]";
 }
 
+std::string webhook_json(const Webhook& webhook) {
+  if (webhook.events.empty()) return quoted(webhook.url);
+  std::string events;
+  for (const std::string& event : webhook.events) events += (events.empty() ? "" : ",") + quoted(event);
+  return "{\"url\":" + quoted(webhook.url) + ",\"events\":[" + events + "]}";
+}
+
 // Several images are written as "images".
 std::string images_json(const JobSpec& spec, Field field) {
   const auto images = spec.fields.images(field == Field("mask") ? field : "image");
@@ -183,6 +230,7 @@ std::string field_json(const JobSpec& spec, Field field) {
     case FieldType::kImage:
     case FieldType::kImages: return images_json(spec, field);
     case FieldType::kAdapters: return spec.loras.empty() ? "" : adapters_json(spec.loras);
+    case FieldType::kWebhook: return spec.webhook.url.empty() ? "" : webhook_json(spec.webhook);
     case FieldType::kFormat: return spec.output_format ? quoted(row_of(*spec.output_format).name) : "";
     default: {
       const auto value = load(spec, field);
@@ -192,6 +240,11 @@ std::string field_json(const JobSpec& spec, Field field) {
 }
 
 }  // namespace
+
+bool Webhook::wants(std::string_view event) const {
+  if (events.empty()) return event != "job.started" && event != "job.progress";
+  return std::ranges::find(events, event) != events.end();
+}
 
 std::string cache_json(double threshold) {
   if (threshold <= 0) return R"({"mode":"off"})";

@@ -26,11 +26,16 @@ class Keys {
   std::string history() const { return prefix_ + "history"; }    // stream: ended jobs, for statistics
   std::string use() const { return prefix_ + "use"; }            // hash: tenant → what its open jobs take (base.lua)
   std::string inputs() const { return prefix_ + "inputs"; }      // zset: "<tenant>:<sha256>" of images by expiry
-  std::string input_use() const { return prefix_ + "input_use"; }  // hash: tenant → its images (inputs.lua)
-  std::string leader() const { return prefix_ + "leader"; }        // string: "<epoch> <coordinator>"
-  std::string epoch() const { return prefix_ + "epoch"; }          // string: the latest epoch
-  std::string format() const { return prefix_ + "format"; }        // string: the format of the records (base.lua)
-  std::string clock() const { return prefix_ + "clock"; }          // hash: ClockMark
+  std::string input_use() const { return prefix_ + "input_use"; }        // hash: tenant → its images (inputs.lua)
+  std::string outbox() const { return prefix_ + "outbox"; }              // stream: changes for webhooks (journal.lua)
+  std::string watched() const { return prefix_ + "watched"; }            // set: jobs whose webhooks want their progress
+  std::string deliveries() const { return prefix_ + "deliveries"; }      // hash: id → Delivery as JSON
+  std::string hook_secrets() const { return prefix_ + "hook_secrets"; }  // hash: tenant → secrets of webhooks
+  std::string batch(std::string_view id) const { return join("batch:", id); }  // hash: counts (batch_routes.cpp)
+  std::string leader() const { return prefix_ + "leader"; }                    // string: "<epoch> <coordinator>"
+  std::string epoch() const { return prefix_ + "epoch"; }                      // string: the latest epoch
+  std::string format() const { return prefix_ + "format"; }      // string: the format of the records (base.lua)
+  std::string clock() const { return prefix_ + "clock"; }        // hash: ClockMark
   std::string boot() const { return prefix_ + "boot"; }          // string: "<Redis' run id> <end of the leases' grace>"
   std::string tenants() const { return prefix_ + "tenants"; }    // hash: tenant → virtual time
   std::string workers() const { return prefix_ + "workers"; }    // zset: worker names by latest heartbeat

@@ -17,7 +17,7 @@ from image import describe
 need(importlib.util.find_spec("openai"), "the openai package is not installed; tests/run.sh installs tests/requirements.txt and sets DITFLEET_TEST_PYTHON")
 EXAMPLES = ROOT / "deploy/examples"
 MODELS = {"demo": ROOT / "deploy/demo-model/model", "demo-video": ROOT / "deploy/demo-model/video/model"}
-shared = Shared(workers=1, models=MODELS, sets=["default_model=demo"])
+shared = Shared(workers=1, models=MODELS, sets=["default_model=demo", "webhooks.allow_private=true"])
 setUpModule, tearDownModule = shared.start, shared.stop
 
 
@@ -38,7 +38,7 @@ class WithFolder(unittest.TestCase):
 
 class Examples(WithFolder):
     MAKES = {"image.sh": ["image.png"], "image.py": ["image-0.png", "image-1.png"], "edit.py": ["edited.png"], "video.py": ["video.mp4"],
-             "image.mjs": ["image-js.png"], "adapter.sh": ["adapter.png"], "redis.sh": ["redis.png"]}
+             "image.mjs": ["image-js.png"], "adapter.sh": ["adapter.png"], "webhook.py": [], "redis.sh": ["redis.png"]}
 
     def test_each_writes_what_it_says(self):
         self.assertEqual({file.name for file in EXAMPLES.iterdir()} - {"README.md"}, set(self.MAKES))

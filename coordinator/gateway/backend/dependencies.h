@@ -44,6 +44,8 @@ struct GatewayDependencies {
   // Advises against a job that is about to be submitted: kResourceExhausted with retry_after if the job's deadline
   // cannot be met, kUnavailable if Redis would not keep the job. `spec` is complete. Unset: every job is accepted.
   std::function<Result<void>(const job::JobSpec& spec, const std::string& tenant)> advise = {};
+  // Whether this coordinator leads, so that it sends the events of webhooks. Unset: never.
+  std::function<bool()> leads = {};
   // What a unit that has not started waits for, as a phrase; empty if unknown.
   std::function<std::string(const queue::UnitRef&)> waits_for = {};
 };

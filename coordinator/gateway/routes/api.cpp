@@ -78,15 +78,31 @@ Api::Api(GatewayDependencies dependencies, JobService& service, std::shared_ptr<
   if (context_.dependencies.redis)
     context_.key_store =
         std::make_unique<KeyStore>(context_.dependencies.redis, context_.keys, config::data_folder(settings));
+  if (const auto& redis = context_.dependencies.redis; redis && context_.dependencies.queue) {
+    const int shard = context_.dependencies.queue->options().shard;
+    context_.deliveries = std::make_shared<DeliveryStore>(redis, shard);
+    deliverer_ = std::make_unique<Deliverer>(
+        redis->executor(), redis, shard, settings,
+        Deliverer::Source{.leads = [this] { return context_.dependencies.leads && context_.dependencies.leads(); },
+                          .job = [this](std::string id) -> asio::awaitable<Result<queue::JobRecord>> {
+                            co_return co_await context_.service.job(id, "");
+                          },
+                          .describe =
+                              [this](const queue::JobRecord& record) {
+                                return context_.describe(record, context_.links(std::string_view()), true);
+                              }});
+  }
   add_system_routes(router_);
   add_image_routes(router_);
   add_video_routes(router_);
   add_job_routes(router_);
+  add_batch_routes(router_);
   add_fleet_routes(router_);
   add_event_routes(router_);
   add_lora_routes(router_);
   add_upload_routes(router_);
   add_key_routes(router_);
+  add_webhook_routes(router_);
   add_worker_routes(router_);
 }
 

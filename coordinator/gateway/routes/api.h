@@ -13,6 +13,7 @@
 
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/router.h"
+#include "coordinator/gateway/webhooks/deliverer.h"
 
 namespace ditfleet::gateway {
 
@@ -35,6 +36,7 @@ class Api {
   const std::set<std::string>& tenants() const { return context_.keys.tenants(); }
   const Router& router() const { return router_; }
   asio::awaitable<void> follow_keys() { return context_.key_store->follow(); }  // with dependencies.redis only
+  Deliverer& deliverer() { return *deliverer_; }                                // the same
   LinkSigner& signer() { return context_.signer; }
   std::int64_t link_life_s() const { return context_.link_life_s(); }
 
@@ -52,6 +54,7 @@ class Api {
 
   ApiContext context_;
   Router router_;
+  std::unique_ptr<Deliverer> deliverer_;  // null without Redis
   std::list<std::pair<const Caller*, Sink*>> held_;
 };
 

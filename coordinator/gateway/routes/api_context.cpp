@@ -10,6 +10,7 @@
 #include "coordinator/gateway/backend/redis_error.h"
 #include "coordinator/gateway/http/http_metrics.h"
 #include "coordinator/gateway/routes/errors.h"
+#include "coordinator/gateway/webhooks/address.h"
 #include "shared/core/bytes.h"
 #include "shared/core/ids.h"
 #include "shared/core/sha256.h"
@@ -42,12 +43,26 @@ std::string name_of(const SentImages& sent, job::Field field, std::size_t index)
   return named != sent.end() ? named->param : std::string(field.name());
 }
 
+// Why events may not be sent to `url`, as far as it is known before its name is resolved.
+std::optional<Error> refused_webhook(const std::string& url, const config::Webhooks& webhooks) {
+  if (url.empty()) return std::nullopt;
+  if (!is_listed_host(url, webhooks.hosts))
+    return invalid_argument("webhook has the host '" + host_of(url) + "'; this service sends events to " +
+                                webhooks.hosts + " (webhooks.hosts)",
+                            "webhook");
+  if (!webhooks.allow_private && names_private_address(url))
+    return invalid_argument("webhook has the host '" + host_of(url) +
+                                "', which is not on the public Internet; use a public one, or set "
+                                "webhooks.allow_private",
+                            "webhook");
+  return std::nullopt;
+}
+
 }  // namespace
 
-JobLinks ApiContext::links(const Call& call) const {
+JobLinks ApiContext::links(std::string_view host) const {
   JobLinks links;
   const auto& settings = dependencies.settings;
-  const std::string_view host = call.request.header("Host");
   if (!settings.gateway.public_url.empty()) {
     links.base = settings.gateway.public_url;
     while (links.base.ends_with('/')) links.base.pop_back();
@@ -133,9 +148,9 @@ asio::awaitable<void> ApiContext::add_outlook(const queue::JobRecord& record, js
   if (found->second.eta_ms > 0) out["eta_ms"] = std::max(found->second.eta_ms, unix_ms());
 }
 
-asio::awaitable<json::object> ApiContext::describe(const queue::JobRecord& record, CallPtr call,
+asio::awaitable<json::object> ApiContext::describe(const queue::JobRecord& record, JobLinks links,
                                                    bool with_units) const {
-  json::object out = job_json(record, links(*call), with_units, dependencies.waits_for);
+  json::object out = job_json(record, links, with_units, dependencies.waits_for);
   if (with_units) out["progress"] = progress(record);
   co_await add_outlook(record, out);
   co_return out;
@@ -274,6 +289,18 @@ asio::awaitable<Result<void>> ApiContext::store_images(std::string tenant, const
   co_return Result<void>();
 }
 
+Result<job::JobSpec> ApiContext::complete(const std::string& tenant, job::JobSpec& spec) const {
+  auto made =
+      job::complete_spec(spec, dependencies.catalogue, [&](const job::LoraUse& use, const job::ModelEntry& model) {
+        return dependencies.adapters->resolve(tenant, use.name, use.sha256, model.name);
+      });
+  if (!made) return made;
+  const auto webhooks = config::webhooks_of(dependencies.settings, tenant);
+  if (spec.webhook.url.empty()) spec.webhook.url = webhooks.url;
+  if (auto refused = refused_webhook(spec.webhook.url, webhooks)) return *refused;
+  return made;
+}
+
 asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, job::JobSpec& spec, SentImages images,
                                                                  bool alpha_mask) const {
   const std::string_view key = call->request.header("Idempotency-Key");
@@ -283,10 +310,7 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
     auto fresh = co_await refresh_adapters();
     if (!fresh) co_return fresh.error();
   }
-  auto complete =
-      job::complete_spec(spec, dependencies.catalogue, [&](const job::LoraUse& use, const job::ModelEntry& model) {
-        return dependencies.adapters->resolve(call->caller.tenant, use.name, use.sha256, model.name);
-      });
+  auto complete = this->complete(call->caller.tenant, spec);
   if (!complete) co_return complete.error();
   if (dependencies.advise) {
     if (auto advice = dependencies.advise(*complete, call->caller.tenant); !advice) co_return advice.error();

@@ -16,6 +16,7 @@
 #include "coordinator/gateway/routes/key_store.h"
 #include "coordinator/gateway/routes/off_loop.h"
 #include "coordinator/gateway/routes/router.h"
+#include "coordinator/gateway/webhooks/delivery_store.h"
 #include "shared/core/wall_clock.h"
 
 namespace ditfleet::gateway {
@@ -57,10 +58,14 @@ struct ApiContext {
 
   std::shared_ptr<KnownOutlook> known_outlook = std::make_shared<KnownOutlook>();
 
+  std::shared_ptr<DeliveryStore> deliveries = {};  // null without Redis
+
   LinkSigner signer = {};
   std::int64_t started_s = unix_ms() / 1000;  // reported as the models' creation time
 
-  JobLinks links(const Call& call) const;
+  // `host`: of the request; empty: there is none.
+  JobLinks links(std::string_view host) const;
+  JobLinks links(const Call& call) const { return links(call.request.header("Host")); }
   std::int64_t link_life_s() const;  // how long a signed link is valid
 
   // Counts a stream of the caller until the result is destroyed, which the response's function must own. Null: there
@@ -79,6 +84,10 @@ struct ApiContext {
   // The next piece of a body, as BodyReader::read. kUnauthenticated: the caller's key was revoked meanwhile.
   asio::awaitable<Result<std::string>> read_piece(CallPtr call) const;
 
+  // Completes a tenant's spec, and gives it the tenant's webhook if it names none.
+  // Errors: those of job::complete_spec; kInvalidArgument for a webhook that this service does not send to.
+  Result<job::JobSpec> complete(const std::string& tenant, job::JobSpec& spec) const;
+
   // Submits a job for the caller; `spec` is parsed, not completed. Decodes and stores those of `images`, the images of
   // the spec, that came with the request, once the rest of the spec is known to be right, and sets their SHA-256 in
   // `spec`; the store must have the others. `alpha_mask`: a mask must have an alpha channel and the image's size, as in
@@ -95,7 +104,10 @@ struct ApiContext {
   // Adds `position` and `eta_ms`, null while unknown.
   asio::awaitable<void> add_outlook(const queue::JobRecord& record, json::object& out) const;
   // job_json() with what is predicted.
-  asio::awaitable<json::object> describe(const queue::JobRecord& record, CallPtr call, bool with_units) const;
+  asio::awaitable<json::object> describe(const queue::JobRecord& record, JobLinks links, bool with_units) const;
+  asio::awaitable<json::object> describe(const queue::JobRecord& record, CallPtr call, bool with_units) const {
+    return describe(record, links(*call), with_units);
+  }
 
   // Checks the images of a complete spec against its model, and its mask for `alpha_mask`. `known`: what the request
   // brought; others are looked up. `sent` names them in errors, here and below. kInvalidArgument.
@@ -134,15 +146,17 @@ asio::awaitable<Result<Response>> send_result(const ApiContext& context, CallPtr
 Error registry_error(const Error& error);
 
 // Each function adds the routes of one resource.
-void add_system_routes(Router& router);  // pages, metrics, probes, models
-void add_image_routes(Router& router);   // OpenAI's images
-void add_video_routes(Router& router);   // OpenAI's videos
-void add_job_routes(Router& router);     // jobs, results, previews
-void add_fleet_routes(Router& router);   // timelines, slow jobs, the fleet's last hour
-void add_event_routes(Router& router);   // a job's server-sent events
-void add_lora_routes(Router& router);    // the registry of adapters
-void add_upload_routes(Router& router);  // images for jobs
-void add_key_routes(Router& router);     // keys, tenants
-void add_worker_routes(Router& router);  // workers, scaling
+void add_system_routes(Router& router);   // pages, metrics, probes, models
+void add_image_routes(Router& router);    // OpenAI's images
+void add_video_routes(Router& router);    // OpenAI's videos
+void add_job_routes(Router& router);      // jobs, results, previews
+void add_fleet_routes(Router& router);    // timelines, slow jobs, the fleet's last hour
+void add_batch_routes(Router& router);    // many jobs in one call
+void add_event_routes(Router& router);    // a job's server-sent events
+void add_lora_routes(Router& router);     // the registry of adapters
+void add_upload_routes(Router& router);   // images for jobs
+void add_key_routes(Router& router);      // keys, tenants
+void add_webhook_routes(Router& router);  // secrets, deliveries
+void add_worker_routes(Router& router);   // workers, scaling
 
 }  // namespace ditfleet::gateway

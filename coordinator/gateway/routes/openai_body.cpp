@@ -15,7 +15,8 @@ json::value form_value(const std::string& name, std::string_view text) {
   const auto field = job::find_field(name);
   const job::FieldType type = field ? field->row().type : job::FieldType::kText;
   if (type == job::FieldType::kInteger || type == job::FieldType::kReal || type == job::FieldType::kAdapters ||
-      type == job::FieldType::kCache || type == job::FieldType::kFlag || name == "stream") {
+      type == job::FieldType::kCache || type == job::FieldType::kWebhook || type == job::FieldType::kFlag ||
+      name == "stream") {
     if (auto value = parse_json(text)) return std::move(*value);
   }
   return json::value(text);

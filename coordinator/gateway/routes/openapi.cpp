@@ -44,6 +44,18 @@ json::object schema_of(const job::FieldRow& row) {
       out["additionalProperties"] = false;
       break;
     }
+    case job::FieldType::kWebhook: {
+      const json::object url{{"type", "string"}, {"format", "uri"}, {"maxLength", job::kMaxUrlBytes}};
+      json::array names;
+      for (const std::string_view event : job::kWebhookEvents) names.emplace_back(event);
+      const json::object events{
+          {"type", "array"}, {"items", json::object{{"type", "string"}, {"enum", std::move(names)}}}, {"minItems", 1}};
+      out["oneOf"] = json::array{url, json::object{{"type", "object"},
+                                                   {"properties", json::object{{"url", url}, {"events", events}}},
+                                                   {"required", json::array{"url"}},
+                                                   {"additionalProperties", false}}};
+      break;
+    }
     case job::FieldType::kAdapters:
       out["type"] = "array";
       out["items"] = json::object{{"$ref", "#/components/schemas/LoraUse"}};

@@ -52,6 +52,34 @@ local function note(journal, id, member, event, after)
   journal.after[at] = after or member
 end
 
+-- ---- webhooks -------------------------------------------------------------------------------------------------
+-- outbox: a stream with an entry for each change that a receiver may want, e = "<job> <change>": started, succeeded,
+-- failed or canceled. hooked: <job>, admitted and open, with a webhook → '0' until it starts, '1'. watched: those that
+-- want their progress. Quotes in a spec's texts are escaped, so that only the fields match.
+local function has_webhook(spec) return string.find(spec, '"webhook"%s*:') ~= nil end
+
+local function post(key, id, change) redis.call('XADD', prefix_of(key) .. 'outbox', '*', 'e', id .. ' ' .. change) end
+
+local function post_start(key, id)
+  local hooked = prefix_of(key) .. 'hooked'
+  if redis.call('HGET', hooked, id) ~= '0' then return end
+  redis.call('HSET', hooked, id, '1')
+  post(key, id, 'started')
+end
+
+-- The end of a job. batch:<batch> counts the ends of its jobs, "<batch>-<line>".
+local function post_end(key, id, state, spec)
+  local batch = string.match(id, '^(batch_%w+)%-%d+$')
+  local counts = batch and prefix_of(key) .. 'batch:' .. batch
+  if counts and redis.call('HEXISTS', counts, 'total') == 1 then
+    redis.call('HINCRBY', counts, (state == 'succeeded' or state == 'canceled') and state or 'failed', '1')
+  end
+  if not has_webhook(spec) then return end
+  redis.call('HDEL', prefix_of(key) .. 'hooked', id)
+  redis.call('SREM', prefix_of(key) .. 'watched', id)
+  post(key, id, (state == 'succeeded' or state == 'canceled') and state or 'failed')
+end
+
 -- The event of a new job.
 local function queued_event(tenant) return 'queued -1 {"tenant":' .. cjson.encode(tenant) .. '}' end
 
@@ -101,9 +129,10 @@ local function conclude(journal, ending)
     outcome = outcome_of(job_key, record.units, unit, state)
   end
   local open = ending.open or rc('HGET', keys.open, id) or ''
+  local spec = ending.spec or rc('HGET', keys.specs, id) or ''
   return_use(journal, id, open)
-  append(fields, {'state', outcome, 'ended', ending.at, 'o', open,
-    'spec', ending.spec or rc('HGET', keys.specs, id) or ''})
+  append(fields, {'state', outcome, 'ended', ending.at, 'o', open, 'spec', spec})
+  post_end(keys.events, id, outcome, spec)
   local told = '{"job":"' .. outcome .. '"'
   if outcome == 'failed' or outcome == 'expired' then
     local reason = ending.error or rc('HGET', job_key, 'error')
@@ -128,6 +157,7 @@ local function end_queued(journal, ending)
   journal.ended[id] = fields
   journal.closed[#journal.closed + 1] = id
   return_use(journal, id, ending.record)
+  post_end(journal.keys.events, id, ending.state, ending.spec)
   note(journal, id, id, ending.state .. ' -1 ' .. (ending.error or '{}'))
   redis.call('ZREM', journal.keys.deadline, id)
 end

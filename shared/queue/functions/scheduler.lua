@@ -50,6 +50,11 @@ local function admit_job(journal, admissions, id, job, plan, at)
   append(admissions.jobs, {id, pack_job(job)})
   append(admissions.specs, {id, spec})
   name_input(journal.keys.events, id, job.tenant, spec)
+  if has_webhook(spec) then
+    local prefix = prefix_of(journal.keys.events)
+    redis.call('HSET', prefix .. 'hooked', id, '0')
+    if string.find(spec, '"job.progress"', 1, true) then redis.call('SADD', prefix .. 'watched', id) end
+  end
   if job.deadline ~= '0' then append(admissions.deadlines, {job.deadline, id}) end
   local places, units = admissions.places, admissions.units
   local record = pack_unit(set_waiting({errors = '0', crashes = '0', units = job.units, deadline = job.deadline,

@@ -52,6 +52,7 @@ local function start(keys, args)
   note(journal, id, member, 'started ' .. unit .. ' {"attempt":' .. attempt_of(record) .. ',"worker":"' ..
     string.match(record.owner, '^[^:]*') .. '"}')
   write(journal)
+  post_start(events, id)
   return 1
 end
 
