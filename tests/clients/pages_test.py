@@ -148,7 +148,9 @@ class Pages(unittest.TestCase):
         script = (Path(AXE.submodule_search_locations[0]) / "axe.min.js").read_text()
         for dark in (False, True):
             self.page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
-            for path, shown in (("/", "document.querySelector('article')"), (f"/jobs/{id}", "document.querySelector('.axis')"), ("/slow", "document.querySelector('#rows tr')"),
+            self.open("/")
+            self.page.js(f"localStorage.setItem('ditfleet-compact', {str(dark).lower()})")
+            for path, shown in (("/", f"document.querySelector('{'.compact' if dark else ':not(.compact) >'} article')"), (f"/jobs/{id}", "document.querySelector('.axis')"), ("/slow", "document.querySelector('#rows tr')"),
                                 ("/fleet", "document.querySelector('#phases tr')"), ("/docs", "document.querySelector('.operation')"), ("/alerts", "document.querySelector('main')")):
                 with self.subTest(path=path, dark=dark):
                     self.open(path)
