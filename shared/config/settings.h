@@ -155,7 +155,7 @@ struct Settings {
     std::string dir;
   } data;
   struct {
-    std::string otlp_endpoint;
+    std::string otlp_endpoint, trace_url;
     double sample_rate = 1, slow_s = 30;
   } telemetry;
   struct {

@@ -56,10 +56,11 @@ class Pages(unittest.TestCase):
         self.page.size(1280, 1000)
 
     def test_a_job_whose_worker_was_lost(self):
-        self.start(workers=2, sets=["queue.lease_ms=2000"])
+        self.start(workers=2, sets=["queue.lease_ms=2000", "telemetry.trace_url=https://traces.example/trace/{trace_id}?from=ditfleet"])
         for _ in range(6):
             self.http.wait(self.http.submit(**{**LONG, "num_inference_steps": 4}))
-        id = self.http.submit(prompt="one <b>that</b> is lost", **LONG)
+        trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+        id = self.http.submit(prompt="one <b>that</b> is lost", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}, **LONG)
         self.http.wait_event(id, "step")
         lost = self.http.job(id)["unit_records"][0]["worker"]
         pid = next(w["pid"] for w in self.http.get("/v1/workers").json()["workers"] if w["name"] == lost)
@@ -71,6 +72,8 @@ class Pages(unittest.TestCase):
         timeline = self.http.get(f"/v1/jobs/{id}/timeline").json()["unit_records"][0]
         self.assertEqual([a["worker"] for a in timeline["attempts"]], [lost, last])
         self.assertIn("lease lapsed", timeline["attempts"][0]["back"])
+        self.assertTrue(1 <= timeline["attempts"][0]["step"] < timeline["attempts"][0]["total_steps"] == 200)
+        self.assertEqual([timeline["attempts"][1][name] for name in ("step", "total_steps")], [200, 200])
         ends = [0] + [s["begin_us"] + s["us"] for s in timeline["spans"]]
         self.assertEqual([s["begin_us"] for s in timeline["spans"]], ends[:-1])  # without gaps
         self.assertEqual(ends[-1], (job["ended_ms"] - job["created_ms"]) * 1000)
@@ -80,8 +83,11 @@ class Pages(unittest.TestCase):
         self.assertEqual(self.page.js("document.getElementById('prompt').textContent"), "one <b>that</b> is lost")
         text = self.page.js("document.getElementById('units').innerText")
         for words in (f"attempt 1 on {lost}", f"attempt 2 on {last}", "returned to the queue: lease lapsed", "chosen: ", "2 attempts",
+                      f"reached step {timeline['attempts'][0]['step']}/200", "reached step 200/200",
                       "admission", "queue", "earlier attempts", "queued again", "text", "denoise", "vae", "encode", "store", "predicted"):
             self.assertIn(words, text)
+        self.assertEqual(self.page.js("(a => [a.textContent, a.href])(document.getElementById('trace'))"),
+                         ["trace " + trace, f"https://traces.example/trace/{trace}?from=ditfleet"])
         self.page.until("document.querySelector('#images img')?.naturalWidth === 256")
         self.screens(f"/jobs/{id}", "document.querySelectorAll('.fall .track').length > 8")
 
@@ -137,6 +143,13 @@ class Pages(unittest.TestCase):
         self.page.js("document.getElementById('cancel').click()")
         self.page.until("document.getElementById('state').textContent === 'canceled'")
         self.assertEqual(self.http.job(long)["state"], "canceled")
+        self.assertEqual(self.page.js("document.getElementById('trace').getAttribute('href')"), None)  # no tracing backend
+        self.screens(f"/jobs/{long}", "document.getElementById('retry')?.offsetWidth > 0")
+        self.page.js("document.getElementById('retry').click()")
+        again = self.page.until(f"location.pathname !== '/jobs/{long}' && document.getElementById('cancel')?.offsetWidth > 0 && location.pathname.split('/')[2]")
+        self.addCleanup(self.http.cancel, again)
+        self.assertEqual(self.http.job(again)["spec"], self.http.job(long)["spec"])
+        self.assertTrue(self.page.js("document.getElementById('retry').hidden"))
         self.assertEqual(self.page.errors, [])
 
     @unittest.skipUnless(AXE, "axe-core-python (tests/requirements.txt) is not installed")

@@ -5,7 +5,9 @@
 #include "coordinator/gateway/events/fleet_history.h"
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/errors.h"
+#include "shared/core/text.h"
 #include "shared/core/wall_clock.h"
+#include "shared/telemetry/spans.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -60,6 +62,7 @@ json::object holder_value(const config::Settings& settings, const queue::UnitRec
 struct Attempt {
   std::string worker, reason, back;  // back: why the unit was returned to the queue
   std::int64_t assigned_ms = 0, started_ms = 0, ended_ms = 0;
+  int step = 0, total_steps = 0;  // the last step that it reported; 0: none
 };
 
 // The attempts of each unit, oldest first.
@@ -74,6 +77,9 @@ std::map<int, std::vector<Attempt>> attempts_in(const std::vector<queue::Event>&
       continue;
     } else if (event.type == "started") {
       attempts.back().started_ms = event.at_ms;
+    } else if (event.type == "step") {
+      attempts.back().step = number_of(event.field("step"), 0).value_or(0);
+      attempts.back().total_steps = number_of(event.field("total"), 0).value_or(0);
     } else if (event.type == "ready") {
       attempts.back().ended_ms = event.at_ms;
       const std::string message = event.field("message");
@@ -93,9 +99,20 @@ json::array attempts_value(const std::vector<Attempt>& attempts) {
                                {"assigned_ms", a.assigned_ms},
                                {"started_ms", a.started_ms},
                                {"ended_ms", a.ended_ms},
+                               {"step", a.step},
+                               {"total_steps", a.total_steps},
                                {"back", text_or_null(a.back)}});
   }
   return out;
+}
+
+// Where the tracing backend shows the job's trace, or null. `form`: telemetry.trace_url.
+json::value trace_url(std::string form, const std::string& traceparent) {
+  constexpr std::string_view kPlace = "{trace_id}";
+  const auto trace = telemetry::SpanContext::parse(traceparent);
+  if (form.empty() || !trace.valid()) return nullptr;
+  if (const auto at = form.find(kPlace); at != std::string::npos) form.replace(at, kPlace.size(), trace.trace_id);
+  return json::value(form);
 }
 
 asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPtr call) {
@@ -153,6 +170,7 @@ asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPt
     if (held(from)) unit["holder"] = holder_value(context.dependencies.settings, from, last_ms[from.unit], infos);
   }
   body["now_ms"] = now_ms;
+  body["trace_url"] = trace_url(context.dependencies.settings.telemetry.trace_url, record->traceparent);
   co_return json_response(200, body).with("Cache-Control", "no-store");
 }
 
