@@ -403,7 +403,7 @@ class Console(unittest.TestCase):
         self.page.until("document.querySelector('.empty')?.textContent.startsWith('No job of this list')")
         self.search("hay")
         self.page.js("(() => { const f = document.getElementById('filter'); f.value = 'succeeded'; f.onchange(); })()")
-        self.assertEqual(self.page.js("location.search"), "?state=succeeded&q=hay")
+        self.assertEqual(self.page.js("location.search"), "?q=hay&state=succeeded")
         self.page.open(shared.fleet.url + "/?state=succeeded&q=needle")
         self.until_shown(needle)
         self.assertEqual(self.page.js("document.getElementById('search').value"), "needle")

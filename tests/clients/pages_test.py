@@ -11,6 +11,7 @@ import sys
 import time
 import unittest
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import browser
 from api import Client
@@ -54,6 +55,15 @@ class Pages(unittest.TestCase):
                 self.page.screenshot(file)
                 self.assertEqual(describe(file.read_bytes()), ("png", width, 1000))
         self.page.size(1280, 1000)
+
+    def choose_range(self, path, shown):
+        """Shows the last 15 minutes on a page, which keeps them in its address."""
+        self.open(path)
+        self.page.js("(() => { const s = document.getElementById('range'); s.value = '15'; s.onchange(); })()")
+        self.assertEqual(self.page.js("location.pathname + location.search"), path + "?minutes=15")
+        self.page.until(shown)
+        self.open(path + "?minutes=15")
+        self.page.until(f"document.getElementById('range').value === '15' && {shown}")
 
     def test_a_job_whose_worker_was_lost(self):
         self.start(workers=2, sets=["queue.lease_ms=2000", "telemetry.trace_url=https://traces.example/trace/{trace_id}?from=ditfleet"])
@@ -109,6 +119,12 @@ class Pages(unittest.TestCase):
         self.open("/slow")
         self.page.until(f"document.querySelector('#rows tr a')?.textContent === '{id}'")
         self.assertIn(slow[0]["blame"]["phase"], self.page.js("document.querySelector('#rows tr').innerText"))
+        self.choose_range("/slow", f"document.querySelector('#rows tr a')?.textContent === '{id}'")
+        self.page.js(f"(() => {{ const s = document.getElementById('class'); s.value = '{slow[0]['class']}'; s.onchange(); }})()")
+        kept = self.page.js("location.search")
+        self.assertEqual(parse_qs(kept[1:]), {"minutes": ["15"], "class": [slow[0]["class"]]})
+        self.open("/slow" + kept)  # as dashboards link to it
+        self.page.until(f"document.getElementById('class').value === '{slow[0]['class']}' && document.querySelectorAll('#rows tr').length === 7")
         self.screens("/slow", "document.querySelectorAll('#rows tr').length > 4")
         self.assertEqual(self.page.errors, [])
 
@@ -197,6 +213,8 @@ class Pages(unittest.TestCase):
         before = self.page.js("document.querySelectorAll('#tiles b')[1].textContent")
         self.page.until(f"document.querySelectorAll('#tiles b')[1].textContent !== '{before}'")  # it is live
         self.screens("/fleet", "document.querySelectorAll('#phases tr').length > 6")
+        self.choose_range("/fleet", "document.querySelectorAll('#tiles .note')[1]?.textContent === 'succeeded in the last 15 minutes'")
+        self.screens("/fleet?minutes=15", "document.querySelectorAll('#phases tr').length > 6")
         # What operators do, with the worker that is chosen.
         name = fleet["workers"][1]["name"]
         self.page.js("window.asked = []; window.confirm = text => { asked.push(text); return true; }")
@@ -320,6 +338,9 @@ class Pages(unittest.TestCase):
         self.assertIn("resident up to 4.2 MP", self.page.js("document.getElementById('about').innerText"))
         self.screens("/fleet", "document.getElementById('names').children.length === 200")
         self.screens("/slow", "document.querySelectorAll('#rows tr').length === 50")
+        self.choose_range("/slow", "document.querySelectorAll('#rows tr').length < 50")
+        self.choose_range("/fleet", "document.querySelectorAll('#tiles b')[1]?.textContent === String(sum(fleet.throughput.succeeded.slice(-90)))")
+        self.assertLess(int(self.page.js("document.querySelectorAll('#tiles b')[1].textContent")), sum(seen["throughput"]["succeeded"]) / 2)
         self.assertEqual(self.page.errors, [])
 
 

@@ -13,7 +13,7 @@ namespace ditfleet::gateway {
 namespace {
 
 constexpr int kMaxEvents = 10'000;  // of a job that its timeline shows; the oldest ones
-constexpr int kDefaultSlow = 20, kMaxSlow = 200;
+constexpr int kDefaultSlow = 20, kMaxSlow = 200, kMostMinutes = 60;
 constexpr int kMaxHistory = 1000;  // jobs per page
 
 json::array spans_value(const std::vector<queue::Span>& spans) {
@@ -175,7 +175,7 @@ asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPt
 }
 
 asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr call) {
-  int limit = kDefaultSlow;
+  int limit = kDefaultSlow, minutes = kMostMinutes;
   std::string class_key;
   for (const auto& [name, value] : call->request.query) {
     if (name == "class") {
@@ -184,14 +184,19 @@ asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr c
       const auto asked = parse_limit(value, kMaxSlow);
       if (!asked) co_return asked.error();
       limit = *asked;
+    } else if (name == "minutes") {
+      const auto asked = number_of(value, 1, kMostMinutes);
+      if (!asked) co_return invalid_argument("minutes must be a whole number from 1 to 60", name);
+      minutes = *asked;
     } else {
-      co_return invalid_argument("unknown parameter '" + name + "'; supported are class and limit", name);
+      co_return invalid_argument("unknown parameter '" + name + "'; supported are class, limit and minutes", name);
     }
   }
   FleetHistory& history = context.hub->history();
   const std::int64_t now_ms = unix_ms();
   json::array jobs;
-  for (const auto& job : history.slow(call->caller.view(), class_key, static_cast<std::size_t>(limit), now_ms)) {
+  for (const auto& job : history.slow(call->caller.view(), class_key, static_cast<std::size_t>(limit), now_ms,
+                                      std::int64_t{60'000} * minutes)) {
     const auto spans = queue::spans_of(job, now_ms);
     json::object row{{"id", job.id},
                      {"state", job::state_name(job.state)},

@@ -259,6 +259,7 @@ TEST(FleetHistory, ListsTheSlowestJobsOfTheHour) {
   EXPECT_EQ(history.slow("bolt", "", 3, kNow + 200)[0].id, "j99");
   EXPECT_EQ(history.slow("", "demo/32x32x1/none/16/fp32", 3, kNow + 200).size(), 1u);
   EXPECT_EQ(history.slow("", "", 1000, kNow + 200).size(), FleetHistory::kMostSlow + 1);  // bounded
+  EXPECT_EQ(history.slow("", "", 1000, kNow + 200, 130).size(), 32u) << "from j69 on";
   EXPECT_TRUE(history.slow("", "", 3, kNow + FleetHistory::kHourMs + 200).empty());
 }
 
@@ -459,6 +460,7 @@ TEST_F(FleetRoutes, TenantsSeeTheirOwnJobsOnly) {
   EXPECT_EQ(all.at("workers").at(0).at("runs").at(0).at(0).as_string(), "old-of-acme");
   EXPECT_EQ(as("o", "/v1/jobs/slow?limit=0").status, 400);
   EXPECT_EQ(as("o", "/v1/jobs/slow?state=x").status, 400);
+  EXPECT_EQ(as("o", "/v1/jobs/slow?minutes=61").status, 400);
 }
 
 TEST_F(FleetRoutes, PagesNeedNoKeyAndHaveAPolicy) {
