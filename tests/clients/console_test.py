@@ -413,6 +413,8 @@ class Console(unittest.TestCase):
     def test_compact_rows(self):
         done = self.http.submit(prompt="two of them " + "and a long description " * 4, n=2, **SMALL)
         self.http.wait(done)
+        edited = self.http.submit(prompt="a hat", model="edit", image=base64.b64encode((PICTURES / "photo.png").read_bytes()).decode(), **SMALL)
+        self.http.wait(edited)
         running = self.http.submit(prompt="one that runs", **LONG)
         waiting = self.http.submit(prompt="one that waits", **LONG)
         for id in (running, waiting):
@@ -426,8 +428,9 @@ class Console(unittest.TestCase):
         for width in (1440, 390):
             self.page.size(width, 900)
             self.page.until(f"{tall} < 45")
-            for id in (done, running, waiting):
-                self.page.until(f"['img, .image', '.prompt', '.state', '.when'].every(part => {card(id)}.querySelector(part)?.offsetWidth > 0)")
+            self.page.until(f"{card(edited, '.picture img')} !== null && {card(edited)}.offsetHeight < 45")
+            for id in (done, edited, running, waiting):
+                self.page.until(f"['.image', '.prompt', '.state', '.when'].every(part => {card(id)}.querySelector(part)?.offsetWidth > 0)")
             self.assertEqual(self.page.js(f"[...{card(done)}.querySelectorAll('.image')].filter(i => i.offsetParent).length"), 1)
         self.page.until(f"/left|next/.test({card(waiting, '.when')}.textContent)")
         self.assertRegex(self.page.js(f"{card(done, '.when')}.textContent"), "now|ago")
