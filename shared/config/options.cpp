@@ -410,6 +410,11 @@ const Option kOptions[] = {
          "Base URL of an OTLP/HTTP receiver for spans in JSON, such as http://127.0.0.1:4318. If empty, "
          "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without them no spans are recorded.",
      .form = Form::kHttpUrl},
+    {DITFLEET_OPTION(telemetry.trace_url),
+     .description =
+         "Where the tracing backend shows a trace, such as https://jaeger.example/trace/{trace_id}. A job's page links "
+         "to it, for everybody who may see the job. If empty, the page shows the trace's id only.",
+     .form = Form::kHttpUrl},
     {DITFLEET_OPTION(telemetry.sample_rate),
      .description = "The share of new traces that are exported. A request's traceparent decides for itself. With 1, "
                     "OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG apply.",

@@ -164,7 +164,7 @@ struct Settings {
     std::string dir;
   } data;
   struct {
-    std::string otlp_endpoint;
+    std::string otlp_endpoint, trace_url;
     double sample_rate = 1, slow_s = 30;
   } telemetry;
   struct {

@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 
 import browser
-from adapters import BYTES, DOWN, UP, safetensors
+from adapters import BYTES, DOWN, UP, adapter, safetensors
 from api import Client
 from browser import Browser
 from fleet import Fleet, ROOT, Shared, need, run, tiny_model
@@ -378,6 +378,111 @@ class Console(unittest.TestCase):
         self.page.until(f"{card(ids[2], '.state')}.textContent === 'succeeded'")
         self.assertEqual(self.page.errors, [])
 
+    def search(self, text):
+        self.page.js(f"(() => {{ const e = document.getElementById('search'); e.value = {json.dumps(text)}; e.dispatchEvent(new Event('input')); }})()")
+
+    def until_shown(self, *ids):
+        """Waits until the list shows just these jobs."""
+        self.page.until(f"[...document.querySelectorAll('article')].filter(a => a.offsetParent).map(a => a.dataset.id).join() === '{','.join(ids)}'")
+
+    def test_the_list_is_searched(self):
+        needle, other = (self.http.submit(prompt=prompt, **SMALL) for prompt in ("A Needle in the hay", "hay alone"))
+        for id in (needle, other):
+            self.http.wait(id)
+        self.open()
+        self.page.until(f"{card(needle)} !== null")
+        self.search(" needle in ")
+        self.until_shown(needle)
+        self.assertEqual(self.page.js("location.search"), "?q=needle+in")
+        self.search("hay")
+        self.until_shown(other, needle)
+        self.search(other.lower())
+        self.until_shown(other)
+        self.search("no such <b>text</b>")
+        self.until_shown()
+        self.page.until("document.querySelector('.empty')?.textContent.startsWith('No job of this list')")
+        self.search("hay")
+        self.page.js("(() => { const f = document.getElementById('filter'); f.value = 'succeeded'; f.onchange(); })()")
+        self.assertEqual(self.page.js("location.search"), "?q=hay&state=succeeded")
+        self.page.open(shared.fleet.url + "/?state=succeeded&q=needle")
+        self.until_shown(needle)
+        self.assertEqual(self.page.js("document.getElementById('search').value"), "needle")
+        self.screens("searched")
+        self.assertEqual(self.page.errors, [])
+
+    def test_compact_rows(self):
+        done = self.http.submit(prompt="two of them " + "and a long description " * 4, n=2, **SMALL)
+        self.http.wait(done)
+        edited = self.http.submit(prompt="a hat", model="edit", image=base64.b64encode((PICTURES / "photo.png").read_bytes()).decode(), **SMALL)
+        self.http.wait(edited)
+        running = self.http.submit(prompt="one that runs", **LONG)
+        waiting = self.http.submit(prompt="one that waits", **LONG)
+        for id in (running, waiting):
+            self.addCleanup(self.http.cancel, id)
+        self.http.wait_event(running, "preview")
+        self.open()
+        self.page.until(f"{card(done, 'img')}?.naturalWidth === 32")
+        tall = f"{card(done)}.offsetHeight"
+        self.assertGreater(self.page.js(tall), 80)
+        self.page.js("document.getElementById('compact').click()")
+        for width in (1440, 390):
+            self.page.size(width, 900)
+            self.page.until(f"{tall} < 45")
+            self.page.until(f"{card(edited, '.picture img')} !== null && {card(edited)}.offsetHeight < 45")
+            for id in (done, edited, running, waiting):
+                self.page.until(f"['.image', '.prompt', '.state', '.when'].every(part => {card(id)}.querySelector(part)?.offsetWidth > 0)")
+            self.assertEqual(self.page.js(f"[...{card(done)}.querySelectorAll('.image')].filter(i => i.offsetParent).length"), 1)
+        self.page.until(f"/left|next/.test({card(waiting, '.when')}.textContent)")
+        self.assertRegex(self.page.js(f"{card(done, '.when')}.textContent"), "now|ago")
+        self.assertEqual(self.page.js(f"{card(done, '.when')}.pathname"), f"/jobs/{done}")
+        self.screens("compact")
+        self.open()  # kept
+        self.page.until(f"{tall} < 45 && document.getElementById('compact').ariaPressed === 'true'")
+        self.page.js("document.getElementById('compact').click()")
+        self.page.until(f"{tall} > 80 && {card(done, '.when')}.offsetWidth === 0")
+        self.assertEqual(self.page.errors, [])
+
+    def test_jobs_are_retried(self):
+        self.assertEqual(self.http.request("PUT", "/v1/loras/odd", adapter(width=64), BYTES).status, 201)
+        failed = [self.http.submit(prompt=f"fails {i}", seed=i, loras=[{"name": "odd"}], **SMALL) for i in range(3)]
+        for id in failed:
+            self.assertEqual(self.http.wait(id)["state"], "failed")
+        canceled = self.http.submit(prompt="was canceled", seed=4, **LONG)
+        self.http.cancel(canceled)
+        self.http.wait(canceled)
+        done = self.http.submit(prompt="is done", **SMALL)
+        spec = self.http.wait(done)["spec"]
+        self.open()
+        self.page.until(f"{card(done, '.state')}?.textContent === 'succeeded'")
+        button = lambda id: f"[...{card(id)}.querySelectorAll('button')].find(b => /^Retr/.test(b.textContent))"
+        self.assertTrue(self.page.js(f"{button(done)}.hidden"))
+        self.screens("retry")
+        self.page.js(f"{button(canceled)}.click()")
+        again = self.page.until(f"(id => id !== '{done}' && id)(document.querySelector('article').dataset.id)")
+        self.addCleanup(self.http.cancel, again)
+        self.assertEqual(self.http.job(again)["spec"], self.http.job(canceled)["spec"])
+        self.http.cancel(again)
+        self.page.until(f"{button(canceled)}.disabled && document.getElementById('told').textContent === 'Submitted 1 job again.'")
+        # All failed ones that are shown, once the adapter is there again.
+        self.assertEqual(self.http.request("DELETE", "/v1/loras/odd").status, 200)
+        self.page.js("window.asked = []; window.confirm = text => { asked.push(text); return asked.length > 1; }")
+        self.search("fails")
+        self.page.js("document.getElementById('retry-failed').click()")
+        self.assertEqual(self.page.js("asked"), ["Submit 3 failed jobs again?"])
+        self.assertEqual(self.page.js("document.querySelector('article').dataset.id"), again, "it was not confirmed")
+        self.page.js("document.getElementById('retry-failed').click()")
+        self.page.until("document.getElementById('told').textContent.startsWith('Submitted 0 of 3 jobs again: ')")
+        self.assertEqual(self.http.request("PUT", "/v1/loras/odd", adapter(width=64), BYTES).status, 201)
+        self.addCleanup(self.http.request, "DELETE", "/v1/loras/odd")
+        self.page.js("document.getElementById('retry-failed').click()")
+        self.page.until("document.getElementById('told').textContent === 'Submitted 3 jobs again.'")
+        ids = self.page.until("(ids => ids.length === 6 && ids)([...document.querySelectorAll('article')].filter(a => a.offsetParent).map(a => a.dataset.id))")
+        self.assertCountEqual([self.http.wait(id)["spec"] for id in ids[:3]], [self.http.job(id)["spec"] for id in failed])
+        self.page.until("shown_failed().length === 3")  # the new ones
+        self.search("is done")
+        self.assertTrue(self.page.js("document.getElementById('retry-failed').hidden"))
+        self.assertEqual(len(self.page.errors), 1, self.page.errors)  # the refusal
+
     def test_errors_are_shown(self):
         long_prompt = self.http.submit(prompt="word " * 400, **SMALL)
         self.http.wait(long_prompt)
@@ -395,9 +500,9 @@ class Console(unittest.TestCase):
         worker = self.http.get("/v1/workers").json()["workers"][0]
         self.page.until(f"document.getElementById('workers').textContent.includes('pid {worker['pid']}')")
         self.assertIn("ready", self.page.js("document.getElementById('workers').textContent"))
-        self.page.js("(() => { const f = document.getElementById('filter'); f.value = 'failed'; f.onchange(); })()")
+        self.page.js("(() => { const f = document.getElementById('filter'); f.value = 'rejected'; f.onchange(); })()")
         self.page.until("document.querySelectorAll('article').length === 0 && document.querySelector('.empty') !== null")
-        self.assertEqual(self.page.js("location.search"), "?state=failed")
+        self.assertEqual(self.page.js("location.search"), "?state=rejected")
         self.page.open(shared.fleet.url + "/?state=succeeded")
         self.page.until(f"{card(done)} !== null && document.getElementById('filter').value === 'succeeded'")
 
@@ -436,7 +541,8 @@ class Console(unittest.TestCase):
         self.assertEqual(self.page.errors, [])
 
     def test_the_page_asks_for_a_key(self):
-        config = f"keys:\n  - {{tenant: a, sha256: {hashlib.sha256(b'sk-a').hexdigest()}}}\n"
+        config = "keys:\n" + "".join(f"  - {{tenant: {tenant}, sha256: {hashlib.sha256(b'sk-' + tenant.encode()).hexdigest()}, admin: {admin}}}\n"
+                                     for tenant, admin in (("a", "false"), ("ops", "true")))
         with Fleet(workers=0, config=config) as fleet:
             self.open(fleet.url)
             self.page.until("document.getElementById('key-dialog').open")
@@ -447,6 +553,14 @@ class Console(unittest.TestCase):
             photo = base64.b64encode((PICTURES / "photo.png").read_bytes()).decode()
             id = Client(fleet.url, "sk-a").submit(image=photo, **SMALL)
             self.page.until(f"{card(id, '.picture img')}?.naturalWidth === 50")
+            # What an administrator submits again belongs to his tenant.
+            id = Client(fleet.url, "sk-a").submit(**SMALL)
+            Client(fleet.url, "sk-a").cancel(id)
+            self.page.js("sessionStorage.setItem('ditfleet-key', 'sk-ops')")
+            self.open(fleet.url)
+            self.page.until(f"{card(id, '.state')}?.textContent === 'canceled'")
+            self.page.js(f"[...{card(id)}.querySelectorAll('button')].find(b => b.textContent === 'Retry').click()")
+            self.page.until("document.getElementById('told').textContent === 'Submitted 1 job again for tenant ops.'")
 
     def test_dump_dom(self):
         """`chromium --dump-dom` waits for no script."""

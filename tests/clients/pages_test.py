@@ -11,6 +11,7 @@ import sys
 import time
 import unittest
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import browser
 from api import Client
@@ -55,11 +56,21 @@ class Pages(unittest.TestCase):
                 self.assertEqual(describe(file.read_bytes()), ("png", width, 1000))
         self.page.size(1280, 1000)
 
+    def choose_range(self, path, shown):
+        """Shows the last 15 minutes on a page, which keeps them in its address."""
+        self.open(path)
+        self.page.js("(() => { const s = document.getElementById('range'); s.value = '15'; s.onchange(); })()")
+        self.assertEqual(self.page.js("location.pathname + location.search"), path + "?minutes=15")
+        self.page.until(shown)
+        self.open(path + "?minutes=15")
+        self.page.until(f"document.getElementById('range').value === '15' && {shown}")
+
     def test_a_job_whose_worker_was_lost(self):
-        self.start(workers=2, sets=["queue.lease_ms=2000"])
+        self.start(workers=2, sets=["queue.lease_ms=2000", "telemetry.trace_url=https://traces.example/trace/{trace_id}?from=ditfleet"])
         for _ in range(6):
             self.http.wait(self.http.submit(**{**LONG, "num_inference_steps": 4}))
-        id = self.http.submit(prompt="one <b>that</b> is lost", **LONG)
+        trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+        id = self.http.submit(prompt="one <b>that</b> is lost", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}, **LONG)
         self.http.wait_event(id, "step")
         lost = self.http.job(id)["unit_records"][0]["worker"]
         pid = next(w["pid"] for w in self.http.get("/v1/workers").json()["workers"] if w["name"] == lost)
@@ -71,6 +82,8 @@ class Pages(unittest.TestCase):
         timeline = self.http.get(f"/v1/jobs/{id}/timeline").json()["unit_records"][0]
         self.assertEqual([a["worker"] for a in timeline["attempts"]], [lost, last])
         self.assertIn("lease lapsed", timeline["attempts"][0]["back"])
+        self.assertTrue(1 <= timeline["attempts"][0]["step"] < timeline["attempts"][0]["total_steps"] == 200)
+        self.assertEqual([timeline["attempts"][1][name] for name in ("step", "total_steps")], [200, 200])
         ends = [0] + [s["begin_us"] + s["us"] for s in timeline["spans"]]
         self.assertEqual([s["begin_us"] for s in timeline["spans"]], ends[:-1])  # without gaps
         self.assertEqual(ends[-1], (job["ended_ms"] - job["created_ms"]) * 1000)
@@ -80,8 +93,11 @@ class Pages(unittest.TestCase):
         self.assertEqual(self.page.js("document.getElementById('prompt').textContent"), "one <b>that</b> is lost")
         text = self.page.js("document.getElementById('units').innerText")
         for words in (f"attempt 1 on {lost}", f"attempt 2 on {last}", "returned to the queue: lease lapsed", "chosen: ", "2 attempts",
+                      f"reached step {timeline['attempts'][0]['step']}/200", "reached step 200/200",
                       "admission", "queue", "earlier attempts", "queued again", "text", "denoise", "vae", "encode", "store", "predicted"):
             self.assertIn(words, text)
+        self.assertEqual(self.page.js("(a => [a.textContent, a.href])(document.getElementById('trace'))"),
+                         ["trace " + trace, f"https://traces.example/trace/{trace}?from=ditfleet"])
         self.page.until("document.querySelector('#images img')?.naturalWidth === 256")
         self.screens(f"/jobs/{id}", "document.querySelectorAll('.fall .track').length > 8")
 
@@ -103,6 +119,12 @@ class Pages(unittest.TestCase):
         self.open("/slow")
         self.page.until(f"document.querySelector('#rows tr a')?.textContent === '{id}'")
         self.assertIn(slow[0]["blame"]["phase"], self.page.js("document.querySelector('#rows tr').innerText"))
+        self.choose_range("/slow", f"document.querySelector('#rows tr a')?.textContent === '{id}'")
+        self.page.js(f"(() => {{ const s = document.getElementById('class'); s.value = '{slow[0]['class']}'; s.onchange(); }})()")
+        kept = self.page.js("location.search")
+        self.assertEqual(parse_qs(kept[1:]), {"minutes": ["15"], "class": [slow[0]["class"]]})
+        self.open("/slow" + kept)  # as dashboards link to it
+        self.page.until(f"document.getElementById('class').value === '{slow[0]['class']}' && document.querySelectorAll('#rows tr').length === 7")
         self.screens("/slow", "document.querySelectorAll('#rows tr').length > 4")
         self.assertEqual(self.page.errors, [])
 
@@ -137,6 +159,13 @@ class Pages(unittest.TestCase):
         self.page.js("document.getElementById('cancel').click()")
         self.page.until("document.getElementById('state').textContent === 'canceled'")
         self.assertEqual(self.http.job(long)["state"], "canceled")
+        self.assertEqual(self.page.js("document.getElementById('trace').getAttribute('href')"), None)  # no tracing backend
+        self.screens(f"/jobs/{long}", "document.getElementById('retry')?.offsetWidth > 0")
+        self.page.js("document.getElementById('retry').click()")
+        again = self.page.until(f"location.pathname !== '/jobs/{long}' && document.getElementById('cancel')?.offsetWidth > 0 && location.pathname.split('/')[2]")
+        self.addCleanup(self.http.cancel, again)
+        self.assertEqual(self.http.job(again)["spec"], self.http.job(long)["spec"])
+        self.assertTrue(self.page.js("document.getElementById('retry').hidden"))
         self.assertEqual(self.page.errors, [])
 
     @unittest.skipUnless(AXE, "axe-core-python (tests/requirements.txt) is not installed")
@@ -148,7 +177,9 @@ class Pages(unittest.TestCase):
         script = (Path(AXE.submodule_search_locations[0]) / "axe.min.js").read_text()
         for dark in (False, True):
             self.page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
-            for path, shown in (("/", "document.querySelector('article')"), (f"/jobs/{id}", "document.querySelector('.axis')"), ("/slow", "document.querySelector('#rows tr')"),
+            self.open("/")
+            self.page.js(f"localStorage.setItem('ditfleet-compact', {str(dark).lower()})")
+            for path, shown in (("/", f"document.querySelector('{'.compact' if dark else ':not(.compact) >'} article')"), (f"/jobs/{id}", "document.querySelector('.axis')"), ("/slow", "document.querySelector('#rows tr')"),
                                 ("/fleet", "document.querySelector('#phases tr')"), ("/docs", "document.querySelector('.operation')"), ("/alerts", "document.querySelector('main')")):
                 with self.subTest(path=path, dark=dark):
                     self.open(path)
@@ -182,6 +213,8 @@ class Pages(unittest.TestCase):
         before = self.page.js("document.querySelectorAll('#tiles b')[1].textContent")
         self.page.until(f"document.querySelectorAll('#tiles b')[1].textContent !== '{before}'")  # it is live
         self.screens("/fleet", "document.querySelectorAll('#phases tr').length > 6")
+        self.choose_range("/fleet", "document.querySelectorAll('#tiles .note')[1]?.textContent === 'succeeded in the last 15 minutes'")
+        self.screens("/fleet?minutes=15", "document.querySelectorAll('#phases tr').length > 6")
         # What operators do, with the worker that is chosen.
         name = fleet["workers"][1]["name"]
         self.page.js("window.asked = []; window.confirm = text => { asked.push(text); return true; }")
@@ -305,6 +338,9 @@ class Pages(unittest.TestCase):
         self.assertIn("resident up to 4.2 MP", self.page.js("document.getElementById('about').innerText"))
         self.screens("/fleet", "document.getElementById('names').children.length === 200")
         self.screens("/slow", "document.querySelectorAll('#rows tr').length === 50")
+        self.choose_range("/slow", "document.querySelectorAll('#rows tr').length < 50")
+        self.choose_range("/fleet", "document.querySelectorAll('#tiles b')[1]?.textContent === String(sum(fleet.throughput.succeeded.slice(-90)))")
+        self.assertLess(int(self.page.js("document.querySelectorAll('#tiles b')[1].textContent")), sum(seen["throughput"]["succeeded"]) / 2)
         self.assertEqual(self.page.errors, [])
 
 

@@ -215,12 +215,13 @@ const std::map<std::string, std::deque<FleetHistory::Run>, std::less<>>& FleetHi
 }
 
 std::vector<queue::JobSummary> FleetHistory::slow(std::string_view tenant, std::string_view class_key,
-                                                  std::size_t limit, std::int64_t now_ms) const {
+                                                  std::size_t limit, std::int64_t now_ms,
+                                                  std::int64_t within_ms) const {
   std::vector<queue::JobSummary> out;
   for (const auto& [key, one] : classes_) {
     if (!class_key.empty() && key != class_key) continue;
     std::copy_if(one.slow.begin(), one.slow.end(), std::back_inserter(out), [&](const auto& job) {
-      return job.ended_ms >= now_ms - kHourMs && (tenant.empty() || job.tenant == tenant);
+      return job.ended_ms >= now_ms - within_ms && (tenant.empty() || job.tenant == tenant);
     });
   }
   std::sort(out.begin(), out.end(), slower);

@@ -83,9 +83,10 @@ class FleetHistory {
   std::vector<ClassTimes> classes(std::int64_t now_ms);
   std::vector<QueueRow> queue_now() const;
   const std::map<std::string, std::deque<Run>, std::less<>>& runs(std::int64_t now_ms);  // by worker, oldest first
-  // The slowest jobs, slowest first. An empty tenant or class matches any.
+  // The slowest jobs, slowest first. An empty tenant or class matches any. `within_ms`: only jobs that ended since, of
+  // the kMostSlow slowest of each class in the hour.
   std::vector<queue::JobSummary> slow(std::string_view tenant, std::string_view class_key, std::size_t limit,
-                                      std::int64_t now_ms) const;
+                                      std::int64_t now_ms, std::int64_t within_ms = kHourMs) const;
   // The spans that exceed what they should take by 20 % of the unit's time and by 50 ms. Denoising should take the
   // class's median of a step, other spans their medians. Without enough units of the class, the run should take the
   // predicted time, and no span should wait. The spans of an ended unit are judged once: when it ends, or else when

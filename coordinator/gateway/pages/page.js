@@ -57,6 +57,25 @@ function add_key_dialog() {
   document.body.append(dialog);
 }
 
+// Keeps choices that are not empty in the page's address.
+function keep_in_url(choices) {
+  const query = new URLSearchParams(location.search);
+  for (const [name, value] of Object.entries(choices)) if (value) query.set(name, value); else query.delete(name);
+  history.replaceState(null, "", location.pathname + (String(query) && "?" + query));
+}
+const chosen = name => new URLSearchParams(location.search).get(name) || "";
+// The select `range` chooses how many minutes a page shows; empty is an hour.
+function use_range(changed) {
+  const select = $("range");
+  select.value = chosen("minutes");
+  if (select.selectedIndex < 0) select.value = "";
+  select.onchange = () => { keep_in_url({minutes: select.value}); changed(); };
+}
+const range_text = () => $("range").selectedOptions[0].textContent;
+
+const submit_job = spec => call_json("/v1/jobs", {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(spec)});
+const may_retry = job => Boolean(job.spec) && ["failed", "canceled", "expired"].includes(job.state);
+
 function duration(ms) { return ms < 1 ? (ms ? ms.toFixed(1) : 0) + " ms" : ms < 1000 ? Math.round(ms) + " ms" : ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.floor(ms / 60000) + " min" + (ms < 600000 ? " " + Math.floor(ms / 1000 % 60) + " s" : ""); }
 // What is predicted of an open job: its place in the queue and the time left.
 function outlook(job) {

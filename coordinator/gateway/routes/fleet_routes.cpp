@@ -5,13 +5,15 @@
 #include "coordinator/gateway/events/fleet_history.h"
 #include "coordinator/gateway/routes/api_context.h"
 #include "coordinator/gateway/routes/errors.h"
+#include "shared/core/text.h"
 #include "shared/core/wall_clock.h"
+#include "shared/telemetry/spans.h"
 
 namespace ditfleet::gateway {
 namespace {
 
 constexpr int kMaxEvents = 10'000;  // of a job that its timeline shows; the oldest ones
-constexpr int kDefaultSlow = 20, kMaxSlow = 200;
+constexpr int kDefaultSlow = 20, kMaxSlow = 200, kMostMinutes = 60;
 constexpr int kMaxHistory = 1000;  // jobs per page
 
 json::array spans_value(const std::vector<queue::Span>& spans) {
@@ -60,6 +62,7 @@ json::object holder_value(const config::Settings& settings, const queue::UnitRec
 struct Attempt {
   std::string worker, reason, back;  // back: why the unit was returned to the queue
   std::int64_t assigned_ms = 0, started_ms = 0, ended_ms = 0;
+  int step = 0, total_steps = 0;  // the last step that it reported; 0: none
 };
 
 // The attempts of each unit, oldest first.
@@ -74,6 +77,9 @@ std::map<int, std::vector<Attempt>> attempts_in(const std::vector<queue::Event>&
       continue;
     } else if (event.type == "started") {
       attempts.back().started_ms = event.at_ms;
+    } else if (event.type == "step") {
+      attempts.back().step = number_of(event.field("step"), 0).value_or(0);
+      attempts.back().total_steps = number_of(event.field("total"), 0).value_or(0);
     } else if (event.type == "ready") {
       attempts.back().ended_ms = event.at_ms;
       const std::string message = event.field("message");
@@ -93,9 +99,20 @@ json::array attempts_value(const std::vector<Attempt>& attempts) {
                                {"assigned_ms", a.assigned_ms},
                                {"started_ms", a.started_ms},
                                {"ended_ms", a.ended_ms},
+                               {"step", a.step},
+                               {"total_steps", a.total_steps},
                                {"back", text_or_null(a.back)}});
   }
   return out;
+}
+
+// Where the tracing backend shows the job's trace, or null. `form`: telemetry.trace_url.
+json::value trace_url(std::string form, const std::string& traceparent) {
+  constexpr std::string_view kPlace = "{trace_id}";
+  const auto trace = telemetry::SpanContext::parse(traceparent);
+  if (form.empty() || !trace.valid()) return nullptr;
+  if (const auto at = form.find(kPlace); at != std::string::npos) form.replace(at, kPlace.size(), trace.trace_id);
+  return json::value(form);
 }
 
 asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPtr call) {
@@ -153,11 +170,12 @@ asio::awaitable<Result<Response>> get_timeline(const ApiContext& context, CallPt
     if (held(from)) unit["holder"] = holder_value(context.dependencies.settings, from, last_ms[from.unit], infos);
   }
   body["now_ms"] = now_ms;
+  body["trace_url"] = trace_url(context.dependencies.settings.telemetry.trace_url, record->traceparent);
   co_return json_response(200, body).with("Cache-Control", "no-store");
 }
 
 asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr call) {
-  int limit = kDefaultSlow;
+  int limit = kDefaultSlow, minutes = kMostMinutes;
   std::string class_key;
   for (const auto& [name, value] : call->request.query) {
     if (name == "class") {
@@ -166,14 +184,19 @@ asio::awaitable<Result<Response>> list_slow(const ApiContext& context, CallPtr c
       const auto asked = parse_limit(value, kMaxSlow);
       if (!asked) co_return asked.error();
       limit = *asked;
+    } else if (name == "minutes") {
+      const auto asked = number_of(value, 1, kMostMinutes);
+      if (!asked) co_return invalid_argument("minutes must be a whole number from 1 to 60", name);
+      minutes = *asked;
     } else {
-      co_return invalid_argument("unknown parameter '" + name + "'; supported are class and limit", name);
+      co_return invalid_argument("unknown parameter '" + name + "'; supported are class, limit and minutes", name);
     }
   }
   FleetHistory& history = context.hub->history();
   const std::int64_t now_ms = unix_ms();
   json::array jobs;
-  for (const auto& job : history.slow(call->caller.view(), class_key, static_cast<std::size_t>(limit), now_ms)) {
+  for (const auto& job : history.slow(call->caller.view(), class_key, static_cast<std::size_t>(limit), now_ms,
+                                      std::int64_t{60'000} * minutes)) {
     const auto spans = queue::spans_of(job, now_ms);
     json::object row{{"id", job.id},
                      {"state", job::state_name(job.state)},

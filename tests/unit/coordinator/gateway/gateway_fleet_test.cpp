@@ -259,6 +259,7 @@ TEST(FleetHistory, ListsTheSlowestJobsOfTheHour) {
   EXPECT_EQ(history.slow("bolt", "", 3, kNow + 200)[0].id, "j99");
   EXPECT_EQ(history.slow("", "demo/32x32x1/none/16/fp32", 3, kNow + 200).size(), 1u);
   EXPECT_EQ(history.slow("", "", 1000, kNow + 200).size(), FleetHistory::kMostSlow + 1);  // bounded
+  EXPECT_EQ(history.slow("", "", 1000, kNow + 200, 130).size(), 32u) << "from j69 on";
   EXPECT_TRUE(history.slow("", "", 3, kNow + FleetHistory::kHourMs + 200).empty());
 }
 
@@ -351,6 +352,7 @@ TEST_F(FleetRoutes, TheTimelineOfAJobThatWasTriedBefore) {
   event("ready", 1010, {});
   event("assigned", 2000, {{"worker", "w1"}, {"reason", "warm"}});
   event("started", 2010, {});
+  event("step", 3000, {{"step", "7"}, {"total", "60"}});
   event("ready", 7000, {{"reason", "lease lapsed"}, {"owner", "w1:x"}});
   event("assigned", 7500, {{"worker", "w3"}, {"reason", "cold"}});
   event("ready", 8000, {{"reason", "retry"}, {"not_before_ms", "8500"}, {"message", "out of memory"}});
@@ -361,10 +363,11 @@ TEST_F(FleetRoutes, TheTimelineOfAJobThatWasTriedBefore) {
   const json::value shown = body_of(send("GET", "/v1/jobs/" + id + "/timeline")).at("unit_records").at(0);
   EXPECT_EQ(json::serialize(shown.at("attempts")),
             R"([{"worker":"w1","reason":"warm","assigned_ms":2000,"started_ms":2010,"ended_ms":7000,)"
-            R"("back":"lease lapsed"},)"
+            R"("step":7,"total_steps":60,"back":"lease lapsed"},)"
             R"({"worker":"w3","reason":"cold","assigned_ms":7500,"started_ms":0,"ended_ms":8000,)"
-            R"("back":"retry: out of memory"},)"
-            R"({"worker":"w2","reason":"warm","assigned_ms":9000,"started_ms":9010,"ended_ms":9500,"back":null}])");
+            R"("step":0,"total_steps":0,"back":"retry: out of memory"},)"
+            R"({"worker":"w2","reason":"warm","assigned_ms":9000,"started_ms":9010,"ended_ms":9500,)"
+            R"("step":0,"total_steps":0,"back":null}])");
   EXPECT_EQ(json::serialize(shown.at("spans")),
             R"([{"name":"admission","begin_us":0,"us":10000},{"name":"queue","begin_us":10000,"us":990000},)"
             R"({"name":"earlier attempts","begin_us":1000000,"us":5500000},)"
@@ -457,6 +460,7 @@ TEST_F(FleetRoutes, TenantsSeeTheirOwnJobsOnly) {
   EXPECT_EQ(all.at("workers").at(0).at("runs").at(0).at(0).as_string(), "old-of-acme");
   EXPECT_EQ(as("o", "/v1/jobs/slow?limit=0").status, 400);
   EXPECT_EQ(as("o", "/v1/jobs/slow?state=x").status, 400);
+  EXPECT_EQ(as("o", "/v1/jobs/slow?minutes=61").status, 400);
 }
 
 TEST_F(FleetRoutes, PagesNeedNoKeyAndHaveAPolicy) {
