@@ -118,6 +118,11 @@ class Client:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         return EventStream(connection, response)
 
+    def all_events(self, after=None, query=""):
+        connection, response = self._send("GET", "/v1/events" + query, None, {"Last-Event-ID": after} if after else {})
+        assert response.status == 200, Response(response.status, response.headers, response.read())
+        return EventStream(connection, response)
+
     def wait_event(self, id, wanted):
         """Returns the first event of the type `wanted`, or for which the function `wanted` is true."""
         match = wanted if callable(wanted) else lambda e: e.type == wanted

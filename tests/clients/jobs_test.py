@@ -131,6 +131,43 @@ class Stream(WithClients):
         self.assertEqual(*seen)
         self.assertEqual(seen[0][-1][1], "succeeded")
 
+    def test_the_events_of_all_jobs_of_a_tenant(self):
+        with self.first.all_events() as mine, self.admin.all_events(query="?steps=true") as every:
+            jobs = [self.first.submit(**SMALL, n=2) for _ in range(3)]
+            other = self.second.submit(**SMALL)
+            seen, ended = [], set()
+            for event in mine:
+                seen.append(event)
+                ended |= {event.data["job"]} if event.ends_job else set()
+                if ended >= set(jobs):
+                    break
+            self.assertLessEqual({event.data["job"] for event in seen}, set(jobs))
+            for job in jobs:
+                own = [event.type for event in seen if event.data["job"] == job]
+                self.assertEqual(own[0], "queued")
+                self.assertEqual(own[-1], "succeeded")
+                self.assertEqual([event.type for event in self.first.events(job) if event.type not in ("step", "preview")], own)
+            left, kinds = {*jobs, other}, set()
+            for event in every:
+                kinds.add(event.type)
+                left -= {event.data["job"]} if event.ends_job else set()
+                if not left:
+                    break
+            self.assertIn("step", kinds)
+        ids = [event.id for event in seen if event.id]
+        middle = ids[len(ids) // 2]
+        with self.first.all_events(after=middle) as again:
+            rest = []
+            for event in again:
+                rest += [event.id] if event.id else []
+                if event.id == ids[-1]:
+                    break
+        self.assertEqual(rest, ids[len(ids) // 2 + 1:])
+        self.assertEqual(self.first.get("/v1/events", **{"Last-Event-ID": "x"}).status, 400)
+        self.assertEqual(self.anonymous.get("/v1/events").status, 401)
+        with self.first.all_events(after="1-0") as stream:
+            self.assertEqual(next(iter(stream)).type, "gap")
+
     def test_a_bad_last_event_id(self):
         id = self.first.submit(**SMALL)
         for bad in ("abc", "1-2-3", "-1", "9" * 30, "é".encode().decode("latin-1")):

@@ -263,7 +263,10 @@ class Quotas(unittest.TestCase):
             self.assertEqual(self.b.request("POST", "/v1/jobs", {"prompt": str(i), **SMALL}).status, 202, "B's share")
 
     def test_a_tenant_may_have_its_own_quotas(self):
-        first = self.tiny.submit(n=2, **SMALL)
+        made = self.tiny.request("POST", "/v1/jobs", {"prompt": "x", "n": 2, **SMALL})
+        self.assertEqual(made.headers["x-ratelimit-limit-requests"], "2")
+        self.assertIn(made.headers["x-ratelimit-remaining-requests"], ("0", "2"))  # as it was within the last second
+        first = made.json()["id"]
         refused = self.tiny.request("POST", "/v1/jobs", {"prompt": "x", **SMALL})
         self.assertEqual((refused.status, refused.error["code"]), (429, "resource_exhausted"))
         self.assertIn("tenant 'tiny' has 2 units in open jobs and asks for 1; quotas.queued_units is 2", refused.error["message"])

@@ -68,6 +68,8 @@ void EventHub::wake_for(const queue::Feed::Batch& batch) {
     const auto [begin, end] = waiters_.equal_range(event.job);
     for (auto it = begin; it != end; ++it) wake(*it->second, ends_job(event));
   }
+  const auto [begin, end] = waiters_.equal_range("");  // they wait for all jobs
+  for (auto it = begin; it != end && !batch.events.empty(); ++it) wake(*it->second, false);
 }
 
 void EventHub::wake(Subscription& subscription, bool may_have_ended) {

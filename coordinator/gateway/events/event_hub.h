@@ -59,7 +59,7 @@ class EventHub : public std::enable_shared_from_this<EventHub> {
   // `open_units` is called after a gap to correct the history. Unset: the history is not corrected.
   EventHub(asio::any_io_executor executor, Next next, OpenUnits open_units = {});
 
-  std::unique_ptr<Subscription> subscribe(const std::string& job);
+  std::unique_ptr<Subscription> subscribe(const std::string& job);  // "": of all jobs
   // Reads the feed until stop(). Retries twice a second while Redis is unavailable. Static, so that the coroutine
   // holds a reference even if it starts after all other owners are gone.
   static asio::awaitable<void> run(std::shared_ptr<EventHub> self);

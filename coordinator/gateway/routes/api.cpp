@@ -21,6 +21,8 @@
 namespace ditfleet::gateway {
 namespace {
 
+constexpr std::chrono::seconds kUseAge{1};
+
 // Runs the work under the route's name (Turn). Turns an exception into a response. Only cancellation of the coroutine
 // passes through.
 asio::awaitable<Response> guarded(CallPtr call, asio::awaitable<Response> work) {
@@ -191,22 +193,32 @@ asio::awaitable<Response> Api::respond(std::shared_ptr<Call> call) {
   std::shared_ptr<void> upload;
   if (Response refused; call->request.stream && !(upload = context_.open_stream(*call, refused))) co_return refused;
   auto answer = co_await call->match.route->handler(context_, call);
-  if (answer) co_return std::move(*answer);
-  Response response = error_response(answer.error());
-  if (response.status != 429 || call->request.method != "POST" || call->match.pattern == "/v1/uploads")
-    co_return response;
-  // The tenant's queued units, in the headers that OpenAI's clients know.
-  const std::string& tenant = call->caller.tenant;
+  Response response = answer ? std::move(*answer) : error_response(answer.error());
+  const std::string_view route = call->match.pattern;
+  const bool submits = call->request.method == "POST" && (route == "/v1/jobs" || route == "/v1/batches" ||
+                                                          route == "/v1/videos" || route.starts_with("/v1/images/"));
+  if (!submits || (!answer && response.status != 429)) co_return response;
+  const std::int64_t reset_s = answer ? 1 : std::max<std::int64_t>(1, answer.error().retry_after.count());
+  co_await add_limits(call->caller.tenant, !answer, reset_s, response);
+  co_return response;
+}
+
+// The tenant's queued units, in the headers that OpenAI's clients know.
+asio::awaitable<void> Api::add_limits(std::string tenant, bool refused, std::int64_t reset_s, Response& response) {
   const auto& queue = context_.dependencies.queue;
   auto limit = config::quotas_of(context_.dependencies.settings, tenant).queued_units;
   if (limit == 0 && queue && queue->options().quota) limit = queue->options().quota(tenant).share;
-  auto uses = co_await context_.service.use();
-  if (!uses || limit == 0) co_return response;
-  const auto left = std::max<std::int64_t>(0, limit - (*uses)[tenant].units);
-  const auto reset = std::max<std::int64_t>(1, answer.error().retry_after.count());
-  co_return response.with("x-ratelimit-limit-requests", std::to_string(limit))
+  if (limit == 0) co_return;
+  if (refused || uses_stale_.passed()) {
+    uses_stale_ = Deadline::after(kUseAge);
+    auto uses = co_await context_.service.use();
+    if (!uses) co_return;
+    uses_ = std::move(*uses);
+  }
+  const auto left = std::max<std::int64_t>(0, limit - uses_[tenant].units);
+  response.with("x-ratelimit-limit-requests", std::to_string(limit))
       .with("x-ratelimit-remaining-requests", std::to_string(left))
-      .with("x-ratelimit-reset-requests", std::to_string(reset) + "s");
+      .with("x-ratelimit-reset-requests", std::to_string(reset_s) + "s");
 }
 
 std::shared_ptr<Call> Api::begin(Request request) const {
@@ -250,9 +262,11 @@ asio::awaitable<Response> Api::handle(Request request) {
   auto call = begin(std::move(request));
   Response response = co_await guarded(call, respond(call));
   if (response.later) {
-    response.later = [this, call, inner = std::move(response.later)](Sink& client) -> asio::awaitable<Response> {
+    response.later = [this, call, headers = response.headers,
+                      inner = std::move(response.later)](Sink& client) -> asio::awaitable<Response> {
       const auto held = hold(*call, client);
       Response late = co_await guarded(call, inner(client));
+      late.headers.insert(late.headers.end(), headers.begin(), headers.end());
       finish(*call, late);
       hold_stream(call, late);
       co_return late;

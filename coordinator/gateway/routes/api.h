@@ -44,6 +44,7 @@ class Api {
   std::shared_ptr<Call> begin(Request request) const;
   std::optional<Response> check(Call& call) const;  // of everything but the body; sets the caller
   asio::awaitable<Response> respond(std::shared_ptr<Call> call);
+  asio::awaitable<void> add_limits(std::string tenant, bool refused, std::int64_t reset_s, Response& response);
   Result<Caller> authenticate(const Call& call) const;
   Result<Caller> authenticate_scraper(const Request& request) const;
   void finish(const Call& call, Response& response) const;
@@ -54,6 +55,8 @@ class Api {
 
   ApiContext context_;
   Router router_;
+  std::map<std::string, queue::TenantUse> uses_;  // as it was read last
+  Deadline uses_stale_ = Deadline::after({});
   std::unique_ptr<Deliverer> deliverer_;  // null without Redis
   std::list<std::pair<const Caller*, Sink*>> held_;
 };

@@ -1,11 +1,17 @@
-// GET /v1/jobs/{id}/events: a job's events as they happen, resumable by event id.
+// GET /v1/jobs/{id}/events and GET /v1/events: the events of a job and of all jobs as they happen, resumable by event
+// id.
 #include <chrono>
+#include <map>
 #include <string>
 
 #include "coordinator/gateway/events/event_stream.h"
 #include "coordinator/gateway/events/job_follower.h"
 #include "coordinator/gateway/routes/api_context.h"
 #include "shared/core/short_numbers.h"
+#include "shared/core/text.h"
+#include "shared/queue/keys.h"
+#include "shared/queue/records.h"
+#include "shared/redis/connection.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -94,8 +100,130 @@ asio::awaitable<Result<Response>> follow_job(const ApiContext& context, CallPtr 
   co_return response;
 }
 
+// The events of all jobs that the caller may see.
+class TenantStream {
+ public:
+  TenantStream(const ApiContext& context, CallPtr call)
+      : context_(context),
+        call_(std::move(call)),
+        keys_(context.dependencies.queue->options().shard),
+        with_steps_(call_->request.query_value("steps") == "true") {}
+
+  // The id of the newest entry, where a new stream begins. Errors: those of Connection::execute().
+  asio::awaitable<Result<std::string>> newest() {
+    const auto last = co_await read("XREVRANGE", "+", "-", 1);
+    if (!last) co_return last.error();
+    co_return last->elements.empty() ? "0-0" : last->elements[0].elements.at(0).text;
+  }
+
+  // Whether entries after `after` were removed before they were read.
+  asio::awaitable<bool> has_gap(std::string after) {
+    if (after == "0-0") co_return false;
+    const auto known = co_await read("XRANGE", after, after, 1), first = co_await read("XRANGE", "-", "+", 1);
+    co_return known&& first && known->elements.empty() && !first->elements.empty() &&
+        leading_integer(first->elements[0].elements.at(0).text) > leading_integer(after);
+  }
+
+  // The events after the entry `after`, as text, and moves it. Empty: there are none yet. An entry's last event has its
+  // id, so that a client which lost its connection within an entry gets all of it again.
+  asio::awaitable<Result<std::string>> next(std::string& after) {
+    const auto entries = co_await read("XRANGE", "(" + after, "+", kEntries);
+    if (!entries) co_return entries.error();
+    std::string out;
+    for (const redis::Reply& entry : entries->elements) {
+      const std::string id = entry.elements.at(0).text;
+      std::vector<queue::Event> events;
+      for (const std::string_view line : split(entry.elements.at(1).elements.at(1).text, '\n'))
+        if (auto event = queue::parse_feed_line(id, line)) queue::append_events(std::move(*event), events);
+      std::vector<queue::Event> seen;
+      for (queue::Event& event : events)
+        if (wants(event) && co_await is_visible(event)) seen.push_back(std::move(event));
+      for (const queue::Event& event : seen) {
+        const bool last = &event == &seen.back();
+        const std::string preview =
+            event.type == "preview" ? context_.links(*call_).preview(event.job, event.id) : std::string();
+        out += format_event(last ? id : "", event.type, event_json(event, preview));
+      }
+      after = id;
+    }
+    co_return out;
+  }
+
+ private:
+  static constexpr int kEntries = 200;
+  static constexpr std::size_t kKnownJobs = 10'000;
+
+  asio::awaitable<Result<redis::Reply>> read(const char* command, std::string from, std::string to, int count) {
+    return context_.dependencies.redis->execute(
+        redis::Command(command) << keys_.events() << from << to << "COUNT" << count, Deadline::after(kPatience));
+  }
+  bool wants(const queue::Event& event) const {
+    return with_steps_ || (event.type != "step" && event.type != "preview");
+  }
+  asio::awaitable<bool> is_visible(const queue::Event& event) {
+    if (call_->caller.sees_all) co_return true;
+    if (const auto tenant = event.fields.find("tenant"); tenant != event.fields.end())
+      visible_[event.job] = tenant->second == call_->caller.tenant;
+    const auto known = visible_.find(event.job);
+    if (known != visible_.end()) co_return known->second;
+    const auto record = co_await context_.service.job(event.job, call_->caller.view());
+    if (visible_.size() >= kKnownJobs) visible_.clear();
+    co_return visible_[event.job] = record.ok();
+  }
+
+  static constexpr std::chrono::seconds kPatience{5};
+  const ApiContext& context_;
+  CallPtr call_;
+  queue::Keys keys_;
+  bool with_steps_;
+  std::map<std::string, bool> visible_;
+};
+
+asio::awaitable<void> write_tenant_events(const ApiContext& context, CallPtr call, std::string after, Sink& sink) {
+  TenantStream stream(context, call);
+  const auto subscription = context.hub->subscribe("");
+  sink.when_gone([&subscription] { subscription->interrupt(); });
+  if (!co_await sink.write("retry: 1000\n\n")) co_return;
+  if (co_await stream.has_gap(after) && !co_await sink.write(format_event("", "gap", "{}"))) co_return;
+  while (!subscription->interrupted()) {
+    const std::string before = after;
+    auto text = co_await stream.next(after);
+    if (text && !text->empty()) {
+      if (!co_await sink.write(std::move(*text))) co_return;
+    }
+    if (after != before) continue;
+    const auto wake = co_await subscription->wait(Deadline::after(text ? kKeepAlive : kProgress));
+    if (wake == EventHub::Wake::kStopped) {
+      co_await sink.write(format_comment("this gateway is stopping; reconnect with the last event id"));
+      co_return;
+    }
+    if (wake == EventHub::Wake::kTimeout && text && !co_await sink.write(format_comment("keep-alive"))) co_return;
+  }
+}
+
+asio::awaitable<Result<Response>> follow_tenant(const ApiContext& context, CallPtr call) {
+  std::string after(call->request.header("Last-Event-ID"));
+  if (after.empty()) after = call->request.query_value("last_event_id").value_or("");
+  Result<std::string> position = parse_event_id(after.empty() ? "0" : after);
+  if (after.empty()) position = co_await TenantStream(context, call).newest();
+  if (!position) co_return position.error();
+  Response response;
+  const auto counted = context.open_stream(*call, response);
+  if (!counted) co_return response;
+  response.content_type = "text/event-stream";
+  response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no");
+  response.filler = format_comment("keep-alive");
+  response.stream = [&context, call, after = *position, counted](Sink& sink) {
+    return write_tenant_events(context, call, after, sink);
+  };
+  co_return response;
+}
+
 }  // namespace
 
-void add_event_routes(Router& router) { router.add({"GET", "/v1/jobs/{id}/events", follow_job}); }
+void add_event_routes(Router& router) {
+  router.add({"GET", "/v1/jobs/{id}/events", follow_job});
+  router.add({"GET", "/v1/events", follow_tenant});
+}
 
 }  // namespace ditfleet::gateway
