@@ -1,4 +1,6 @@
 // For administrators: `ditfleet keys {add,list,rotate,revoke}`, the service's bearer keys, and `ditfleet tenants`.
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <memory>
 
@@ -23,14 +25,16 @@ std::string tenants_table(const json::value& answer) {
   if (items(answer, "tenants").empty()) return kNoKeys;
   constexpr const char* kQuotas[] = {"queued_units", "queued_bytes", "adapters",   "adapter_bytes",
                                      "streams",      "inputs",       "input_bytes"};
-  std::vector<std::vector<std::string>> rows = {
-      {"TENANT", "QUEUED UNITS", "QUEUED BYTES", "ADAPTERS", "ADAPTER BYTES", "STREAMS", "IMAGES", "IMAGE BYTES"}};
+  std::vector<std::vector<std::string>> rows = {{"TENANT", "QUEUED UNITS", "QUEUED BYTES", "ADAPTERS", "ADAPTER BYTES",
+                                                 "STREAMS", "IMAGES", "IMAGE BYTES", "GPU TIME"}};
   for (const json::value& tenant : items(answer, "tenants")) {
     rows.push_back({text(tenant, "tenant")});
     for (const char* name : kQuotas) {
       const std::string quota = text(field(tenant, name), "quota");
       rows.back().push_back(text(field(tenant, name), "used") + (quota.empty() ? "" : " of " + quota));
     }
+    const json::value& seconds = field(tenant, "gpu_seconds_this_month");
+    rows.back().push_back(fmt::format("{:.1f} s", seconds.is_number() ? seconds.to_number<double>() : 0));
   }
   return table(rows);
 }

@@ -111,6 +111,7 @@ int main(int argc, char** argv) {
   ditfleet::cli::add_generate(app, run);
   ditfleet::cli::add_batch(app, run);
   ditfleet::cli::add_jobs(app, run);
+  ditfleet::cli::add_replay(app, run);
   ditfleet::cli::add_explain(app, run);
   ditfleet::cli::add_models(app, run);
   ditfleet::cli::add_loras(app, run);

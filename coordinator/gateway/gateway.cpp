@@ -84,8 +84,9 @@ class HttpGateway final : public Gateway {
  private:
   asio::awaitable<void> maintain() {
     asio::steady_timer timer(co_await asio::this_coro::executor);
-    for (;;) {
+    for (int second = 0;; ++second) {
       co_await service_->maintain();
+      if (second % 15 == 0) co_await api_->export_usage();
       timer.expires_after(std::chrono::seconds(1));
       co_await timer.async_wait(asio::use_awaitable);
     }

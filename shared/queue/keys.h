@@ -31,6 +31,8 @@ class Keys {
   std::string watched() const { return prefix_ + "watched"; }            // set: jobs whose webhooks want their progress
   std::string deliveries() const { return prefix_ + "deliveries"; }      // hash: id → Delivery as JSON
   std::string hook_secrets() const { return prefix_ + "hook_secrets"; }  // hash: tenant → secrets of webhooks
+  // hash: tenant → GPU-microseconds of its results in the month "2026-11"
+  std::string usage(std::string_view month) const { return join("usage:", month); }
   std::string batch(std::string_view id) const { return join("batch:", id); }  // hash: counts (batch_routes.cpp)
   std::string leader() const { return prefix_ + "leader"; }                    // string: "<epoch> <coordinator>"
   std::string epoch() const { return prefix_ + "epoch"; }                      // string: the latest epoch

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "shared/core/json.h"
 #include "shared/core/sha256.h"
 #include "shared/results/store.h"
@@ -28,6 +30,9 @@ std::string Manifest::to_json() const {
                       {"bytes", bytes},     {"sha256", sha256}, {"width", width},
                       {"height", height},   {"seed", seed},     {"nonce", nonce}};
   if (skipped_steps > 0) object["skipped_steps"] = skipped_steps;
+  if (gpu_us > 0) object["gpu_us"] = gpu_us;
+  if (auto parsed = receipt.empty() ? Result<json::value>(nullptr) : parse_json(receipt); parsed && parsed->is_object())
+    object["receipt"] = std::move(*parsed);
   return json::serialize(object);
 }
 
@@ -60,6 +65,13 @@ Result<Manifest> Manifest::parse(std::string_view json_text) {
     if (*number < 0 || *number > 1'000'000) return corrupt(std::string("has an impossible ") + name);
     manifest.*member = static_cast<int>(*number);
   }
+  if (object.contains("gpu_us")) {
+    auto number = number_field(object, "gpu_us");
+    if (!number) return number.error();
+    manifest.gpu_us = std::max<std::int64_t>(0, *number);
+  }
+  if (const json::value* receipt = object.if_contains("receipt"); receipt && receipt->is_object())
+    manifest.receipt = json::serialize(*receipt);
   if (manifest.bytes < 0 || manifest.bytes > kMaxBytes) return corrupt("has an impossible size");
   if (!is_sha256_hex(manifest.sha256)) return corrupt("has a sha256 that is not 64 hexadecimal digits");
   return manifest;

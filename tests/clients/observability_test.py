@@ -168,7 +168,7 @@ class OpenApi(unittest.TestCase):
     def test_the_schema_accepts_what_the_service_accepts(self):
         """A request with every field is valid for both the document and the service."""
         request = self.document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        full = {"model": "tiny", "prompt": "x", "negative_prompt": "y", "n": 1, "width": 32, "height": 16, "seed": 1, "num_inference_steps": 2,
+        full = {"model": "tiny", "prompt": "x", "webhook": {"url": "https://app.example/", "events": ["job.failed"]}, "negative_prompt": "y", "n": 1, "width": 32, "height": 16, "seed": 1, "num_inference_steps": 2,
                 "guidance_scale": 1.5, "true_cfg_scale": 2.0, "max_sequence_length": 16,
                 "cache": {"mode": "first_block", "threshold": 0.5}, "loras": [], "priority": 1, "deadline_ms": 600_000,
                 "output_format": "webp", "output_compression": 50, "partial_images": 1, "user": "u", "remixed_from": "v"}

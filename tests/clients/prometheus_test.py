@@ -205,7 +205,7 @@ class UnderLoad(unittest.TestCase):
         jobs = []
         for i in range(12):
             width, height = SIZES[i % 2]
-            extra = {"loras": [{"name": "ink"}]} if i % 3 == 0 else {}
+            extra = {"loras": [{"name": "ink"}]} if i % 3 == 0 else {"webhook": "https://app.invalid/"} if i % 3 == 1 else {}
             jobs.append(client.submit(width=width, height=height, num_inference_steps=200, max_sequence_length=16, **extra))
         for _ in range(2):  # beyond the quota
             client.request("POST", "/v1/jobs", {"prompt": "x", "n": 16, "width": 16, "height": 16})

@@ -168,7 +168,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "worker/adapters", "worker/models"}},
     {"worker/commands",
      {"pipeline/engine.h", "shared/config", "shared/families", "shared/job", "shared/kernel_cache", "shared/loras",
-      "shared/media", "shared/telemetry", "worker", "worker/models", "worker/ranks"}},
+      "shared/media", "shared/telemetry", "worker", "worker/models", "worker/ranks", "worker/units/receipt.h"}},
 };
 
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/')); }

@@ -28,6 +28,7 @@
 #include "worker/init_system.h"
 #include "worker/models/model_timings.h"
 #include "worker/service.h"
+#include "worker/units/receipt.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -94,17 +95,20 @@ Result<ModelSet> load_models(const config::Settings& settings, Result<std::uniqu
   set.device = set.engine->device();
   set.device_name = set.engine->device_name();
   set.precision = set.engine->precision();
+  set.gpus = settings.worker.gpus;
   spdlog::info("blocks run on {}", set.engine->compile_backend());
   for (const auto& [name, model] : settings.models) {
     auto entry = families::read_model_entry(name, model.path, families::served());
     if (!entry) return entry.error();
-    auto loaded =
-        set.engine->load_model({name, model.path, model.files, model.quantize, model.vae_dtype, model.attention});
+    const pipeline::ModelSource source{name, model.path, model.files, model.quantize, model.vae_dtype, model.attention};
+    auto loaded = set.engine->load_model(source);
     if (!loaded) return loaded.error();
     const auto& info = (*loaded)->info();
     record_load(info);
     spdlog::info("loaded model '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20,
                  text_of(info.load_times));
+    set.receipts.emplace(
+        name, receipt_of_model(set, source, info, std::string("ditfleet ") + DITFLEET_VERSION + " " + kRevision));
     set.catalogue.models.emplace(name, std::move(*entry));
     set.models.emplace(name, std::move(*loaded));
   }
@@ -119,7 +123,6 @@ Result<ModelSet> load_models(const config::Settings& settings, Result<std::uniqu
   for (const auto& one : settings.worker.warmup_classes)
     set.warmup_classes.push_back({one.model, one.width.value(), one.height.value(), one.frames, one.max_sequence_length,
                                   one.true_cfg, one.gpus});
-  set.gpus = settings.worker.gpus;
   return set;
 }
 

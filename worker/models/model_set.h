@@ -33,6 +33,7 @@ struct ModelSet {
   std::string device, device_name, precision;
   job::Catalogue catalogue;  // of the loaded models
   std::map<std::string, std::unique_ptr<pipeline::Model>> models;
+  std::map<std::string, std::string> receipts;  // by model: receipt_of_model()
   std::vector<WarmupClass> warmup_classes;
   int gpus = 1;  // that can share a unit
 };

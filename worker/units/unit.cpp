@@ -31,6 +31,9 @@ Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSe
   unit->request = request_of(unit->spec, unit->entry.ref.unit);
   unit->preview_steps = preview_steps(job::steps_of(unit->spec.fields), unit->spec.partial_images);
   unit->model = model->second.get();
+  if (const auto known = models.receipts.find(unit->spec.model); known != models.receipts.end())
+    unit->receipt_of_model = known->second;
+  unit->gpus = models.gpus;
   unit->received = now;
   return unit;
 }

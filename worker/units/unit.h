@@ -31,6 +31,8 @@ struct Unit {
   std::vector<AdapterCopyPtr> copies;   // of its adapters, kept as long as it may read them
   std::vector<int> preview_steps;
   pipeline::Model* model = nullptr;
+  std::string receipt_of_model;  // empty: none
+  int gpus = 1;                  // of this worker
   Clock::time_point received;
 
   // Passed from stage to stage; only the current stage accesses it.

@@ -10,6 +10,7 @@
 #include "shared/telemetry/metrics.h"
 #include "worker/models/model_timings.h"
 #include "worker/models/request.h"
+#include "worker/units/receipt.h"
 #include "worker/units/unit_spans.h"
 
 namespace ditfleet::worker {
@@ -444,6 +445,8 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   manifest->height = image->height;
   manifest->seed = unit->request.seed;
   manifest->skipped_steps = unit->prepared->skipped_steps();
+  manifest->gpu_us = gpu_us_of(*unit);
+  if (!unit->receipt_of_model.empty()) manifest->receipt = receipt_of(unit->receipt_of_model, *unit);
   // A preview event must not follow the end of the unit.
   for (int i = 0; i < 100 && unit->previews_pending > 0; ++i) co_await pause(10ms);
   co_await complete(unit, std::move(*manifest));

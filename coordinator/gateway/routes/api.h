@@ -37,6 +37,7 @@ class Api {
   const Router& router() const { return router_; }
   asio::awaitable<void> follow_keys() { return context_.key_store->follow(); }  // with dependencies.redis only
   Deliverer& deliverer() { return *deliverer_; }                                // the same
+  asio::awaitable<void> export_usage() { return gateway::export_usage(context_); }
   LinkSigner& signer() { return context_.signer; }
   std::int64_t link_life_s() const { return context_.link_life_s(); }
 

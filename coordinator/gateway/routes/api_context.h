@@ -138,6 +138,9 @@ struct ApiContext {
 asio::awaitable<bool> write_result(JobService& service, const results::Manifest& manifest, ByteRange part,
                                    bool as_base64, Sink& sink);
 
+// Sets the metric of the tenants' GPU-seconds in this month.
+asio::awaitable<void> export_usage(const ApiContext& context);
+
 // Serves the result of a unit, or a range of its bytes: 409 before it exists, 410 once it has expired.
 asio::awaitable<Result<Response>> send_result(const ApiContext& context, CallPtr call, queue::JobRecord record,
                                               int index);

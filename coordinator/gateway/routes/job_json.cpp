@@ -38,6 +38,7 @@ json::value result_value(const queue::JobRecord& record, const queue::UnitRecord
   if (unit.state != job::State::kSucceeded) return nullptr;
   const auto manifest = results::Manifest::parse(unit.manifest);
   if (!manifest) return nullptr;
+  auto receipt = parse_json(manifest->receipt);
   return json::object{{"url", links.result(record.id, unit.unit)},
                       {"media_type", manifest->media_type},
                       {"bytes", manifest->bytes},
@@ -45,7 +46,9 @@ json::value result_value(const queue::JobRecord& record, const queue::UnitRecord
                       {"width", manifest->width},
                       {"height", manifest->height},
                       {"seed", manifest->seed},
-                      {"skipped_steps", manifest->skipped_steps}};
+                      {"skipped_steps", manifest->skipped_steps},
+                      {"gpu_seconds", static_cast<double>(manifest->gpu_us) / 1e6},
+                      {"receipt", receipt ? std::move(*receipt) : json::value(nullptr)}};
 }
 
 // A unit's steps are known while it runs; of one that succeeded it made all that the job asked for.
@@ -165,7 +168,13 @@ json::object job_json(const queue::JobRecord& record, const JobLinks& links, boo
   if (with_units) {
     object["started_ms"] = started_ms;
     json::array units;
-    for (const auto& unit : record.unit_records) units.push_back(unit_json(record, unit, spec_value, links, waits_for));
+    double gpu_s = 0;
+    for (const auto& unit : record.unit_records) {
+      units.push_back(unit_json(record, unit, spec_value, links, waits_for));
+      const json::value& result = units.back().as_object().at("result");
+      if (result.is_object()) gpu_s += result.as_object().at("gpu_seconds").to_number<double>();
+    }
+    object["gpu_seconds"] = gpu_s;
     object["unit_records"] = std::move(units);
   }
   object["spec"] = std::move(spec_value);

@@ -1,4 +1,6 @@
-// For administrators: keys (add, list, rotate, revoke), and what tenants use of their quotas.
+// For administrators: keys (add, list, rotate, revoke), and what tenants use of their quotas. For tenants: what they
+// used.
+#include <fmt/chrono.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -12,6 +14,9 @@
 #include "shared/core/wall_clock.h"
 #include "shared/job/object_reader.h"
 #include "shared/loras/registry_mirror.h"
+#include "shared/queue/keys.h"
+#include "shared/redis/connection.h"
+#include "shared/telemetry/metrics.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -81,6 +86,38 @@ asio::awaitable<Answer> issue(const ApiContext& context, CallPtr call, Key key, 
   co_return body;
 }
 
+std::string month_at(std::int64_t ms) { return fmt::format("{:%Y-%m}", fmt::gmtime(ms / 1000)); }
+
+// GPU-seconds of each tenant's results in a month.
+asio::awaitable<Result<std::map<std::string, double>>> gpu_seconds(const ApiContext& context, std::string month) {
+  if (!context.dependencies.redis || !context.dependencies.queue) co_return std::map<std::string, double>();
+  const queue::Keys keys(context.dependencies.queue->options().shard);
+  const auto stored =
+      co_await context.dependencies.redis->execute(redis::Command("HGETALL") << keys.usage(month), soon());
+  if (!stored) co_return key_error(stored.error());
+  std::map<std::string, double> out;
+  for (std::size_t i = 0; i + 1 < stored->elements.size(); i += 2)
+    out[stored->elements[i].text] = static_cast<double>(leading_integer(stored->elements[i + 1].text)) / 1e6;
+  co_return out;
+}
+
+// What the caller's tenant has used, the latest month first.
+asio::awaitable<Answer> get_usage(const ApiContext& context, CallPtr call) {
+  constexpr int kMonths = 12;
+  json::array months;
+  std::int64_t at_ms = unix_ms();
+  for (int i = 0; i < kMonths; ++i) {
+    const std::string month = month_at(at_ms);
+    const auto used = co_await gpu_seconds(context, month);
+    if (!used) co_return used.error();
+    const auto own = used->find(call->caller.tenant);
+    if (own != used->end() || i == 0)
+      months.push_back(json::object{{"month", month}, {"gpu_seconds", own == used->end() ? 0.0 : own->second}});
+    while (month_at(at_ms) == month) at_ms -= 86'400'000;
+  }
+  co_return json::object{{"object", "usage"}, {"tenant", call->caller.tenant}, {"months", std::move(months)}};
+}
+
 // Every tenant that has a key, options, open jobs, images or streams.
 asio::awaitable<Answer> list_tenants(const ApiContext& context, CallPtr) {
   const auto& settings = context.dependencies.settings;
@@ -89,6 +126,9 @@ asio::awaitable<Answer> list_tenants(const ApiContext& context, CallPtr) {
   auto names = context.keys.tenants();
   for (const auto& [name, unused] : settings.tenants) names.insert(name);
   for (const auto& [name, unused] : *uses) names.insert(name);
+  auto seconds = co_await gpu_seconds(context, month_at(unix_ms()));
+  if (!seconds) co_return seconds.error();
+  for (const auto& [name, unused] : *seconds) names.insert(name);
   auto streams = context.streams->by_tenant;
   for (const auto& [name, unused] : streams) names.insert(name);
   json::array list;
@@ -96,6 +136,7 @@ asio::awaitable<Answer> list_tenants(const ApiContext& context, CallPtr) {
     const auto quota = config::quotas_of(settings, name);
     const auto stored = context.dependencies.adapters->use(name);
     list.push_back(json::object{{"tenant", name},
+                                {"gpu_seconds_this_month", (*seconds)[name]},
                                 {"queued_units", use_json((*uses)[name].units, quota.queued_units)},
                                 {"queued_bytes", use_json((*uses)[name].bytes, quota.queued_bytes)},
                                 {"adapters", use_json(stored.adapters, quota.adapters)},
@@ -157,6 +198,13 @@ asio::awaitable<Answer> revoke(const ApiContext& context, CallPtr call) {
 
 }  // namespace
 
+asio::awaitable<void> export_usage(const ApiContext& context) {
+  static const telemetry::Gauges used("ditfleet_tenant_gpu_seconds");
+  const auto seconds = co_await gpu_seconds(context, month_at(unix_ms()));
+  if (!seconds) co_return;
+  for (const auto& [tenant, value] : *seconds) used({tenant}).Set(value);
+}
+
 void add_key_routes(Router& router) {
   const auto add = [&](std::string_view method, std::string_view pattern, auto handler) {
     const auto answer = [handler](const ApiContext& context, CallPtr call) -> asio::awaitable<Result<Response>> {
@@ -168,6 +216,11 @@ void add_key_routes(Router& router) {
     };
     router.add({method, pattern, answer, Access::kAdministrator});
   };
+  router.add({"GET", "/v1/usage", [](const ApiContext& context, CallPtr call) -> asio::awaitable<Result<Response>> {
+                const auto body = co_await get_usage(context, call);
+                if (!body) co_return body.error();
+                co_return json_response(200, *body).with("Cache-Control", "no-store");
+              }});
   add("GET", "/v1/tenants", list_tenants);
   add("GET", "/v1/keys", list_keys);
   add("POST", "/v1/keys", add_key);

@@ -52,6 +52,30 @@ local function note(journal, id, member, event, after)
   journal.after[at] = after or member
 end
 
+-- ---- what tenants use ------------------------------------------------------------------------------------------
+-- usage:<month>: <tenant> → microseconds of GPUs for its results, kept for some months
+
+-- "2026-11", of milliseconds since 1970 (https://howardhinnant.github.io/date_algorithms.html, civil_from_days).
+local function month_of(ms)
+  local floor = math.floor
+  local days = floor(ms / 86400000) + 719468
+  local era = floor(days / 146097)
+  local of_era = days - era * 146097
+  local year = floor((of_era - floor(of_era / 1460) + floor(of_era / 36524) - floor(of_era / 146096)) / 365)
+  local of_year = of_era - (365 * year + floor(year / 4) - floor(year / 100))
+  local month = floor((5 * of_year + 2) / 153)
+  month = month < 10 and month + 3 or month - 9
+  return string.format('%04d-%02d', year + era * 400 + (month <= 2 and 1 or 0), month)
+end
+
+local function count_use(key, ms, tenant, manifest)
+  local us = string.match(manifest, '"gpu_us":(%d+)')
+  if not us or #us > 15 then return end
+  local usage = prefix_of(key) .. 'usage:' .. month_of(ms)
+  redis.call('HINCRBY', usage, tenant, us)
+  redis.call('PEXPIRE', usage, '34560000000')  -- 400 days
+end
+
 -- ---- webhooks -------------------------------------------------------------------------------------------------
 -- outbox: a stream with an entry for each change that a receiver may want, e = "<job> <change>": started, succeeded,
 -- failed or canceled. hooked: <job>, admitted and open, with a webhook → '0' until it starts, '1'. watched: those that

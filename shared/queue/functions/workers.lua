@@ -122,14 +122,18 @@ local function complete(keys, args)
     local ended = not record and unpack_unit(rc('HGET', job_key, 'u' .. unit))
     return held_state(ended, nonce) == 'succeeded' and 1 or 0
   end
-  local _, at = now()
+  local ms, at = now()
   local journal = new_journal('feed', {events = events, last = last, open = open, specs = specs, deadline = deadline})
+  local still_open = rc('HGET', open, id)
+  local job = if_readable(unpack_job, still_open)
+  if job then count_use(events, ms, job.tenant, manifest) end
   local fields = {'m' .. unit, manifest, 'p' .. unit, phases}
   if warnings ~= '' then append(fields, {'w' .. unit, warnings}) end
   rc('HDEL', units, member)
   rc('ZREM', lease, member)
+  local told = #phases <= 2048 and string.find(phases, '^{[^\n]+}$') and '{"phases_us":' .. phases .. '}'
   conclude(journal, {job_key = job_key, id = id, unit = unit, record = record, state = 'succeeded', at = at,
-    data = #phases <= 2048 and string.find(phases, '^{[^\n]+}$') and '{"phases_us":' .. phases .. '}', fields = fields})
+    open = still_open, data = told, fields = fields})
   write(journal)
   return 1
 end

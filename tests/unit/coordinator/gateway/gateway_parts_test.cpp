@@ -475,6 +475,7 @@ TEST(GatewayImages, TakeEveryFieldOfAJob) {
       case job::FieldType::kImage: body[row.name] = "x"; break;
       case job::FieldType::kImages: body[row.name] = json::array{"x", "y"}; break;
       case job::FieldType::kCache: body[row.name] = {{"mode", "off"}}; break;
+      case job::FieldType::kWebhook: body[row.name] = "https://app.example/"; break;
     }
     EXPECT_EQ(parse_image_call(json::serialize(body)).ok(), is_image_field(field)) << row.name;
   }
