@@ -74,6 +74,14 @@ class Readme(WithFolder):
         self.assertGreaterEqual(ran, 4)
         self.assert_picture("image.png")
 
+    def test_the_requests_of_the_migration_notes_work(self):
+        text = (ROOT / "deploy/MIGRATING.md").read_text()
+        blocks = ["\n".join(line[4:] for line in block.splitlines()) for block in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)]
+        self.assertEqual(len(blocks), 2)
+        for block in blocks:
+            with self.subTest(block=block):
+                self.assertRegex(self.run_here(["bash", "-c", block]), r'"(data|state)":')
+
     def run_line(self, line):
         http = Client(shared.fleet.url)
         if "/v1/videos/ID" in line:

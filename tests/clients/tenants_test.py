@@ -430,7 +430,7 @@ class Uploads(unittest.TestCase):
             for word in ("tenant 'few' has stored 2 images", "quotas.inputs is 2", "DELETE /v1/uploads/{id}"):
                 self.assertIn(word, refused.error["message"])
         listed = cli("tenants", "--url", self.fleet.url, "--key", ROOT_KEY)
-        self.assertRegex(listed.stdout, r"(?s)IMAGES +IMAGE BYTES\n.*few .* 2 of 2 +\d+ of 536870912")
+        self.assertRegex(listed.stdout, r"(?s)IMAGES +IMAGE BYTES +GPU TIME\n.*few .* 2 of 2 +\d+ of 536870912")
         self.assertIn('ditfleet_quota_refusals_total{quota="inputs",tenant="few"} 2', self.root.get("/metrics").body.decode())
         self.assertEqual(self.few.request("DELETE", "/v1/uploads/" + kept[0]).status, 200)
         self.assertEqual(self.upload(self.few, picture()).status, 201)
