@@ -141,6 +141,11 @@ Settings settings_of(const Settings& settings, const std::string& tenant) {
   return out;
 }
 
+bool has_own(const Settings& settings, const std::string& tenant) {
+  const auto found = settings.tenants.find(tenant);
+  return found != settings.tenants.end() && !found->second.own.empty();
+}
+
 Result<void> apply_tenant(const Assignment& a, Settings& settings) {
   const Option* quota = a.path.size() == 3 ? tenant_option(a.path[2]) : nullptr;
   if (!quota && (a.path.size() != 3 || a.path[2] != "weight"))
@@ -313,13 +318,11 @@ Result<Settings> load(const Sources& sources) {
 }
 
 Quotas quotas_of(const Settings& settings, const std::string& tenant) {
-  const auto found = settings.tenants.find(tenant);
-  const bool own = found != settings.tenants.end() && !found->second.own.empty();
-  return own ? settings_of(settings, tenant).quotas : settings.quotas;
+  return has_own(settings, tenant) ? settings_of(settings, tenant).quotas : settings.quotas;
 }
 
 Webhooks webhooks_of(const Settings& settings, const std::string& tenant) {
-  return settings_of(settings, tenant).webhooks;
+  return has_own(settings, tenant) ? settings_of(settings, tenant).webhooks : settings.webhooks;
 }
 
 Result<void> check_gateway(const Settings& s) {
