@@ -19,6 +19,7 @@
 #include "shared/job/object_reader.h"
 #include "shared/job/spec_json.h"
 #include "shared/queue/keys.h"
+#include "shared/queue/reply_fields.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -204,23 +205,23 @@ asio::awaitable<Result<Counts>> find_batch(const ApiContext& context, CallPtr ca
   auto stored =
       co_await context.dependencies.redis->execute(redis::Command("HGETALL") << keys_of(context).batch(id), soon());
   if (!stored) co_return batch_error(stored.error());
-  Counts out;
-  std::string tenant;
-  for (std::size_t i = 0; i + 1 < stored->elements.size(); i += 2) {
-    const std::string &name = stored->elements[i].text, &value = stored->elements[i + 1].text;
-    const auto number = number_of(value, std::int64_t{0}).value_or(0);
-    if (name == "tenant") tenant = value;
-    if (name == "total") out.total = number;
-    if (name == "lines") out.lines = number;
-    if (name == "bad") out.bad = number;
-    if (name == "created_ms") out.created_ms = number;
-    if (name == "succeeded") out.succeeded = number;
-    if (name == "failed") out.failed = number;
-    if (name == "canceled") out.canceled = number;
-    if (name == "cancel_requested") out.cancel_requested = true;
-    const auto list = name == "custom_ids" || name == "bad_lines" ? parse_json(value) : Result<json::value>(missing);
-    if (list && list->is_array()) (name == "custom_ids" ? out.custom_ids : out.bad_lines) = list->get_array();
-  }
+  const auto fields = queue::fields_of(*stored);
+  const auto number = [&](const char* name) { return leading_integer(queue::text_of(fields, name)); };
+  const auto list = [&](const char* name) {
+    const auto parsed = parse_json(queue::text_of(fields, name));
+    return parsed && parsed->is_array() ? parsed->get_array() : json::array();
+  };
+  const Counts out{.total = number("total"),
+                   .bad = number("bad"),
+                   .succeeded = number("succeeded"),
+                   .failed = number("failed"),
+                   .canceled = number("canceled"),
+                   .created_ms = number("created_ms"),
+                   .lines = number("lines"),
+                   .cancel_requested = fields.contains("cancel_requested"),
+                   .custom_ids = list("custom_ids"),
+                   .bad_lines = list("bad_lines")};
+  const std::string tenant = queue::text_of(fields, "tenant");
   if (tenant.empty() || (!call->caller.sees_all && tenant != call->caller.tenant)) co_return missing;
   co_return out;
 }
@@ -267,7 +268,7 @@ asio::awaitable<Result<Response>> add_batch(const ApiContext& context, CallPtr c
 
   const auto executor = co_await asio::this_coro::executor;
   std::vector<queue::Submission> jobs;
-  std::vector<Line> good;
+  json::array custom_ids, bad_lines;
   std::int64_t units = 0;
   for (std::size_t i = 0; i < parsed->lines.size(); ++i) {
     if (i % kLinesPerTurn == 0) co_await asio::post(executor, asio::use_awaitable);
@@ -296,7 +297,7 @@ asio::awaitable<Result<Response>> add_batch(const ApiContext& context, CallPtr c
                     .traceparent = call->traceparent,
                     .deadline_in_ms = spec.deadline_ms.value_or(0)});
     units += *made;
-    good.push_back({.number = line.number, .custom_id = std::move(line.custom_id), .call = {}});
+    if (!line.custom_id.empty()) custom_ids.push_back(json::array{line.number, line.custom_id});
     line = {};
   }
   std::ranges::sort(parsed->bad, {}, &BadLine::number);
@@ -313,21 +314,18 @@ asio::awaitable<Result<Response>> add_batch(const ApiContext& context, CallPtr c
                                "; quotas.queued_units is " + std::to_string(quota),
                     .retry_after = std::chrono::seconds(units > quota ? 0 : 5)};
 
-  json::array custom_ids, bad_lines;
-  for (const Line& line : good)
-    if (!line.custom_id.empty()) custom_ids.push_back(json::array{line.number, line.custom_id});
   for (std::size_t i = 0; i < std::min(parsed->bad.size(), kMostKept); ++i)
     bad_lines.push_back(bad_json(parsed->bad[i]));
-  const auto& settings = context.dependencies.settings.queue;
-  std::vector<redis::Command> store;
-  store.push_back(std::move(redis::Command("HSET")
-                            << record << "tenant" << tenant << "sha256" << sha256 << "total"
-                            << static_cast<std::int64_t>(jobs.size()) << "bad"
-                            << static_cast<std::int64_t>(parsed->bad.size()) << "created_ms" << unix_ms() << "lines"
-                            << parsed->total << "custom_ids" << json::serialize(custom_ids) << "bad_lines"
-                            << json::serialize(bad_lines)));
-  store.push_back(std::move(redis::Command("PEXPIRE") << record << settings.max_age_ms + settings.retention_ms));
   if (!repeated) {
+    const auto& settings = context.dependencies.settings.queue;
+    std::vector<redis::Command> store;
+    store.push_back(std::move(redis::Command("HSET")
+                              << record << "tenant" << tenant << "sha256" << sha256 << "total"
+                              << static_cast<std::int64_t>(jobs.size()) << "bad"
+                              << static_cast<std::int64_t>(parsed->bad.size()) << "created_ms" << unix_ms() << "lines"
+                              << parsed->total << "custom_ids" << json::serialize(custom_ids) << "bad_lines"
+                              << json::serialize(bad_lines)));
+    store.push_back(std::move(redis::Command("PEXPIRE") << record << settings.max_age_ms + settings.retention_ms));
     for (auto& done : co_await context.dependencies.redis->execute_all(std::move(store), soon()))
       if (!done) co_return batch_error(done.error());
   }

@@ -66,11 +66,22 @@ asio::awaitable<void> write_events(const ApiContext& context, CallPtr call, std:
   }
 }
 
+// The id after which the client continues; empty: from the beginning, or from now on. A reconnecting browser sends the
+// header; it is newer than the id in the URL.
+std::string known_event(const Call& call) {
+  std::string known(call.request.header("Last-Event-ID"));
+  return known.empty() ? call.request.query_value("last_event_id").value_or("") : known;
+}
+
+void make_event_stream(Response& response) {
+  response.content_type = "text/event-stream";
+  response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no");
+  response.filler = format_comment("keep-alive");
+}
+
 asio::awaitable<Result<Response>> follow_job(const ApiContext& context, CallPtr call) {
   std::string after = "0";
-  // A reconnecting browser sends the header; it is newer than the id in the URL.
-  std::string known(call->request.header("Last-Event-ID"));
-  if (known.empty()) known = call->request.query_value("last_event_id").value_or("");
+  const std::string known = known_event(*call);
   if (!known.empty()) {
     auto parsed = parse_event_id(known);
     if (!parsed) co_return parsed.error();
@@ -91,9 +102,7 @@ asio::awaitable<Result<Response>> follow_job(const ApiContext& context, CallPtr 
   }
   const auto counted = context.open_stream(*call, response);
   if (!counted) co_return response;
-  response.content_type = "text/event-stream";
-  response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no");
-  response.filler = format_comment("keep-alive");
+  make_event_stream(response);
   response.stream = [&context, call, id, after, counted](Sink& sink) {
     return write_events(context, call, id, after, sink);
   };
@@ -120,8 +129,8 @@ class TenantStream {
   asio::awaitable<bool> has_gap(std::string after) {
     if (after == "0-0") co_return false;
     const auto known = co_await read("XRANGE", after, after, 1), first = co_await read("XRANGE", "-", "+", 1);
-    co_return known&& first && known->elements.empty() && !first->elements.empty() &&
-        leading_integer(first->elements[0].elements.at(0).text) > leading_integer(after);
+    if (!known || !first || !known->elements.empty() || first->elements.empty()) co_return false;
+    co_return leading_integer(first->elements[0].elements.at(0).text) > leading_integer(after);
   }
 
   // The events after the entry `after`, as text, and moves it. Empty: there are none yet. An entry's last event has its
@@ -202,17 +211,14 @@ asio::awaitable<void> write_tenant_events(const ApiContext& context, CallPtr cal
 }
 
 asio::awaitable<Result<Response>> follow_tenant(const ApiContext& context, CallPtr call) {
-  std::string after(call->request.header("Last-Event-ID"));
-  if (after.empty()) after = call->request.query_value("last_event_id").value_or("");
+  const std::string after = known_event(*call);
   Result<std::string> position = parse_event_id(after.empty() ? "0" : after);
   if (after.empty()) position = co_await TenantStream(context, call).newest();
   if (!position) co_return position.error();
   Response response;
   const auto counted = context.open_stream(*call, response);
   if (!counted) co_return response;
-  response.content_type = "text/event-stream";
-  response.with("Cache-Control", "no-store").with("X-Accel-Buffering", "no");
-  response.filler = format_comment("keep-alive");
+  make_event_stream(response);
   response.stream = [&context, call, after = *position, counted](Sink& sink) {
     return write_tenant_events(context, call, after, sink);
   };

@@ -15,6 +15,7 @@
 #include "shared/job/object_reader.h"
 #include "shared/loras/registry_mirror.h"
 #include "shared/queue/keys.h"
+#include "shared/queue/reply_fields.h"
 #include "shared/redis/connection.h"
 #include "shared/telemetry/metrics.h"
 
@@ -96,8 +97,8 @@ asio::awaitable<Result<std::map<std::string, double>>> gpu_seconds(const ApiCont
       co_await context.dependencies.redis->execute(redis::Command("HGETALL") << keys.usage(month), soon());
   if (!stored) co_return key_error(stored.error());
   std::map<std::string, double> out;
-  for (std::size_t i = 0; i + 1 < stored->elements.size(); i += 2)
-    out[stored->elements[i].text] = static_cast<double>(leading_integer(stored->elements[i + 1].text)) / 1e6;
+  for (const auto& [tenant, us] : queue::fields_of(*stored))
+    out.emplace(tenant, static_cast<double>(leading_integer(us)) / 1e6);
   co_return out;
 }
 
