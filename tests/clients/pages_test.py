@@ -341,7 +341,7 @@ class Pages(unittest.TestCase):
         recent = self.http.get("/v1/jobs/slow?minutes=15&limit=50").json()["jobs"]
         self.assertTrue(all(job["ended_ms"] > now - 15 * 60_000 for job in recent))
         self.choose_range("/slow", f"document.querySelectorAll('#rows tr').length === {len(recent)}")
-        self.choose_range("/fleet", "document.querySelectorAll('#tiles b')[1]?.textContent === String(sum(fleet.throughput.succeeded.slice(-90)))")
+        self.choose_range("/fleet", "fleet && document.querySelectorAll('#tiles b')[1]?.textContent === String(sum(fleet.throughput.succeeded.slice(-90)))")
         self.assertLess(int(self.page.js("document.querySelectorAll('#tiles b')[1].textContent")), sum(seen["throughput"]["succeeded"]) / 2)
         self.assertEqual(self.page.errors, [])
 
