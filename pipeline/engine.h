@@ -80,6 +80,7 @@ class Engine {
   virtual std::string device_name() const = 0;             // "NVIDIA H200", the processor's name
   virtual std::string precision() const = 0;               // "fp32" | "bf16"
   virtual std::string compile_backend() const = 0;         // what auto resolved to: "nvrtc", "cpu_jit", "eager"
+  virtual std::string software() const = 0;                // "LibTorch 2.9.1, g++ 12.2.0": what computes, and compiles
   virtual region::RegionCounts region_counts() const = 0;  // of all models since create(); thread-safe
   // Loads a folder in diffusers' layout. Its model_index.json determines the family. Errors: kNotFound, kDataCorrupt;
   // the message contains the file and the problem. kInvalidArgument: `quantize` is not possible.

@@ -42,10 +42,10 @@ std::string name_of(const json::value& row, std::size_t unit, std::size_t units)
 }
 
 Result<void> save(HttpClient& client, const json::value& row, const std::string& folder) {
-  const json::array units = items(field(field(row, "response"), "body"), "unit_records");
+  const json::value& job = field(field(row, "response"), "body");
+  const json::array units = items(job, "unit_records");
   for (std::size_t i = 0; i < units.size(); ++i) {
-    const json::value& result = field(units[i], "result");
-    auto picture = client.request("GET", text(result, "url"));
+    auto picture = client.request("GET", "/v1/jobs/" + text(job, "id") + "/results/" + std::to_string(i));
     if (!picture) return picture.error();
     if (picture->status != 200) return error_of(*picture, "the result of " + text(row, "id"));
     const auto format = job::format_from_media_type(picture->content_type);

@@ -77,6 +77,7 @@ void add_keys(CLI::App& app, Invocation& run);  // and tenants
 void add_loras(CLI::App& app, Invocation& run);
 void add_models(CLI::App& app, Invocation& run);
 void add_workers(CLI::App& app, Invocation& run);
+void add_workers_start(CLI::App& app, Invocation& run);  // after add_workers()
 void add_explain(CLI::App& app, Invocation& run);
 void add_cache(CLI::App& app, Invocation& run);
 void add_config(CLI::App& app, Invocation& run);

@@ -117,6 +117,7 @@ int main(int argc, char** argv) {
   ditfleet::cli::add_loras(app, run);
   ditfleet::cli::add_keys(app, run);
   ditfleet::cli::add_workers(app, run);
+  ditfleet::cli::add_workers_start(app, run);
   ditfleet::cli::add_cache(app, run);
   ditfleet::cli::add_config(app, run);
   ditfleet::cli::add_coordinator(app, run);

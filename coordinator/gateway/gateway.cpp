@@ -69,6 +69,7 @@ class HttpGateway final : public Gateway {
     tasks_.spawn("keys", api_->follow_keys(), Vital::kForever);
     tasks_.spawn("webhooks", api_->deliverer().run(), Vital::kForever);
     tasks_.spawn("maintenance", maintain(), Vital::kForever);
+    tasks_.spawn("sweep of results", sweep_results(), Vital::kForever);
     tasks_.spawn("link secrets", learn_link_secrets(), Vital::kForever);
     co_await server_->run();
   }
@@ -87,6 +88,15 @@ class HttpGateway final : public Gateway {
     for (int second = 0;; ++second) {
       co_await service_->maintain();
       if (second % 15 == 0) co_await api_->export_usage();
+      timer.expires_after(std::chrono::seconds(1));
+      co_await timer.async_wait(asio::use_awaitable);
+    }
+  }
+
+  asio::awaitable<void> sweep_results() {
+    asio::steady_timer timer(co_await asio::this_coro::executor);
+    for (;;) {
+      co_await service_->sweep_results();
       timer.expires_after(std::chrono::seconds(1));
       co_await timer.async_wait(asio::use_awaitable);
     }

@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 #include <spdlog/spdlog.h>
+#include <torch/headeronly/version.h>
 
 #include <algorithm>
 
@@ -76,6 +77,10 @@ class TorchEngine final : public Engine {
 
   std::string compile_backend() const override {
     return base_.regions->compiler ? std::string(base_.regions->compiler->name()) : "eager";
+  }
+  std::string software() const override {
+    return std::string("LibTorch ") + TORCH_VERSION +
+           (base_.regions->compiler ? ", " + base_.regions->compiler->identity() : "");
   }
   region::RegionCounts region_counts() const override { return base_.regions->counters->counts(); }
   void abort_ranks() noexcept override {

@@ -293,9 +293,9 @@ const Option kOptions[] = {
      .description = "Device memory, in GiB, that each worker leaves free for other programs.", .range = {0, 1 << 20}},
 
     {DITFLEET_OPTION(results.backend),
-     .description = "Where finished images are stored: in Redis, or as files in results.dir. Images in Redis cost its "
-                    "memory for queue.retention_ms.",
-     .choices = "redis|file"},
+     .description = "Where finished images are stored: in Redis, as files in results.dir, or as objects in "
+                    "results.s3.bucket. Images in Redis cost its memory for queue.retention_ms.",
+     .choices = "redis|file|s3"},
     {DITFLEET_OPTION(results.dir),
      .description =
          "Folder of the file backend. All hosts must share it. Its files have mode 0600, so coordinators and "
@@ -306,7 +306,7 @@ const Option kOptions[] = {
     {DITFLEET_OPTION(results.redis_max_bytes),
      .description =
          "Largest result that is stored in Redis; a unit with a larger one fails. Redis needs this memory for "
-         "each result. Large videos need results.backend: file.",
+         "each result. Large videos need results.backend: file or s3.",
      .range = {1 << 10, std::int64_t{4} << 30}},
     {DITFLEET_OPTION(results.input_ms),
      .description =
@@ -316,6 +316,36 @@ const Option kOptions[] = {
     {DITFLEET_OPTION(results.input_max_bytes),
      .description = "Largest image that clients may send, in bytes of its file: in JSON, in a form or as an upload.",
      .range = {1 << 10, 256 << 20}},
+
+    {DITFLEET_OPTION(results.carry_receipts),
+     .description = "PNG and MP4 files have a comment with the id of their receipt, from which it is told later what "
+                    "made them."},
+    {DITFLEET_OPTION(results.s3.bucket),
+     .description = "Bucket of the s3 backend. Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                    "~/.aws/credentials (AWS_PROFILE), or the role of the container or the instance. They need "
+                    "s3:PutObject, s3:GetObject, s3:DeleteObject and s3:ListBucket. Previews stay in Redis."},
+    {DITFLEET_OPTION(results.s3.prefix),
+     .description = "Folder in the bucket. A result is PREFIX/results/TENANT/JOB/UNIT.ATTEMPT.png, so that policies "
+                    "and lifecycle rules can be a tenant's."},
+    {DITFLEET_OPTION(results.s3.region),
+     .description = "Region of the bucket; empty: AWS_REGION, AWS_DEFAULT_REGION or us-east-1."},
+    {DITFLEET_OPTION(results.s3.endpoint),
+     .description = "URL of an S3 store other than AWS, such as https://minio.example:9000. Its certificate may be "
+                    "checked by AWS_CA_BUNDLE.",
+     .form = Form::kHttpUrl},
+    {DITFLEET_OPTION(results.s3.addressing),
+     .description = "Where the bucket's name is: in the path, in the host's name (virtual), or auto: in the host's "
+                    "name at AWS, in the path elsewhere.",
+     .choices = "auto|path|virtual"},
+    {DITFLEET_OPTION(results.s3.links),
+     .description = "Answer with links from which clients fetch results in the store themselves; they are valid as "
+                    "long as the gateway's own, and at most for seven days. Without it, the gateway sends results."},
+    {DITFLEET_OPTION(results.s3.delete_expired),
+     .description = "Delete results after queue.retention_ms. Without it, the bucket keeps them until a lifecycle rule "
+                    "deletes them."},
+    {DITFLEET_OPTION(results.s3.inputs),
+     .description = "Places from which jobs may take images by s3:// URL, such as s3://photos/2026/, separated by "
+                    "commas; empty: none. A tenant's own are tenants.NAME.s3_inputs."},
 
     {DITFLEET_OPTION(loras.folders),
      .description = "Folders whose files may be registered as LoRA adapters by path, separated by ':'. Workers need "

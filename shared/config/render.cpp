@@ -137,6 +137,8 @@ std::vector<OptionHelp> option_table() {
   rows.push_back({"tenants.NAME.webhook_url", "as webhooks.url", "",
                   "The tenant's own value of webhooks.url; webhook_hosts is the same for webhooks.hosts.",
                   "DITFLEET_TENANTS__NAME__WEBHOOK_URL"});
+  rows.push_back({"tenants.NAME.s3_inputs", "as results.s3.inputs", "", "The tenant's own value of results.s3.inputs.",
+                  "DITFLEET_TENANTS__NAME__S3_INPUTS"});
   rows.push_back({"keys[].tenant", "a name", "",
                   "Tenant that the bearer key belongs to. Without any keys the only tenant is `default`, and requests "
                   "need no key.",

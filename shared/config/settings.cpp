@@ -125,8 +125,9 @@ Result<void> apply_model(const Assignment& a, const std::string& base, Settings&
   return {};
 }
 
-// "queued_units" or "webhook_url"
+// "queued_units", "webhook_url" or "s3_inputs"
 const Option* tenant_option(const std::string& name) {
+  if (name == "s3_inputs") return find_option("results.s3.inputs");
   if (name == "webhook_url" || name == "webhook_hosts") return find_option("webhooks." + name.substr(8));
   return find_option("quotas." + name);
 }
@@ -136,6 +137,7 @@ Settings settings_of(const Settings& settings, const std::string& tenant) {
   Settings out;
   out.quotas = settings.quotas;
   out.webhooks = settings.webhooks;
+  out.results.s3.inputs = settings.results.s3.inputs;
   if (const auto found = settings.tenants.find(tenant); found != settings.tenants.end())
     for (const auto& [name, value] : found->second.own) (void)assign(*tenant_option(name), value, out);
   return out;
@@ -323,6 +325,10 @@ Quotas quotas_of(const Settings& settings, const std::string& tenant) {
 
 Webhooks webhooks_of(const Settings& settings, const std::string& tenant) {
   return has_own(settings, tenant) ? settings_of(settings, tenant).webhooks : settings.webhooks;
+}
+
+std::string s3_inputs_of(const Settings& settings, const std::string& tenant) {
+  return settings_of(settings, tenant).results.s3.inputs;
 }
 
 Result<void> check_gateway(const Settings& s) {

@@ -59,7 +59,7 @@ struct Webhooks {
 
 struct TenantSetting {
   double weight = 1.0;  // 0.001 … 1000; shares are proportional
-  // Members of Quotas, and as webhook_url and webhook_hosts of Webhooks, that differ for this tenant; checked.
+  // Members of Quotas, webhook_url and webhook_hosts of Webhooks, and s3_inputs that differ for this tenant; checked.
   std::map<std::string, std::string> own;
 };
 
@@ -136,6 +136,12 @@ struct Settings {
     std::string backend = "redis", dir;
     std::int64_t preview_ms = 600'000, redis_max_bytes = 32 << 20;
     std::int64_t input_ms = 3'600'000, input_max_bytes = 20 << 20;
+    bool carry_receipts = true;
+    struct {
+      std::string bucket, prefix, region, endpoint, addressing = "auto";
+      bool links = true, delete_expired = true;
+      std::string inputs;  // "s3://bucket/prefix" that jobs may name, separated by commas; empty: none
+    } s3;
   } results;
   struct {
     std::string folders;  // separated by ':'
@@ -208,6 +214,7 @@ Result<redis::Endpoint> redis_endpoint(const Settings& settings);
 // The quotas and webhooks of one tenant.
 Quotas quotas_of(const Settings& settings, const std::string& tenant);
 Webhooks webhooks_of(const Settings& settings, const std::string& tenant);
+std::string s3_inputs_of(const Settings& settings, const std::string& tenant);
 // The rules of a process that serves the gateway. kInvalidArgument: gateway.listen can be reached from other hosts, but
 // neither keys nor gateway.open are configured; only one of certificate and key is set.
 Result<void> check_gateway(const Settings& settings);

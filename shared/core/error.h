@@ -31,6 +31,7 @@ enum class Source : unsigned char {
   kHere,
   kRedisConnection,  // no reply: not connected, connection lost, or deadline passed; the command may have run
   kRedis,            // an error reply from Redis or one of our Functions
+  kObjectStore,      // the S3 store gave no answer, or cannot work for the moment
 };
 
 // An error: a code, and a sentence that says what is wrong and what would be right. Code must depend on the other

@@ -163,8 +163,7 @@ void read_webhook(ObjectReader& reader, const FieldRow& row, JobSpec& spec) {
   }
   if (const auto problem = http_url_problem(spec.webhook.url))
     return reader.fail(name, *problem + "; it must be a URL such as https://app.example/hooks");
-  const auto authority = std::string_view(spec.webhook.url).substr(spec.webhook.url.find("//") + 2);
-  if (authority.substr(0, authority.find_first_of("/?#")).find('@') != std::string_view::npos)
+  if (!http_url_parts(spec.webhook.url).user.empty())
     return reader.fail(name, "has a user name; receivers check the signature instead");
   if (std::ranges::any_of(spec.webhook.url, [](unsigned char c) { return c <= 0x20 || c == 0x7f; }))
     reader.fail(name, "has a space or control character; encode it with %");

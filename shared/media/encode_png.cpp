@@ -86,7 +86,7 @@ void append_chunk(std::string& to, const char* type, const std::string& data) {
 
 }  // namespace
 
-Result<std::string> encode_png(const Media& image, int) {
+Result<std::string> encode_png(const Media& image, const std::string& comment) {
   const int count = (image.height + kBandRows - 1) / kBandRows;
   std::vector<Band> bands(static_cast<std::size_t>(count));
   std::atomic<int> next = 0;
@@ -113,6 +113,7 @@ Result<std::string> encode_png(const Media& image, int) {
   append_number(data, checksum);
   std::string png("\x89PNG\r\n\x1a\n", 8);
   append_chunk(png, "IHDR", header);
+  if (!comment.empty()) append_chunk(png, "tEXt", std::string("Comment") + '\0' + comment);  // §11.3.3.2
   append_chunk(png, "IDAT", data);
   append_chunk(png, "IEND", "");
   return png;

@@ -9,7 +9,8 @@
 
 namespace ditfleet::media {
 
-Result<std::string> encode_png(const Media& image, int quality);  // 8-bit RGB, not interlaced; ignores the quality
+// 8-bit RGB, not interlaced. `comment`: of a tEXt chunk; empty: none.
+Result<std::string> encode_png(const Media& image, const std::string& comment);
 // 4:2:0. kInvalidArgument: a side above 65500.
 Result<std::string> encode_jpeg(const Media& image, int quality);
 // Lossy; animated if there are several frames. kInvalidArgument: a side above 16383.

@@ -222,9 +222,10 @@ Result<void> Mp4Writer::add(std::span<const std::uint8_t> rgb) {
   return impl_->encode(&frame);
 }
 
-Result<std::string> Mp4Writer::finish() {
+Result<std::string> Mp4Writer::finish(const std::string& comment) {
   if (impl_->frames == 0) return invalid_argument("[media] the video has no frames; it must have at least 1");
   if (auto drained = impl_->encode(nullptr); !drained) return drained.error();
+  if (!comment.empty()) av_dict_set(&impl_->file->metadata, "comment", comment.c_str(), 0);
   if (auto ended = checked(av_write_trailer(impl_->file.get()), "write the index of"); !ended) return ended.error();
   if (auto closed = checked(avio_closep(&impl_->file->pb), "write"); !closed) return closed.error();
   const auto size = ::lseek(impl_->memory.get(), 0, SEEK_END);

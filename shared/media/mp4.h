@@ -24,8 +24,9 @@ class Mp4Writer {
   // Encodes the next frame: width · height · 3 bytes as in Media. Returns before the encoder's threads are done with
   // it, but `rgb` is free. kInvalidArgument: wrong number of bytes.
   Result<void> add(std::span<const std::uint8_t> rgb);
-  // Returns the file. Call it once, after the last frame. kInvalidArgument: no frame was added.
-  Result<std::string> finish();
+  // Returns the file, with a comment unless it is empty. Call it once, after the last frame. kInvalidArgument: no frame
+  // was added.
+  Result<std::string> finish(const std::string& comment);
 
  private:
   struct Impl;

@@ -5,6 +5,7 @@
 #include <future>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include "shared/media/encoders.h"
@@ -44,14 +45,17 @@ Result<void> check(const Media& media, job::OutputFormat format, int quality) {
 }
 
 // Of a format that needs all frames at once.
-template <Result<std::string> (*encode_whole)(const Media& media, int quality)>
+template <auto encode_whole>
 class WholeWriter final : public MediaWriter {
  public:
   WholeWriter(job::OutputFormat format, int quality) : format_(format), quality_(quality) {}
   void add(const Media&) override {}
-  Result<std::string> finish(const Media& media) override {
+  Result<std::string> finish(const Media& media, const std::string& comment) override {
     if (auto checked = check(media, format_, quality_); !checked) return checked.error();
-    return encode_whole(media, quality_);
+    if constexpr (std::is_invocable_v<decltype(encode_whole), const Media&, const std::string&>)
+      return encode_whole(media, comment);
+    else
+      return encode_whole(media, quality_);
   }
 
  private:
@@ -78,14 +82,14 @@ class Mp4InBackground final : public MediaWriter {
     written_ = std::async(std::launch::async, task, std::move(written_), std::move(part));
   }
 
-  Result<std::string> finish(const Media& video) override {
+  Result<std::string> finish(const Media& video, const std::string& comment) override {
     if (written_.valid()) {
       if (auto written = written_.get(); !written) return written.error();
     }
     if (auto checked = check(video, format_, quality_); !checked) return checked.error();
     const auto rest = std::span(video.rgb).subspan(std::min(added_, video.rgb.size()));
     if (auto written = write(video, rest); !written) return written.error();
-    return writer_->finish();
+    return writer_->finish(comment);
   }
 
  private:
@@ -127,7 +131,7 @@ std::unique_ptr<MediaWriter> open_writer(job::OutputFormat format, int quality) 
 }
 
 Result<std::string> encode(const Media& media, job::OutputFormat format, int quality) {
-  return open_writer(format, quality)->finish(media);
+  return open_writer(format, quality)->finish(media, "");
 }
 
 }  // namespace ditfleet::media

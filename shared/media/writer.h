@@ -18,10 +18,11 @@ class MediaWriter {
   // Copies the frames of `so_far` that no call before has added, and returns before they are encoded. Formats that
   // need all frames at once ignore the call.
   virtual void add(const Media& so_far) = 0;
-  // Encodes what is left of `media` and returns the file. Call it once. Blocks. kInvalidArgument: bad sizes, a quality
+  // Encodes what is left of `media` and returns the file. `comment`: ASCII that PNG (tEXt) and MP4 files carry; empty:
+  // none. Call it once. Blocks. kInvalidArgument: bad sizes, a quality
   // out of range, several frames as PNG or JPEG, an odd side or a rate out of range as MP4. kUnavailable: no encoder
   // for H.264.
-  virtual Result<std::string> finish(const Media& media) = 0;
+  virtual Result<std::string> finish(const Media& media, const std::string& comment) = 0;
 };
 
 // `quality`: 0 to 100; PNG ignores it. Takes no time: what is wrong is an error of finish(). Thread-safe.

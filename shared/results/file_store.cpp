@@ -16,7 +16,6 @@
 #include "shared/core/named_thread.h"
 #include "shared/core/sha256.h"
 #include "shared/core/unique_fd.h"
-#include "shared/job/output_format.h"
 #include "shared/results/verification.h"
 
 namespace ditfleet::results {
@@ -26,11 +25,6 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kMaxPreviewBytes = 64 << 20, kMaxInputBytes = 256 << 20;
 constexpr std::chrono::minutes kMostClockDifference{1};
-
-std::string extension_of(const std::string& media_type) {
-  const auto format = job::format_from_media_type(media_type);
-  return format ? std::string(job::row_of(*format).extension.substr(1)) : "bin";
-}
 
 // "results/3f/<name>"
 std::string relative_path(const char* kind, const ResultKey& result, const std::string& last) {

@@ -11,6 +11,7 @@
 
 #include "shared/core/deadline.h"
 #include "shared/core/result.h"
+#include "shared/s3/options.h"
 
 namespace ditfleet::redis {
 class Connection;
@@ -29,12 +30,13 @@ struct ResultKey {
   std::string job;
   int unit = 0;
   std::string nonce;  // of the attempt
+  std::string tenant;
 };
 
 // Describes a stored result. The JSON form has the same field names.
 struct Manifest {
-  std::string backend;  // "redis" or "file"
-  std::string key;      // Redis key, or path relative to the store's folder
+  std::string backend;  // "redis", "file" or "s3"
+  std::string key;      // Redis key, path relative to the store's folder, or the key in the bucket
   std::string media_type;
   std::int64_t bytes = 0;
   std::string sha256;  // of the bytes, hexadecimal
@@ -63,6 +65,10 @@ class Store {
   // or removed. kDataCorrupt: the image is too short.
   virtual asio::awaitable<Result<std::string>> get_piece(const Manifest& manifest, std::int64_t offset,
                                                          std::int64_t size, Deadline deadline) = 0;
+  // A URL from which everybody who has it may fetch the image for `life_s` seconds; empty: the backend has none.
+  virtual std::string link(const Manifest&, std::int64_t /*life_s*/) const { return {}; }
+  // "https://host", from where all links are; empty: there are none.
+  virtual std::string link_origin() const { return {}; }
   // Removes the image of an outdated attempt. Succeeds if the image does not exist.
   virtual asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) = 0;
   // Stores a preview, which expires after StoreOptions::preview_ms. Returns the key for the `preview` event.
@@ -80,6 +86,8 @@ class Store {
   virtual asio::awaitable<Result<std::string>> get_input(const std::string& sha256, Deadline deadline) = 0;
   // Succeeds if the store does not have it.
   virtual asio::awaitable<Result<void>> remove_input(const std::string& sha256, Deadline deadline) = 0;
+  // Removes what has expired, as far as the backend does not do so by itself. A coordinator calls it every second.
+  virtual asio::awaitable<void> maintain(Deadline) { co_return; }
 };
 
 // Results are kept this much longer than the retention, unless the queue forgets their job first. The retention of a
@@ -87,13 +95,16 @@ class Store {
 inline constexpr std::int64_t kExtraRetentionMs = 600'000;
 
 struct StoreOptions {
-  std::string backend = "redis";  // redis | file
+  std::string backend = "redis";  // redis | file | s3
   std::string dir;                // folder of the file backend, shared by all hosts
   int shard = 0;
   std::int64_t retention_ms = 3'600'000;
   std::int64_t preview_ms = 600'000;
   std::int64_t input_ms = 86'400'000;
   std::int64_t redis_max_bytes = 32 << 20;  // of one result in the Redis backend
+  s3::Options s3 = {};
+  std::string bucket, prefix;  // of the s3 backend
+  bool delete_expired = true;  // results in the bucket
 };
 
 // The options of section `results`, and the retention of section `queue`.

@@ -3,6 +3,7 @@
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
+#include "shared/job/output_format.h"
 
 namespace ditfleet::results {
 
@@ -33,6 +34,11 @@ Manifest describe(const ResultKey& result, std::string_view bytes, std::string m
   manifest.sha256 = sha256_hex(bytes);
   manifest.nonce = result.nonce;
   return manifest;
+}
+
+std::string extension_of(const std::string& media_type) {
+  const auto format = job::format_from_media_type(media_type);
+  return format ? std::string(job::row_of(*format).extension.substr(1)) : "bin";
 }
 
 Result<void> check_names(const ResultKey& result) {

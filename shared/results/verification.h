@@ -18,6 +18,9 @@ Error input_gone(const std::string& sha256);
 // Returns a manifest with the media type, the nonce, and the size and SHA-256 of `bytes`.
 Manifest describe(const ResultKey& result, std::string_view bytes, std::string media_type);
 
+// "png" for "image/png"; "bin": unknown.
+std::string extension_of(const std::string& media_type);
+
 // kInvalidArgument: the job or the nonce has a character other than letters, digits, '.', '_' and '-', or the unit is
 // negative.
 Result<void> check_names(const ResultKey& result);

@@ -1,4 +1,4 @@
-"""Runs a coordinator under callgrind for tracing.sh, with and without an OTLP receiver, and prints its instructions per
+"""Runs a coordinator under callgrind for service.sh, with and without an OTLP receiver, and prints its instructions per
 job: from the submission over HTTP to the end that a worker reports."""
 import re
 import socket

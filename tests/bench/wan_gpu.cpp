@@ -109,7 +109,7 @@ Video generate(pipeline::Model& model, const Request& r, bool decode = true) {
       if (writer) writer->add(so_far);
     }));
     const auto decoded = Clock::now();
-    if (writer) unwrap(writer->finish(decoded_video));
+    if (writer) unwrap(writer->finish(decoded_video, ""));
     video.file_s = since(decoded);
   }
   video.seconds = since(start);

@@ -5,7 +5,7 @@ import unittest
 
 from adapters import Redis
 from api import Client
-from fleet import Shared, cli
+from fleet import Fleet, Shared, cli
 
 SMALL = {"width": 64, "height": 32, "num_inference_steps": 2}
 shared = Shared(workers=2, sets=["default_model=tiny"])
@@ -35,6 +35,16 @@ class Receipts(unittest.TestCase):
         self.assertNotEqual(self.receipts(third)[0]["id"], receipt["id"])
         self.assertGreater(first["gpu_seconds"], 0)
         self.assertAlmostEqual(first["gpu_seconds"], sum(unit["result"]["gpu_seconds"] for unit in first["unit_records"]))
+
+    def test_a_picture_names_its_receipt(self):
+        with Fleet(sets=["default_model=tiny", "results.carry_receipts=false"]) as without:
+            for fleet, carries in ((shared.fleet, True), (without, False)):
+                http = Client(fleet.url)
+                job = http.wait(http.submit(**SMALL))
+                picture = http.get(f"/v1/jobs/{job['id']}/results/0").body
+                comment = b"tEXtComment\0DiTFleet receipt " + self.receipts(job)[0]["id"].encode()
+                self.assertEqual(comment in picture, carries)
+        self.assertIn("LibTorch 2.", self.receipts(job)[0]["software"])
 
     def test_replay(self):
         for count in range(50):

@@ -131,6 +131,30 @@ class Life(WithFolder):
             self.assertEqual(len(fleet.ready["pids"]["workers"]), 1)
             self.assertEqual(fleet.ready_workers(), ["w-2"])
 
+    def test_workers_are_started_and_sent_away_while_it_runs(self):
+        with Fleet(workers=1, sets=["worker.name=w"]) as fleet:
+            client = Client(fleet.url)
+            first, = fleet.ready_workers()
+            data = ["--data", fleet.data]
+            self.assertEqual(cli("workers", "stop", first, "--wait", "--url", fleet.url).returncode, 0)
+            until(lambda: "worker-1 was stopped" in fleet.log.read_text(), "up says so")
+            self.assertEqual(cli("workers", "start", *data).returncode, 0)
+            until(lambda: fleet.ready_workers() == [first], "the stopped one runs again", 60)
+            self.assertEqual(cli("up", "--scale", "3", *data).returncode, 0)
+            until(lambda: sorted(fleet.ready_workers()) == sorted([first, "w-2", "w-3"]), "two more", 60)
+            self.assertEqual(len(fleet.ready["pids"]["workers"]), 3)
+            ids = [client.submit(**SMALL) for _ in range(20)]
+            self.assertEqual(cli("up", "--scale", "1", *data).returncode, 0)
+            until(lambda: "worker-2 was stopped" in fleet.log.read_text() and "worker-3 was stopped" in fleet.log.read_text(), "two are sent away", 60)
+            self.assertEqual({client.wait(id)["state"] for id in ids}, {"succeeded"})
+            until(lambda: fleet.ready_workers() == [first], "one is left")
+            self.assertEqual(len(fleet.ready["pids"]["workers"]), 1)
+            self.assertIn("scaled to 1 worker\n", fleet.log.read_text())
+        for command in (["up", "--scale", "2"], ["workers", "start"]):
+            nobody = cli(*command, *data)
+            self.assertEqual(nobody.returncode, 1)
+            self.assertIn("no `ditfleet up` runs with the data folder", nobody.stderr)
+
     def test_a_worker_that_cannot_restart_does_not_stop_the_others(self):
         model = self.folder / "model"
         shutil.copytree(tiny_model(), model)

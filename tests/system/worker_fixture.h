@@ -94,7 +94,7 @@ class FakeWriter final : public media::MediaWriter {
  public:
   explicit FakeWriter(std::shared_ptr<Script> script) : script_(std::move(script)) {}
   void add(const media::Media&) override {}
-  Result<std::string> finish(const media::Media& image) override {
+  Result<std::string> finish(const media::Media& image, const std::string&) override {
     if (auto error = script_->note("pixels " + std::to_string(image.rgb.at(0)))) return *error;
     return "PIXELS" + std::string(image.rgb.begin(), image.rgb.end());
   }

@@ -109,6 +109,7 @@ class FakeEngine final : public pipeline::Engine {
   std::string device_name() const override { return "fake"; }
   std::string precision() const override { return "fp32"; }
   std::string compile_backend() const override { return "none"; }
+  std::string software() const override { return "none"; }
   region::RegionCounts region_counts() const override { return {}; }
   Result<std::unique_ptr<pipeline::Model>> load_model(const pipeline::ModelSource&) override {
     while (shared_.hangs_loading == rank_) std::this_thread::sleep_for(1ms);

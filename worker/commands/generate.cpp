@@ -157,7 +157,7 @@ Result<void> run(const GenerateFlags& flags) {
     auto image = (*model)->decode(**prepared, [&](const pipeline::Media& so_far) { writer->add(so_far); });
     if (!image) return image.error();
     const std::string path = job::numbered_path(flags.out, i, count);
-    auto bytes = writer->finish(*image);
+    auto bytes = writer->finish(*image, "");
     if (!bytes) return bytes.error();
     if (auto written = write_output_file(path, *bytes); !written) return written;
     if (!flags.frames_dir.empty()) {

@@ -107,8 +107,9 @@ Result<ModelSet> load_models(const config::Settings& settings, Result<std::uniqu
     record_load(info);
     spdlog::info("loaded model '{}' from {}: {} MiB of weights; {}", name, model.path, info.weight_bytes >> 20,
                  text_of(info.load_times));
-    set.receipts.emplace(
-        name, receipt_of_model(set, source, info, std::string("ditfleet ") + DITFLEET_VERSION + " " + kRevision));
+    set.receipts.emplace(name, receipt_of_model(set, source, info,
+                                                std::string("ditfleet ") + DITFLEET_VERSION + " " + kRevision + ", " +
+                                                    set.engine->software()));
     set.catalogue.models.emplace(name, std::move(*entry));
     set.models.emplace(name, std::move(*loaded));
   }
@@ -144,6 +145,7 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
   for (const auto& folder : loras::folders_of(settings.loras.folders)) parts.adapters.folders.push_back(folder);
   parts.adapters.cache_bytes = settings.worker.lora.cache_bytes;
   parts.open_writer = media::open_writer;
+  parts.carry_receipts = settings.results.carry_receipts;
   return parts;
 }
 

@@ -71,7 +71,7 @@ Result<PartTimes> generate(pipeline::Model& model, const job::JobSpec& spec, std
     if (phase == "vae") parts.emplace_back("vae", us);
   }
   const auto begun = std::chrono::steady_clock::now();
-  auto bytes = open_writer(job::default_format(image->frames > 1), 100)->finish(*image);
+  auto bytes = open_writer(job::default_format(image->frames > 1), 100)->finish(*image, "");
   if (!bytes) return bytes.error();
   parts.emplace_back("encode", duration_cast<microseconds>(std::chrono::steady_clock::now() - begun));
   return parts;

@@ -193,6 +193,7 @@ class SharedEngine final : public pipeline::Engine {
   std::string device_name() const override { return own_->device_name(); }
   std::string precision() const override { return own_->precision(); }
   std::string compile_backend() const override { return own_->compile_backend(); }
+  std::string software() const override { return own_->software(); }
   region::RegionCounts region_counts() const override { return own_->region_counts(); }
   void abort_ranks() noexcept override { own_->abort_ranks(); }
 

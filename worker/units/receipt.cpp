@@ -69,7 +69,7 @@ std::string receipt_of_model(const ModelSet& set, const pipeline::ModelSource& s
                                       {"software", software}});
 }
 
-std::string receipt_of(const std::string& of_model, const Unit& unit) {
+Receipt receipt_of(const std::string& of_model, const Unit& unit) {
   auto parsed = parse_json(of_model);
   json::object receipt = parsed && parsed->is_object() ? parsed->get_object() : json::object();
   if (ran_on_one(unit)) receipt["gpus"] = 1;
@@ -94,8 +94,9 @@ std::string receipt_of(const std::string& of_model, const Unit& unit) {
   drawn.remixed_from.clear();
   drawn.partial_images = 0;
   receipt["spec"] = sha256_hex(job::to_json(drawn));
-  receipt["id"] = sha256_hex(json::serialize(receipt)).substr(0, 32);
-  return json::serialize(receipt);
+  std::string id = sha256_hex(json::serialize(receipt)).substr(0, 32);
+  receipt["id"] = id;
+  return {json::serialize(receipt), std::move(id)};
 }
 
 std::int64_t gpu_us_of(const Unit& unit) {

@@ -16,9 +16,14 @@ struct Unit;
 std::string receipt_of_model(const ModelSet& set, const pipeline::ModelSource& source, const pipeline::ModelInfo& info,
                              const std::string& software);
 
-// The receipt of a unit that was decoded, as a JSON object: what its model has in common, the seed, the adapters, the
-// plan and the GPUs. `id`: the first 32 digits of its SHA-256, together with that of the spec.
-std::string receipt_of(const std::string& of_model, const Unit& unit);
+struct Receipt {
+  std::string json;  // with the id
+  std::string id;    // the first 32 digits of the SHA-256 of the rest
+};
+
+// The receipt of a unit that was decoded: what its model has in common, the seed, the adapters, the plan, the GPUs and
+// the SHA-256 of the spec.
+Receipt receipt_of(const std::string& of_model, const Unit& unit);
 
 // Microseconds of the unit's stages, times the GPUs that ran them.
 std::int64_t gpu_us_of(const Unit& unit);

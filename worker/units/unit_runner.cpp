@@ -30,7 +30,7 @@ std::int64_t us_since(Clock::time_point then) {
 }
 
 results::ResultKey result_key_of(const Unit& unit) {
-  return {unit.entry.ref.job, unit.entry.ref.unit, unit.entry.nonce};
+  return {unit.entry.ref.job, unit.entry.ref.unit, unit.entry.nonce, unit.entry.tenant};
 }
 
 // Not inside the coroutine: GCC 12 frees an initializer list there too early.
@@ -52,7 +52,7 @@ bool is_transient(const Error& error) {
          error.code == Code::kResourceExhausted || error.code == Code::kPermissionDenied;
 }
 
-// Redis is away or full, for other workers too, so the unit waits for it here.
+// Redis or the S3 store is away or full, for other workers too, so the unit waits for it here.
 bool is_outage(const Error& error) {
   return error.source != Source::kHere && (error.code == Code::kUnavailable || error.code == Code::kDeadlineExceeded ||
                                            error.code == Code::kResourceExhausted);
@@ -390,7 +390,7 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
   } guard{*unit};
   const std::function<Result<std::string>()> work = [this, image, unit] {
     return parts_.open_writer(job::preview_format(*unit->spec.output_format), *unit->spec.output_compression)
-        ->finish(*image);
+        ->finish(*image, "");
   };
   auto bytes = co_await parts_.encode.run<std::string>(work, Deadline::never());
   Result<void> sent;
@@ -412,7 +412,16 @@ asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std
 asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline::Media> image) {
   const auto begun = Clock::now();
   telemetry::SpanTimer encoding("image_encode", unit->span.context());
-  const std::function<Result<std::string>()> work = [image, unit] { return unit->writer->finish(*image); };
+  const auto receipt = std::make_shared<std::string>();
+  const std::function<Result<std::string>()> work = [image, unit, receipt, carries = parts_.carry_receipts] {
+    std::string comment;
+    if (!unit->receipt_of_model.empty()) {
+      auto [text, id] = receipt_of(unit->receipt_of_model, *unit);
+      *receipt = std::move(text);
+      if (carries) comment = "DiTFleet receipt " + id;
+    }
+    return unit->writer->finish(*image, comment);
+  };
   auto bytes = co_await run_on(parts_.encode, Watchdog::Work::kImage, unit, work);
   if (!bytes) {
     encoding.failed(bytes.error().message);
@@ -446,7 +455,7 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   manifest->seed = unit->request.seed;
   manifest->skipped_steps = unit->prepared->skipped_steps();
   manifest->gpu_us = gpu_us_of(*unit);
-  if (!unit->receipt_of_model.empty()) manifest->receipt = receipt_of(unit->receipt_of_model, *unit);
+  manifest->receipt = std::move(*receipt);
   // A preview event must not follow the end of the unit.
   for (int i = 0; i < 100 && unit->previews_pending > 0; ++i) co_await pause(10ms);
   co_await complete(unit, std::move(*manifest));

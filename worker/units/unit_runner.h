@@ -34,6 +34,7 @@ class UnitRunner {
     NamedThread &text, &device, &encode;
     AdapterLoader& adapters;
     WriterOpener open_writer;
+    bool carry_receipts;                              // see ServiceParts
     std::chrono::milliseconds orphan;                 // see Timing
     std::function<std::optional<double>()> energy_j;  // that the device has used; empty: unknown; thread-safe
     std::function<void()>

@@ -18,8 +18,10 @@
 
 #include "coordinator/cli/http_client.h"
 #include "coordinator/cli/up/restart_policy.h"
+#include "shared/core/bytes.h"
 #include "shared/core/output_file.h"
 #include "shared/core/stop_signals.h"
+#include "shared/core/text.h"
 #include "shared/core/unique_fd.h"
 #include "shared/redis/endpoint.h"
 
@@ -36,6 +38,7 @@ constexpr seconds kStillWaiting{15};
 constexpr seconds kStillFailing{60};
 constexpr seconds kProbe{5};  // the time limit of a probe, and the pause after an answered one
 constexpr int kMostUnanswered = 3;
+constexpr int kMostWorkers = 256;
 
 void note(const std::string& message) { std::fprintf(stderr, "up | %s\n", message.c_str()); }
 
@@ -53,6 +56,7 @@ struct Member {
   RestartPolicy policy;
   Clock::time_point started, start_again;
   bool waiting = false;           // for its restart
+  bool leaving = false;           // it was sent away, and returns its units
   Clock::time_point next_report;  // of a worker that keeps failing
 };
 
@@ -105,6 +109,7 @@ class Supervisor {
       start(coordinator_.front());
       for (Member& member : workers_) start(member);
     }
+    if (all_started_) scale();
     check_ready();
     probe_coordinator();
     if (ready_) write_ready_file();
@@ -139,6 +144,44 @@ class Supervisor {
     if (auto started = member.process.start(); !started) give_up(started.error().message, kExitFailure);
   }
 
+  // As scale_running() asks.
+  void scale() {
+    const std::string file = scale_file(plan_.data_dir);
+    if (::access(file.c_str(), F_OK) != 0) return;
+    const auto text = read_file(file);
+    ::unlink(file.c_str());
+    std::string_view change = text ? std::string_view(*text).substr(0, text->find('\n')) : std::string_view();
+    const bool more = change.starts_with('+');
+    if (more) change.remove_prefix(1);
+    const auto number = number_of(change, 0, kMostWorkers);
+    if (!number) return;
+    const auto is_meant_to_run = [](const Member& worker) {
+      return !worker.leaving && (worker.waiting || worker.process.running());
+    };
+    int running = static_cast<int>(std::ranges::count_if(workers_, is_meant_to_run));
+    const int wanted = std::min(kMostWorkers, *number + (more ? running : 0));
+    for (Member& worker : workers_) {  // those that were stopped
+      if (running >= wanted || worker.waiting || worker.process.running()) continue;
+      worker.policy = {};
+      worker.leaving = false;
+      start(worker);
+      ++running;
+    }
+    for (; running < wanted; ++running) {
+      auto spec = worker_spec(plan_, static_cast<int>(workers_.size()) + 1);
+      if (!spec) return note(spec.error().message);
+      start(workers_.emplace_back(std::move(*spec)));
+    }
+    for (auto worker = workers_.rbegin(); worker != workers_.rend() && running > wanted; ++worker) {
+      if (!is_meant_to_run(*worker)) continue;
+      worker->waiting = false;
+      worker->leaving = true;
+      worker->process.send(SIGTERM);
+      --running;
+    }
+    note("scaled to " + std::to_string(wanted) + (wanted == 1 ? " worker" : " workers"));
+  }
+
   void look_after(Member& member) {
     if (const auto end = member.process.reap(); end && !stopping_) on_end(member, *end);
     if (member.waiting && !stopping_ && Clock::now() >= member.start_again) start(member);
@@ -157,7 +200,7 @@ class Supervisor {
                      is_worker || end.status == kExitUsage ? end.status : kExitFailure);
     }
     // Only `ditfleet workers stop` and a signal end a worker with status 0.
-    if (is_worker && end.signal == 0 && end.status == 0) return note(spec.label + " was stopped");
+    if (is_worker && (member.leaving || (end.signal == 0 && end.status == 0))) return note(spec.label + " was stopped");
     const auto now = Clock::now();
     const auto wait = member.policy.ended(std::chrono::duration_cast<milliseconds>(now - member.started), by_itself);
     member.waiting = true;

@@ -1,4 +1,4 @@
-// `ditfleet up`: one command runs a private Redis, the coordinator and the workers.
+// `ditfleet up`: one command runs a private Redis, the coordinator and the workers. `ditfleet workers start`.
 #include "coordinator/cli/command.h"
 #include "coordinator/cli/up/supervisor.h"
 #include "coordinator/cli/up/up_plan.h"
@@ -14,6 +14,11 @@ void add_up(CLI::App& app, Invocation& run) {
   command->add_option("--redis", flags->redis, "Use this Redis instead of a private one (redis.url)")->type_name("URL");
   command->add_option("--data", flags->data, "Folder for Redis' files, logs and results (data.dir)")->type_name("DIR");
   command->add_option("--workers", flags->workers, "Number of workers (worker.count)")->check(CLI::Range(0, 256));
+  command
+      ->add_option("--scale", flags->scale,
+                   "Give the running `ditfleet up` with this --data so many workers: starts more, or those that were "
+                   "stopped, or sends some away")
+      ->check(CLI::Range(0, 256));
   command->add_option("--model", flags->models, "A model folder in the layout of diffusers; repeatable")
       ->type_name("NAME=DIR")
       ->allow_extra_args(false);
@@ -36,9 +41,29 @@ void add_up(CLI::App& app, Invocation& run) {
   command->add_flag("--json", flags->json, "Print the same JSON once the service is ready");
   command->callback([flags, &run] {
     run = [flags] {
+      if (flags->scale >= 0) {
+        auto scaled = scale_running(*flags, std::to_string(flags->scale));
+        return scaled ? kExitOk : report("up --scale", scaled.error());
+      }
       auto plan = plan_up(*flags);
       if (!plan) return report("up", plan.error());
       return supervise(std::move(*plan));
+    };
+  });
+}
+
+void add_workers_start(CLI::App& app, Invocation& run) {
+  auto more = std::make_shared<UpFlags>();
+  auto count = std::make_shared<int>(1);
+  auto* start =
+      app.get_subcommand("workers")->add_subcommand("start", "Start workers of `ditfleet up` on this machine");
+  start->footer("Those that were stopped come first. On other machines, run `ditfleet-worker run`.");
+  start->add_option("count", *count, "How many")->check(CLI::Range(1, 256))->capture_default_str();
+  start->add_option("--data", more->data, "Folder of that `ditfleet up` (data.dir)")->type_name("DIR");
+  start->callback([more, count, &run] {
+    run = [more, count] {
+      auto scaled = scale_running(*more, "+" + std::to_string(*count));
+      return scaled ? kExitOk : report("workers start", scaled.error());
     };
   });
 }

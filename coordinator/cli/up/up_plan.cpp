@@ -195,8 +195,10 @@ Result<void> plan_kernel_cache(UpPlan& plan) {
   return {};
 }
 
+std::string effective_file(const UpPlan& plan) { return plan.data_dir + "/effective.yaml"; }
+
 Result<void> plan_children(UpPlan& plan) {
-  const std::string file = plan.data_dir + "/effective.yaml";
+  const std::string file = effective_file(plan);
   if (auto written = write_file_atomically(
           file, "# Written by `ditfleet up` for its processes.\n" + config::to_yaml(plan.settings, true));
       !written)
@@ -206,28 +208,58 @@ Result<void> plan_children(UpPlan& plan) {
                       .program = {.argv = {self, "coordinator", "--config", file}, .environment = child_environment()},
                       .log_file = plan.data_dir + "/logs/coordinator.log"};
 
-  const int count = plan.settings.worker.count;
-  if (count == 0) return {};
-  const auto worker = worker_program();
-  if (!worker) return not_found(worker.error().message + ", or run with --workers 0");
-  for (int i = 1; i <= count; ++i) {
-    const std::string label = "worker-" + std::to_string(i);
-    std::vector<std::string> argv = {*worker, "run", "--config", file};
-    if (count > 1 && !plan.settings.worker.name.empty())
-      argv.insert(argv.end(), {"--set", "worker.name=" + plan.settings.worker.name + "-" + std::to_string(i)});
-    if (const auto metrics = ListenAddress::parse(plan.settings.worker.metrics_listen, "worker.metrics_listen");
-        count > 1 && metrics && metrics->port != 0) {
-      const ListenAddress own{metrics->host, metrics->port + i - 1};
-      argv.insert(argv.end(), {"--set", "worker.metrics_listen=" + own.text()});
-    }
-    plan.workers.push_back({.label = label,
-                            .program = {.argv = std::move(argv), .environment = worker_environment()},
-                            .log_file = plan.data_dir + "/logs/" + label + ".log"});
+  for (int i = 1; i <= plan.settings.worker.count; ++i) {
+    auto worker = worker_spec(plan, i);
+    if (!worker) return not_found(worker.error().message + ", or run with --workers 0");
+    plan.workers.push_back(std::move(*worker));
   }
   return {};
 }
 
+std::string lock_path(const std::string& data_dir) { return data_dir + "/up.lock"; }
+
 }  // namespace
+
+Result<LoggedProcessSpec> worker_spec(const UpPlan& plan, int number) {
+  const auto worker = worker_program();
+  if (!worker) return worker.error();
+  const std::string label = "worker-" + std::to_string(number);
+  std::vector<std::string> argv = {*worker, "run", "--config", effective_file(plan)};
+  const bool several = number > 1 || plan.settings.worker.count > 1;
+  if (several && !plan.settings.worker.name.empty())
+    argv.insert(argv.end(), {"--set", "worker.name=" + plan.settings.worker.name + "-" + std::to_string(number)});
+  if (const auto metrics = ListenAddress::parse(plan.settings.worker.metrics_listen, "worker.metrics_listen");
+      several && metrics && metrics->port != 0) {
+    const ListenAddress own{metrics->host, metrics->port + number - 1};
+    argv.insert(argv.end(), {"--set", "worker.metrics_listen=" + own.text()});
+  }
+  return LoggedProcessSpec{.label = label,
+                           .program = {.argv = std::move(argv), .environment = worker_environment()},
+                           .log_file = plan.data_dir + "/logs/" + label + ".log"};
+}
+
+std::string scale_file(const std::string& data_dir) { return data_dir + "/scale"; }
+
+Result<void> scale_running(const UpFlags& flags, const std::string& change) {
+  config::Sources sources = flags.sources;
+  if (!flags.data.empty()) sources.sets.push_back("data.dir=" + flags.data);
+  const auto settings = config::load(sources);
+  if (!settings) return settings.error();
+  const std::string dir = config::data_folder(*settings);
+  if (auto lock = FileLock::try_take(lock_path(dir)); lock || lock.error().code != Code::kConflict)
+    return not_found("no `ditfleet up` runs with the data folder '" + dir + "'; start it, or give its --data");
+  const std::string file = scale_file(dir);
+  if (auto written = write_file_atomically(file, change + "\n"); !written) return written;
+  const Deadline deadline = Deadline::after(std::chrono::seconds(10));
+  while (::access(file.c_str(), F_OK) == 0) {
+    if (deadline.passed()) {
+      ::unlink(file.c_str());
+      return unavailable("`ditfleet up`" + holder_of(lock_path(dir)) + " did not answer within 10 s");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return {};
+}
 
 Result<UpPlan> plan_up(const UpFlags& flags) {
   auto settings = settings_of(flags);
@@ -244,16 +276,16 @@ Result<UpPlan> plan_up(const UpFlags& flags) {
   auto dir = make_data_folder(plan.settings);
   if (!dir) return dir.error();
   plan.data_dir = plan.settings.data.dir = *dir;
-  const std::string lock_path = plan.data_dir + "/up.lock";
-  auto lock = FileLock::try_take(lock_path);
+  auto lock = FileLock::try_take(lock_path(plan.data_dir));
   if (!lock) {
     if (lock.error().code != Code::kConflict) return lock.error();
-    return Error{
-        Code::kConflict,
-        "another `ditfleet up`" + holder_of(lock_path) + " uses " + plan.data_dir + "; stop it or give another --data",
-        {}};
+    return Error{Code::kConflict,
+                 "another `ditfleet up`" + holder_of(lock_path(plan.data_dir)) + " uses " + plan.data_dir +
+                     "; stop it or give another --data",
+                 {}};
   }
   plan.data_lock = std::move(*lock);
+  ::unlink(scale_file(plan.data_dir).c_str());  // for an `up` that has ended
   const std::string pid = std::to_string(::getpid()) + "\n";
   if (::ftruncate(plan.data_lock.fd(), 0) == 0) (void)!::pwrite(plan.data_lock.fd(), pid.data(), pid.size(), 0);
 

@@ -18,6 +18,7 @@ struct UpFlags {
   std::string quantize;                             // of every model in `models`
   std::string offload, memory_limit, reserve_vram;  // empty: as configured
   int workers = -1;                                 // -1: as configured
+  int scale = -1;                                   // of the `up` that runs; -1: run a new one
   bool json = false;
 };
 
@@ -35,5 +36,14 @@ struct UpPlan {
 // the children read. Errors say what to change. Blocks on the disk, and up to 15 s while a Redis of an earlier run
 // ends.
 Result<UpPlan> plan_up(const UpFlags& flags);
+
+// The process of worker `number`, from 1 on. kNotFound: ditfleet-worker is not installed.
+Result<LoggedProcessSpec> worker_spec(const UpPlan& plan, int number);
+
+// Changes the number of workers of the `ditfleet up` that runs with the data folder of these flags: "3", or "+1". Waits
+// until it has taken note, at most 10 s. kNotFound: none runs there.
+Result<void> scale_running(const UpFlags& flags, const std::string& change);
+// Where scale_running() writes the change; the supervisor removes the file.
+std::string scale_file(const std::string& data_dir);
 
 }  // namespace ditfleet::cli

@@ -8,15 +8,20 @@
 
 #include "coordinator/gateway/backend/link_signer.h"
 #include "coordinator/gateway/backend/redis_error.h"
+#include "coordinator/gateway/backend/s3_url.h"
 #include "shared/config/settings.h"
+#include "shared/core/excerpt.h"
 #include "shared/core/text.h"
 #include "shared/queue/keys.h"
 #include "shared/redis/connection.h"
 #include "shared/redis/info.h"
 #include "shared/results/verification.h"
+#include "shared/s3/client.h"
 
 namespace ditfleet::gateway {
 namespace {
+
+constexpr std::chrono::seconds kInputTimeout{30}, kSweepTimeout{60};
 
 class QueueJobService final : public JobService {
  public:
@@ -88,6 +93,10 @@ class QueueJobService final : public JobService {
   asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override {
     co_return translate_stored(co_await store_->get(manifest, deadline()));
   }
+  std::string result_link(const results::Manifest& manifest, std::int64_t life_s) override {
+    return store_->link(manifest, life_s);
+  }
+  std::string result_origin() override { return store_->link_origin(); }
   asio::awaitable<Result<std::string>> preview(const std::string& key) override {
     co_return translate_stored(co_await store_->get_preview(key, deadline()));
   }
@@ -125,6 +134,17 @@ class QueueJobService final : public JobService {
   asio::awaitable<Result<std::map<std::string, std::int64_t>>> inputs(const std::string& tenant) override {
     co_return translate(co_await queue_->inputs(tenant, deadline()));
   }
+  asio::awaitable<Result<std::string>> s3_input(const std::string& tenant, const std::string& url,
+                                                std::int64_t most) override {
+    auto allowed = s3_object(url, config::s3_inputs_of(settings_, tenant));
+    if (!allowed) co_return allowed.error();
+    if (!s3_) s3_ = std::make_unique<s3::Client>(results::store_options(settings_).s3);
+    auto bytes = co_await s3_->get(allowed->first, allowed->second, 0, most + 1, Deadline::after(kInputTimeout));
+    if (bytes && static_cast<std::int64_t>(bytes->size()) > most)
+      co_return Error{Code::kPayloadTooLarge, "'" + excerpt(url, 200) + "' has more than " + std::to_string(most) +
+                                                  " bytes, which is results.input_max_bytes"};
+    co_return bytes;
+  }
   asio::awaitable<Result<void>> check_room() override { return check_memory(75); }
   asio::awaitable<void> maintain() override {
     if (const auto gone = co_await queue_->expire_inputs(deadline())) {
@@ -132,6 +152,7 @@ class QueueJobService final : public JobService {
     }
     co_await measure_memory();
   }
+  asio::awaitable<void> sweep_results() override { return store_->maintain(Deadline::after(kSweepTimeout)); }
   asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) override {
     std::string fresh(LinkSigner::kSecretBytes, '\0');
     randombytes_buf(fresh.data(), fresh.size());
@@ -182,17 +203,19 @@ class QueueJobService final : public JobService {
                        "(queue.retention_ms)");
   }
 
-  // Results are in Redis or in files; errors of files need no translation.
+  // Results are in Redis, in files or in S3; only errors of Redis need a translation.
   template <class T>
   Result<T> translate_stored(Result<T> result) const {
-    if (result || result.error().source != Source::kHere) return translate(std::move(result));
-    return result;
+    const bool redis =
+        !result && (result.error().source == Source::kRedis || result.error().source == Source::kRedisConnection);
+    return redis ? translate(std::move(result)) : result;
   }
 
   std::shared_ptr<queue::Client> queue_;
   std::shared_ptr<results::Store> store_;
   std::shared_ptr<redis::Connection> redis_;
   config::Settings settings_;
+  std::unique_ptr<s3::Client> s3_;  // of s3_input(); made when it is needed
   struct {
     std::int64_t used = 0, most = 0;  // 0: unlimited, or unknown
   } memory_;

@@ -47,6 +47,9 @@ class JobService {
   // results::Store::get_piece().
   virtual asio::awaitable<Result<std::string>> result_piece(const results::Manifest& manifest, std::int64_t offset,
                                                             std::int64_t size) = 0;
+  // results::Store::link() and link_origin().
+  virtual std::string result_link(const results::Manifest& manifest, std::int64_t life_s) = 0;
+  virtual std::string result_origin() = 0;
   // kNotFound: the result has expired.
   virtual asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) = 0;
   virtual asio::awaitable<Result<std::string>> preview(const std::string& key) = 0;
@@ -58,11 +61,17 @@ class JobService {
   virtual asio::awaitable<Result<std::string>> input(const std::string& tenant, const std::string& sha256) = 0;
   virtual asio::awaitable<Result<void>> remove_input(const std::string& tenant, const std::string& sha256) = 0;
   virtual asio::awaitable<Result<std::map<std::string, std::int64_t>>> inputs(const std::string& tenant) = 0;
+  // The image at an s3:// URL. kInvalidArgument: the tenant may not use it, or it is no such URL. kNotFound.
+  // kPayloadTooLarge: above `most` bytes.
+  virtual asio::awaitable<Result<std::string>> s3_input(const std::string& tenant, const std::string& url,
+                                                        std::int64_t most) = 0;
   // Whether Redis has room for an upload: above three quarters of its maxmemory, only jobs and results get more, and
   // above nine tenths only results. kResourceExhausted: it has not.
   virtual asio::awaitable<Result<void>> check_room() = 0;
   // Removes images whose time is over, and measures the memory of Redis. To be called every second.
+  // sweep_results() is results::Store::maintain().
   virtual asio::awaitable<void> maintain() = 0;
+  virtual asio::awaitable<void> sweep_results() = 0;
   // The secret with this id that all gateways share (LinkSigner). A missing one is created and lasts `life_s`.
   virtual asio::awaitable<Result<std::string>> link_secret(std::int64_t id, std::int64_t life_s) = 0;
 };

@@ -13,6 +13,8 @@ function element(tag, className, text) {
   return e;
 }
 function link(href, text) { const a = element("a", "", text); a.href = href; return a; }
+// Where this page fetches a link of an answer: from the service that sent the page, or the store of results.
+function local(link) { const url = new URL(link, location.href); return url.pathname.startsWith("/v1/jobs/") ? url.pathname + url.search : link; }
 function set_text(e, text) { if (e.textContent !== text) e.textContent = text; }
 
 // An element with a unit's result, or with a preview if there is no result yet. A video loads only its first frame until it

@@ -72,6 +72,8 @@ JobLinks ApiContext::links(std::string_view host) const {
   }
   if (!keys.open()) links.signer = &signer;
   links.expires_s = unix_ms() / 1000 + link_life_s();
+  if (settings.results.s3.links)
+    links.stored = [this](const results::Manifest& manifest) { return service.result_link(manifest, link_life_s()); };
   return links;
 }
 
@@ -319,6 +321,18 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
   std::map<std::string, media::Info> known;
   for (SentImage& image : images) {
     if (image.form == SentImage::Form::kStored) continue;
+    if (image.form == SentImage::Form::kText && image.contents.starts_with("s3://")) {
+      auto fetched =
+          co_await service.s3_input(call->caller.tenant, image.contents, dependencies.settings.results.input_max_bytes);
+      if (!fetched) {
+        Error error = fetched.error();
+        if (error.code == Code::kNotFound) error.code = Code::kInvalidArgument;
+        error.param = image.param;
+        co_return error;
+      }
+      image.contents = std::move(*fetched);
+      image.form = SentImage::Form::kFile;
+    }
     const auto& [field, index, param, contents, form] = image;
     const std::size_t bytes = contents.size();
     SentImage taken{field, index, param, std::exchange(image.contents, {}), form};
@@ -354,14 +368,15 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
 
 asio::awaitable<bool> write_result(JobService& service, const results::Manifest& manifest, ByteRange part,
                                    bool as_base64, Sink& sink) {
-  constexpr std::int64_t kPieceBytes = 96 << 10;  // a multiple of three, as base64 needs
+  // A multiple of three, as base64 needs. Each is a request, which S3 takes longer for, and counts.
+  const std::int64_t piece_bytes = manifest.backend == "s3" ? 3 << 20 : 96 << 10;
   const std::int64_t end = part.first + part.size;
   const bool whole = part.size == manifest.bytes;
   Sha256 hash;
-  for (std::int64_t at = part.first; at < end; at += kPieceBytes) {
-    auto piece = co_await service.result_piece(manifest, at, std::min(kPieceBytes, end - at));
+  for (std::int64_t at = part.first; at < end; at += piece_bytes) {
+    auto piece = co_await service.result_piece(manifest, at, std::min(piece_bytes, end - at));
     if (piece && whole) hash.update(*piece);
-    if (!piece || (whole && at + kPieceBytes >= end && hash.hex() != manifest.sha256)) {
+    if (!piece || (whole && at + piece_bytes >= end && hash.hex() != manifest.sha256)) {
       spdlog::error("gateway: cannot send the result '{}': {}", manifest.key,
                     piece ? "its SHA-256 differs from its manifest" : piece.error().message);
       sink.abort();

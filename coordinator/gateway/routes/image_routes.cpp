@@ -52,7 +52,8 @@ asio::awaitable<Result<ImagePart>> image_part(const ApiContext& context, CallPtr
     const auto first_byte = co_await context.service.result_piece(*manifest, 0, 1);
     if (!first_byte) co_return first_byte.error();
   }
-  co_return ImagePart{unit, context.links(*call).result(record.id, unit), std::move(*manifest)};
+  std::string link = context.links(*call).result(record.id, unit, *manifest);
+  co_return ImagePart{unit, std::move(link), std::move(*manifest)};
 }
 
 // Writes JSON with a place for each picture, an empty "b64_json", and the pictures there.

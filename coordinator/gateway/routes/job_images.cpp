@@ -75,7 +75,8 @@ Result<ImageFile> read_image(SentImage image, std::int64_t most) {
     auto file = base64_decoded(text);
     if (!file) {
       return invalid_argument(
-          param + " must be an image in base64, a data URL, or the id that POST /v1/uploads returned", param);
+          param + " must be an image in base64, a data URL, an s3:// URL, or the id that POST /v1/uploads returned",
+          param);
     }
     image.contents = std::move(*file);
   }

@@ -8,7 +8,6 @@
 #include "coordinator/gateway/http/http.h"
 #include "coordinator/gateway/routes/openapi.h"
 #include "shared/job/spec_json.h"
-#include "shared/results/store.h"
 
 namespace ditfleet::gateway {
 namespace {
@@ -39,7 +38,7 @@ json::value result_value(const queue::JobRecord& record, const queue::UnitRecord
   const auto manifest = results::Manifest::parse(unit.manifest);
   if (!manifest) return nullptr;
   auto receipt = parse_json(manifest->receipt);
-  return json::object{{"url", links.result(record.id, unit.unit)},
+  return json::object{{"url", links.result(record.id, unit.unit, *manifest)},
                       {"media_type", manifest->media_type},
                       {"bytes", manifest->bytes},
                       {"sha256", manifest->sha256},
@@ -91,7 +90,8 @@ std::string signed_url(const JobLinks& links, const std::string& path) {
 
 std::string JobLinks::job(std::string_view id) const { return base + "/v1/jobs/" + std::string(id); }
 
-std::string JobLinks::result(std::string_view id, int unit) const {
+std::string JobLinks::result(std::string_view id, int unit, const results::Manifest& manifest) const {
+  if (std::string link = stored ? stored(manifest) : std::string(); !link.empty()) return link;
   return signed_url(*this, "/v1/jobs/" + std::string(id) + "/results/" + std::to_string(unit));
 }
 

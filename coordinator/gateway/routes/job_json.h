@@ -11,6 +11,7 @@
 #include "shared/core/json.h"
 #include "shared/job/catalogue.h"
 #include "shared/queue/types.h"
+#include "shared/results/store.h"
 
 namespace ditfleet::gateway {
 
@@ -19,9 +20,11 @@ struct JobLinks {
   std::string base;                    // "http://host:port", no slash at the end
   const LinkSigner* signer = nullptr;  // null: links are not signed
   std::int64_t expires_s = 0;          // when a signed link expires
+  // The store's link to a result; empty, or returns an empty text: the gateway sends the result.
+  std::function<std::string(const results::Manifest&)> stored = {};
 
   std::string job(std::string_view id) const;
-  std::string result(std::string_view id, int unit) const;
+  std::string result(std::string_view id, int unit, const results::Manifest& manifest) const;
   std::string preview(std::string_view id, std::string_view event) const;
 };
 

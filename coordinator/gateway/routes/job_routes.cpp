@@ -102,7 +102,9 @@ asio::awaitable<Result<Response>> list_jobs(const ApiContext& context, CallPtr c
     co_await context.add_outlook(page->jobs[i], outlooks[i]);
   }
   JobLinks links = context.links(*call);
-  links.signer = nullptr;  // it changes, and lists have no signed links
+  // They are no constants, and lists have no links to results.
+  links.signer = nullptr;
+  links.stored = {};
   std::function<Result<Response>()> work = [page = std::move(*page), outlooks = std::move(outlooks), links] {
     json::array jobs;
     for (std::size_t i = 0; i < outlooks.size(); ++i) {

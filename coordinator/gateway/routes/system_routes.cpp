@@ -16,15 +16,15 @@ Response text_response(std::string_view content_type, std::string_view body) {
 }
 
 Handler page(const std::string_view& text) {
-  return [&text](const ApiContext&, CallPtr) -> asio::awaitable<Result<Response>> {
-    // A page may run and show only what this service sends, and may connect to this service only.
+  return [&text](const ApiContext& context, CallPtr) -> asio::awaitable<Result<Response>> {
+    // A page may run only what this service sends, show that and results in its store, and connect to it alone.
+    const std::string origin = context.dependencies.settings.results.s3.links ? context.service.result_origin() : "";
     co_return text_response("text/html; charset=utf-8", text)
         .with("Cache-Control", "no-cache")
         .with("Content-Security-Policy",
-              "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
-              "img-src 'self' blob: data:; media-src 'self'; connect-src 'self'; form-action 'none'; frame-ancestors "
-              "'none'; "
-              "base-uri 'none'")
+              std::string("default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; ") +
+                  "img-src 'self' blob: data: " + origin + "; media-src 'self' " + origin +
+                  "; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'")
         .with("Referrer-Policy", "no-referrer");
   };
 }

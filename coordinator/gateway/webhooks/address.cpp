@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "shared/core/http_url.h"
 #include "shared/core/text.h"
 
 namespace ditfleet::gateway {
@@ -63,13 +64,7 @@ bool is_public_address(const sockaddr& address) {
 }
 
 std::string host_of(std::string_view url) {
-  std::string_view host = url.substr(std::min(url.size(), url.find("//") + 2));
-  host = host.substr(0, host.find_first_of("/?#"));
-  if (const auto at = host.rfind('@'); at != std::string_view::npos) host.remove_prefix(at + 1);
-  if (host.starts_with('['))
-    host = host.substr(1, host.find(']') - 1);
-  else
-    host = host.substr(0, host.find(':'));
+  std::string_view host = http_url_parts(url).host;
   if (host.ends_with('.')) host.remove_suffix(1);
   std::string out(host);
   std::ranges::transform(out, out.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });

@@ -50,7 +50,9 @@ Deliverer::Deliverer(asio::any_io_executor executor, std::shared_ptr<redis::Conn
       store_(std::move(redis), shard),
       settings_(settings),
       source_(std::move(source)),
-      sender_(settings.webhooks.allow_private, std::chrono::milliseconds(settings.webhooks.timeout_ms)),
+      client_({.thread = "webhooks",
+               .may_connect = settings.webhooks.allow_private ? nullptr : &is_public_address,
+               .proxy = false}),
       tasks_(executor),
       random_(static_cast<unsigned>(unix_ms())) {}
 
@@ -248,48 +250,39 @@ asio::awaitable<void> Deliverer::send(std::shared_ptr<Endpoint> endpoint, std::s
     co_return;
   }
   const std::string hosts = config::webhooks_of(settings_, delivery.tenant).hosts;
-  WebhookSender::Outcome outcome;
+  HttpClient::Answer answer;
   if (is_listed_host(delivery.url, hosts)) {
     // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
     auto attempting = attempt(delivery, *secrets);
-    outcome = co_await std::move(attempting);
+    answer = co_await std::move(attempting);
   } else {
-    outcome.error = "its host is not one of webhooks.hosts: " + hosts;
+    answer.error = "its host is not one of webhooks.hosts: " + hosts;
   }
-  co_await conclude(endpoint, waiting, std::move(outcome));
+  co_await conclude(endpoint, waiting, std::move(answer));
 }
 
-asio::awaitable<WebhookSender::Outcome> Deliverer::attempt(const Delivery& delivery, std::vector<std::string> secrets) {
+asio::awaitable<HttpClient::Answer> Deliverer::attempt(const Delivery& delivery, std::vector<std::string> secrets) {
   const std::int64_t seconds = unix_ms() / 1000;
-  WebhookSender::Request request{
+  HttpClient::Request request{
+      .method = "POST",
       .url = delivery.url,
-      .headers = {"Content-Type: application/json", "Expect:", "webhook-id: " + delivery.id,
+      .headers = {"Content-Type: application/json", "webhook-id: " + delivery.id,
                   "webhook-timestamp: " + std::to_string(seconds),
                   "webhook-signature: " + webhook_signature(secrets, delivery.id, seconds, delivery.body)},
-      .body = delivery.body};
-  struct State {
-    explicit State(const asio::any_io_executor& executor) : done(executor) {}
-    asio::steady_timer done;  // touched on the executor only
-    WebhookSender::Outcome outcome;
-  };
-  auto state = std::make_shared<State>(executor_);
-  state->done.expires_at(asio::steady_timer::time_point::max());
-  sender_.post(std::move(request), [state, executor = executor_](WebhookSender::Outcome outcome) {
-    asio::post(executor, [state, outcome = std::move(outcome)]() mutable {
-      state->outcome = std::move(outcome);
-      state->done.expires_at(asio::steady_timer::time_point::min());
-    });
-  });
-  boost::system::error_code ignored;
-  co_await state->done.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-  co_return std::move(state->outcome);
+      .body = std::make_shared<std::string>(delivery.body),
+      .timeout = std::chrono::milliseconds(settings_.webhooks.timeout_ms)};
+  auto answer = co_await client_.send(std::move(request));
+  if (answer.refused)
+    answer.error = "'" + host_of(delivery.url) +
+                   "' has an address that is not public; use a public one, or set webhooks.allow_private";
+  co_return answer;
 }
 
 asio::awaitable<void> Deliverer::conclude(std::shared_ptr<Endpoint> endpoint, std::shared_ptr<Waiting> waiting,
-                                          WebhookSender::Outcome outcome) {
+                                          HttpClient::Answer answer) {
   Delivery& delivery = waiting->delivery;
   const std::int64_t now = unix_ms();
-  if (outcome.status >= 200 && outcome.status < 300) {
+  if (answer.status >= 200 && answer.status < 300) {
     count("delivered");
     endpoint->failures = 0;
     endpoint->rests_until_ms = 0;
@@ -303,13 +296,13 @@ asio::awaitable<void> Deliverer::conclude(std::shared_ptr<Endpoint> endpoint, st
   }
   ++delivery.attempts;
   delivery.error =
-      excerpt(outcome.status > 0 ? "the receiver answered " + std::to_string(outcome.status) : outcome.error, 300);
+      excerpt(answer.status > 0 ? "the receiver answered " + std::to_string(answer.status) : answer.error, 300);
   delivery.due_ms = now + pause_ms(delivery.attempts);
   if (++endpoint->failures >= kFailuresToRest)
     endpoint->rests_until_ms = now + pause_ms(endpoint->failures - kFailuresToRest + 1);
   count("failed");
   if (!waiting->keeps) co_return;
-  delivery.dead = outcome.status == kGone || now - delivery.first_ms >= settings_.webhooks.give_up_ms;
+  delivery.dead = answer.status == kGone || now - delivery.first_ms >= settings_.webhooks.give_up_ms;
   if (delivery.dead) {
     count("dead");
     spdlog::warn("webhooks: gave up {} of tenant '{}' to {} after {} attempts: {}", delivery.id, delivery.tenant,

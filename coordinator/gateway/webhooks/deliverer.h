@@ -14,8 +14,8 @@
 #include <string>
 
 #include "coordinator/gateway/webhooks/delivery_store.h"
-#include "coordinator/gateway/webhooks/sender.h"
 #include "shared/config/settings.h"
+#include "shared/core/http_client.h"
 #include "shared/core/task_group.h"
 #include "shared/queue/types.h"
 
@@ -58,9 +58,9 @@ class Deliverer {
   void add(std::shared_ptr<Waiting> waiting);
   void start_due(const std::shared_ptr<Endpoint>& endpoint);
   asio::awaitable<void> send(std::shared_ptr<Endpoint> endpoint, std::shared_ptr<Waiting> waiting);
-  asio::awaitable<WebhookSender::Outcome> attempt(const Delivery& delivery, std::vector<std::string> secrets);
+  asio::awaitable<HttpClient::Answer> attempt(const Delivery& delivery, std::vector<std::string> secrets);
   asio::awaitable<void> conclude(std::shared_ptr<Endpoint> endpoint, std::shared_ptr<Waiting> waiting,
-                                 WebhookSender::Outcome outcome);
+                                 HttpClient::Answer answer);
   std::int64_t pause_ms(int failures);
   void forget_all();  // what is in memory; Redis has it
 
@@ -69,7 +69,7 @@ class Deliverer {
   DeliveryStore store_;
   config::Settings settings_;
   Source source_;
-  WebhookSender sender_;
+  HttpClient client_;
   TaskGroup tasks_;
   std::map<std::string, std::shared_ptr<Endpoint>> endpoints_;  // by tenant and URL
   std::map<std::string, double> progress_;                      // that was reported, by job

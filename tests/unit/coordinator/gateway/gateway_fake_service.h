@@ -29,6 +29,7 @@ class FakeService final : public JobService {
   std::map<std::string, std::string> blobs;  // results and previews by key
   std::vector<queue::WorkerInfo> worker_infos;
   std::vector<queue::Submission> submissions;
+  std::string store_url;      // of links to results; empty: it gives none
   std::optional<Error> down;  // every call fails with it
   int event_reads = 0;
 
@@ -263,6 +264,14 @@ class FakeService final : public JobService {
     if (!whole) co_return whole.error();
     co_return whole->substr(static_cast<std::size_t>(offset), static_cast<std::size_t>(size));
   }
+  std::string result_link(const results::Manifest& manifest, std::int64_t life_s) override {
+    return store_url.empty() ? "" : store_url + "/" + manifest.key + "?life=" + std::to_string(life_s);
+  }
+  std::string result_origin() override { return store_url; }
+  asio::awaitable<Result<std::string>> s3_input(const std::string&, const std::string&, std::int64_t) override {
+    co_return not_found("this service has no S3 store");
+  }
+  asio::awaitable<void> sweep_results() override { co_return; }
   asio::awaitable<Result<std::string>> result(const results::Manifest& manifest) override {
     co_return blob(manifest.key);
   }

@@ -36,6 +36,20 @@ TEST(HttpUrl, AcceptsAHostWithOrWithoutAPort) {
     EXPECT_EQ(http_url_problem(right), std::nullopt) << right;
 }
 
+TEST(HttpUrl, HasParts) {
+  const HttpUrl v6 = http_url_parts("https://u:p@x@[FD00::1]:8443/a/b?c=@d");
+  EXPECT_EQ(v6.scheme, "https");
+  EXPECT_EQ(v6.user, "u:p@x");
+  EXPECT_EQ(v6.authority, "[FD00::1]:8443");
+  EXPECT_EQ(v6.host, "FD00::1");
+  EXPECT_EQ(v6.port, ":8443");
+  EXPECT_EQ(v6.rest, "/a/b?c=@d");
+  const HttpUrl plain = http_url_parts("http://a.example?x");
+  EXPECT_EQ(plain.host, "a.example");
+  EXPECT_EQ(std::string(plain.port) + std::string(plain.user), "");
+  EXPECT_EQ(plain.rest, "?x");
+}
+
 TEST(HttpUrl, NamesTheFaultWithoutThePassword) {
   const auto problem = [](const char* url) { return http_url_problem(url).value_or("nothing"); };
   EXPECT_EQ(problem("http://a:99999"), "has port '99999'; a port is a number from 1 to 65535");
@@ -45,7 +59,7 @@ TEST(HttpUrl, NamesTheFaultWithoutThePassword) {
     EXPECT_EQ(problem(wrong).find("hunter2"), std::string::npos);
   }
   EXPECT_EQ(problem("a:80"), "begins with neither http:// nor https://");
-  for (const char* wrong : {"http://", "http:///x", "https://:80", "http://u:p@:80"})
+  for (const char* wrong : {"http://", "http:///x", "https://:80", "http://u:p@:80", "http://[]:80"})
     EXPECT_EQ(problem(wrong), "has no host") << wrong;
   EXPECT_EQ(problem("http://[::1:80"), "has an address without its closing ]");
   EXPECT_EQ(problem("http://a b:80"), "has a space in its host");

@@ -265,9 +265,26 @@ TEST_F(Mp4, IsTheSameForTheSameFramesAndSmallerAtALowerQuality) {
     ASSERT_TRUE(writer->add(reused));
     std::fill(reused.begin(), reused.end(), std::uint8_t{7});
   }
-  EXPECT_TRUE(*writer->finish() == *bytes);
+  EXPECT_TRUE(*writer->finish("") == *bytes);
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(*encode(video, job::OutputFormat::kMp4, 80) == *bytes) << i;
   EXPECT_LT(encode(video, job::OutputFormat::kMp4, 10)->size(), bytes->size());
+}
+
+TEST_F(Mp4, CarriesAComment) {
+  const Media video = colours(3, 8);
+  for (const std::string comment : {"DiTFleet receipt 5f", ""}) {
+    const auto bytes = open_writer(job::OutputFormat::kMp4, 80)->finish(video, comment);
+    ASSERT_TRUE(bytes) << bytes.error().message;
+    EXPECT_EQ(probe(*bytes, "format_tags=comment"), comment.empty() ? "" : comment + "\n");
+  }
+}
+
+TEST(Png, CarriesAComment) {
+  const Media image{2, 1, 1, 0, std::vector<std::uint8_t>(6)};
+  const auto bytes = open_writer(job::OutputFormat::kPng, 0)->finish(image, "a receipt");
+  ASSERT_TRUE(bytes) << bytes.error().message;
+  EXPECT_NE(bytes->find(std::string("\0\0\0\x11tEXtComment\0a receipt", 25)), std::string::npos);
+  EXPECT_EQ(encode(image, job::OutputFormat::kPng, 0)->find("tEXt"), std::string::npos);
 }
 
 // A model decodes groups of frames, and repeats them after a lack of memory.
@@ -282,7 +299,7 @@ TEST(MediaWriter, GivesTheSameFileInAnyParts) {
   for (const auto format : {job::OutputFormat::kMp4, job::OutputFormat::kWebp}) {
     const auto writer = open_writer(format, 80);
     for (const int frames : {1, 5, 1, 5, 9, 33}) writer->add(first(frames));
-    EXPECT_TRUE(*writer->finish(video) == *encode(video, format, 80)) << job::row_of(format).name;
+    EXPECT_TRUE(*writer->finish(video, "") == *encode(video, format, 80)) << job::row_of(format).name;
   }
 
   const auto abandoned = open_writer(job::OutputFormat::kMp4, 80);
@@ -290,7 +307,7 @@ TEST(MediaWriter, GivesTheSameFileInAnyParts) {
 
   const auto odd = open_writer(job::OutputFormat::kMp4, 80);
   for (int i = 0; i < 2; ++i) odd->add({33, 32, 1, 24, std::vector<std::uint8_t>(33 * 32 * 3)});
-  const auto refused = odd->finish({33, 32, 1, 24, std::vector<std::uint8_t>(33 * 32 * 3)});
+  const auto refused = odd->finish({33, 32, 1, 24, std::vector<std::uint8_t>(33 * 32 * 3)}, "");
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message.find("33x32"), std::string::npos) << refused.error().message;
 }
@@ -312,7 +329,7 @@ TEST(Mp4Writer, RefusesWhatPlayersCannotShow) {
   auto writer = Mp4Writer::open(32, 32, 16, 80);
   ASSERT_TRUE(writer) << writer.error().message;
   EXPECT_NE(writer->add(std::vector<std::uint8_t>(5)).error().message.find("needs 3072"), std::string::npos);
-  EXPECT_EQ(writer->finish().error().code, Code::kInvalidArgument);
+  EXPECT_EQ(writer->finish("").error().code, Code::kInvalidArgument);
 }
 
 TEST(Resize, GivesPilsPixels) {
