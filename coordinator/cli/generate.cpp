@@ -103,19 +103,7 @@ Result<void> generate(GenerateFlags flags) {
   const std::string id = text(*submitted, "id");
   if (flags.no_wait) return print_answer(flags.target, submitted, [&](const json::value&) { return id + "\n"; });
 
-  JobProgress progress(flags.target.json, integer(*submitted, "units", 1));
-  const auto watched =
-      watch_job(client, id, progress.shown(), [&](const ServerEvent& event) { progress.on_event(event); });
-  progress.clear();
-  if (!watched) {
-    if (watched.error().code == Code::kCanceled) {
-      InterruptGuard::clear();
-      (void)client.request("DELETE", "/v1/jobs/" + id, {}, std::chrono::seconds(5));
-      return Error{Code::kCanceled, "interrupted; job " + id + " was canceled", {}};
-    }
-    return watched.error();
-  }
-  const auto job = client.json("GET", "/v1/jobs/" + id);
+  const auto job = await_own_job(client, *submitted, flags.target.json);
   if (!job) return job.error();
   if (text(*job, "state") != "succeeded") return failure_of(*job);
   const auto images = save_pictures(client, *job, flags);

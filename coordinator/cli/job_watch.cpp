@@ -110,6 +110,19 @@ void JobProgress::on_event(const ServerEvent& event) {
   line_.draw(total_ > 0 ? part_ : -1, what + (outlook_.empty() ? "" : ", " + outlook_));
 }
 
+Result<json::value> await_own_job(HttpClient& client, const json::value& submitted, bool quiet) {
+  const std::string id = text(submitted, "id");
+  JobProgress progress(quiet, integer(submitted, "units", 1));
+  const auto watched =
+      watch_job(client, id, progress.shown(), [&](const ServerEvent& event) { progress.on_event(event); });
+  progress.clear();
+  if (watched) return client.json("GET", "/v1/jobs/" + id);
+  if (watched.error().code != Code::kCanceled) return watched.error();
+  InterruptGuard::clear();
+  (void)client.request("DELETE", "/v1/jobs/" + id, {}, std::chrono::seconds(5));
+  return Error{Code::kCanceled, "interrupted; job " + id + " was canceled", {}};
+}
+
 std::string event_line(const ServerEvent& event) {
   const auto parsed = parse_json(event.data);
   const json::value data = parsed ? *parsed : json::value(nullptr);

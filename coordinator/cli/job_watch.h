@@ -43,6 +43,10 @@ class JobProgress {
   std::string state_, outlook_;
 };
 
+// Follows a job that this command has submitted, with a progress line unless `quiet`, and returns the job that ended.
+// `submitted`: the answer of POST /v1/jobs. An interruption (InterruptGuard) cancels the job: kCanceled.
+Result<json::value> await_own_job(HttpClient& client, const json::value& submitted, bool quiet);
+
 // "12:00:01.250 unit 0 started on host-7": one event as a line.
 std::string event_line(const ServerEvent& event);
 

@@ -41,12 +41,7 @@ Result<void> replay(const ReplayFlags& flags) {
   const auto submitted = client.json("POST", "/v1/jobs", json::serialize(spec));
   if (!submitted) return submitted.error();
   const std::string id = text(*submitted, "id");
-  JobProgress progress(flags.target.json, integer(*submitted, "units", 1));
-  const auto watched =
-      watch_job(client, id, progress.shown(), [&](const ServerEvent& event) { progress.on_event(event); });
-  progress.clear();
-  if (!watched) return watched.error();
-  const auto now = client.json("GET", "/v1/jobs/" + id);
+  const auto now = await_own_job(client, *submitted, flags.target.json);
   if (!now) return now.error();
   if (text(*now, "state") != "succeeded")
     return Error{Code::kUnavailable,

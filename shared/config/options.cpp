@@ -318,8 +318,8 @@ const Option kOptions[] = {
      .range = {1 << 10, 256 << 20}},
 
     {DITFLEET_OPTION(results.carry_receipts),
-     .description = "PNG and MP4 files have a comment with the id of their receipt, from which it is told later what "
-                    "made them."},
+     .description = "PNG and MP4 files have a comment with the id of their receipt, by which it can be told later what "
+                    "made them. Then the same picture has other bytes if it was asked for in another way."},
     {DITFLEET_OPTION(results.s3.bucket),
      .description = "Bucket of the s3 backend. Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
                     "~/.aws/credentials (AWS_PROFILE), or the role of the container or the instance. They need "

@@ -136,7 +136,7 @@ struct Settings {
     std::string backend = "redis", dir;
     std::int64_t preview_ms = 600'000, redis_max_bytes = 32 << 20;
     std::int64_t input_ms = 3'600'000, input_max_bytes = 20 << 20;
-    bool carry_receipts = true;
+    bool carry_receipts = false;
     struct {
       std::string bucket, prefix, region, endpoint, addressing = "auto";
       bool links = true, delete_expired = true;

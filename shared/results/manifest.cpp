@@ -21,6 +21,10 @@ Result<std::int64_t> number_field(const json::object& object, const char* name) 
   return value->get_int64();
 }
 
+// In JSON only above 0.
+constexpr std::pair<const char*, std::int64_t Manifest::*> kCounts[] = {
+    {"gpu_us", &Manifest::gpu_us}, {"first_step_us", &Manifest::first_step_us}, {"compiled", &Manifest::compiled}};
+
 constexpr std::int64_t kMaxBytes = std::int64_t{4} << 30;
 
 }  // namespace
@@ -30,7 +34,8 @@ std::string Manifest::to_json() const {
                       {"bytes", bytes},     {"sha256", sha256}, {"width", width},
                       {"height", height},   {"seed", seed},     {"nonce", nonce}};
   if (skipped_steps > 0) object["skipped_steps"] = skipped_steps;
-  if (gpu_us > 0) object["gpu_us"] = gpu_us;
+  for (const auto& [name, member] : kCounts)
+    if (this->*member > 0) object[name] = this->*member;
   if (auto parsed = receipt.empty() ? Result<json::value>(nullptr) : parse_json(receipt); parsed && parsed->is_object())
     object["receipt"] = std::move(*parsed);
   return json::serialize(object);
@@ -65,10 +70,11 @@ Result<Manifest> Manifest::parse(std::string_view json_text) {
     if (*number < 0 || *number > 1'000'000) return corrupt(std::string("has an impossible ") + name);
     manifest.*member = static_cast<int>(*number);
   }
-  if (object.contains("gpu_us")) {
-    auto number = number_field(object, "gpu_us");
+  for (const auto& [name, member] : kCounts) {
+    if (!object.contains(name)) continue;
+    auto number = number_field(object, name);
     if (!number) return number.error();
-    manifest.gpu_us = std::max<std::int64_t>(0, *number);
+    manifest.*member = std::max<std::int64_t>(0, *number);
   }
   if (const json::value* receipt = object.if_contains("receipt"); receipt && receipt->is_object())
     manifest.receipt = json::serialize(*receipt);

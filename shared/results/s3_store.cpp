@@ -71,6 +71,8 @@ Result<std::shared_ptr<Store>> S3Store::open(const StoreOptions& options,
     return invalid_argument("results.s3.prefix is '" + excerpt(options.prefix, 64) +
                                 "'; it must be at most 512 letters, digits, '.', '_', '-' and '/'",
                             "results.s3.prefix");
+  if (!connection)
+    return invalid_argument("results.backend is 's3', which needs a Redis connection for previews; set redis.url");
   auto impl = std::make_unique<Impl>(options, std::move(connection));
   impl->prefix = options.prefix;
   while (impl->prefix.ends_with('/')) impl->prefix.pop_back();

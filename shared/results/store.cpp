@@ -26,14 +26,12 @@ StoreOptions store_options(const config::Settings& settings) {
 
 Result<std::shared_ptr<Store>> open_store(const StoreOptions& options, std::shared_ptr<redis::Connection> connection) {
   if (options.backend == "file") return FileStore::open(options);
-  if (options.backend != "redis" && options.backend != "s3") {
+  if (options.backend == "s3") return S3Store::open(options, std::move(connection));
+  if (options.backend != "redis") {
     return invalid_argument("results.backend is '" + options.backend + "'; it must be redis, file or s3",
                             "results.backend");
   }
-  if (!connection)
-    return invalid_argument("results.backend is '" + options.backend +
-                            "', which needs a Redis connection; set redis.url");
-  if (options.backend == "s3") return S3Store::open(options, std::move(connection));
+  if (!connection) return invalid_argument("results.backend is 'redis', which needs a Redis connection; set redis.url");
   return std::shared_ptr<Store>(std::make_shared<RedisStore>(options, std::move(connection)));
 }
 

@@ -42,10 +42,13 @@ struct Manifest {
   std::string sha256;  // of the bytes, hexadecimal
   int width = 0, height = 0;
   std::int64_t seed = 0;
-  std::string nonce;        // of the attempt that stored the result
-  int skipped_steps = 0;    // that ran only their first block; the JSON form has it only above 0
-  std::int64_t gpu_us = 0;  // that GPUs, or the CPU, took for it; the JSON form has it only above 0
-  std::string receipt;      // what made it (worker/units/receipt.h), as JSON; empty: not recorded
+  std::string nonce;      // of the attempt that stored the result
+  int skipped_steps = 0;  // that ran only their first block; the JSON form has it only above 0
+  // The JSON form has these only above 0.
+  std::int64_t gpu_us = 0;         // that GPUs, or the CPU, took for it
+  std::int64_t first_step_us = 0;  // of denoising
+  std::int64_t compiled = 0;       // programs that the worker compiled meanwhile, for any unit
+  std::string receipt;             // what made it (worker/units/receipt.h), as JSON; empty: not recorded
 
   std::string to_json() const;
   static Result<Manifest> parse(std::string_view json_text);

@@ -410,6 +410,30 @@ class Console(unittest.TestCase):
         self.screens("searched")
         self.assertEqual(self.page.errors, [])
 
+    def test_the_search_shows_a_batch(self):
+        lines = [{"prompt": "first of a batch", **SMALL}, {"prompt": "second", "width": 7}, {"prompt": "third", **SMALL}]
+        made = self.http.request("POST", "/v1/batches?on_error=skip", "\n".join(map(json.dumps, lines)), {"Content-Type": "application/jsonl"})
+        id = made.json()["id"]
+        for line in (1, 3):
+            self.http.wait(f"{id}-{line}")
+        self.page.open(f"{shared.fleet.url}/jobs/{id}-1")
+        self.page.until(f"document.getElementById('batch')?.href?.endsWith('/?q={id}')")
+        self.page.js("document.getElementById('batch').click()")
+        self.page.until("document.querySelector('#batch .facts')?.textContent.startsWith('2 of 3 succeeded · 1 failed · 1 line was refused · created')")
+        self.until_shown(f"{id}-3", f"{id}-1")
+        self.assertEqual(self.page.js("document.getElementById('batch-state').textContent + document.getElementById('batch-cancel').hidden"), "completedtrue")
+        self.screens("batch")
+        self.search("nothing")
+        self.page.until("document.getElementById('batch').hidden")
+        self.search("batch_0000000000000000000000000a")
+        self.page.until("document.querySelector('#batch .facts').textContent.includes('not found')")
+        slow = "\n".join(json.dumps({"prompt": str(i), "width": 256, "height": 256, "num_inference_steps": 100}) for i in range(5))
+        id = self.http.request("POST", "/v1/batches", slow, {"Content-Type": "application/jsonl"}).json()["id"]
+        self.search(id)
+        self.page.until("!document.getElementById('batch-cancel').hidden")
+        self.page.js("document.getElementById('batch-cancel').click()")
+        self.page.until("document.getElementById('batch-state').textContent === 'cancelled'")
+
     def test_compact_rows(self):
         done = self.http.submit(prompt="two of them " + "and a long description " * 4, n=2, **SMALL)
         self.http.wait(done)
@@ -553,14 +577,15 @@ class Console(unittest.TestCase):
             photo = base64.b64encode((PICTURES / "photo.png").read_bytes()).decode()
             id = Client(fleet.url, "sk-a").submit(image=photo, **SMALL)
             self.page.until(f"{card(id, '.picture img')}?.naturalWidth === 50")
-            # What an administrator submits again belongs to his tenant.
+            # What an administrator submits again stays its tenant's.
             id = Client(fleet.url, "sk-a").submit(**SMALL)
             Client(fleet.url, "sk-a").cancel(id)
             self.page.js("sessionStorage.setItem('ditfleet-key', 'sk-ops')")
             self.open(fleet.url)
             self.page.until(f"{card(id, '.state')}?.textContent === 'canceled'")
             self.page.js(f"[...{card(id)}.querySelectorAll('button')].find(b => b.textContent === 'Retry').click()")
-            self.page.until("document.getElementById('told').textContent === 'Submitted 1 job again for tenant ops.'")
+            self.page.until("document.getElementById('told').textContent === 'Submitted 1 job again.'")
+            self.assertEqual(len(Client(fleet.url, "sk-a").get("/v1/jobs").json()["jobs"]), 3)
 
     def test_dump_dom(self):
         """`chromium --dump-dom` waits for no script."""

@@ -1,11 +1,12 @@
-"""Completion scripts in three shells and manual pages, as both programs write them."""
+"""Completion scripts in three shells and manual pages, as both programs write them, and the container recipe."""
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-from fleet import DITFLEET, run
+from fleet import DITFLEET, ROOT, run
 
 
 class Documents(unittest.TestCase):
@@ -54,6 +55,20 @@ class Documents(unittest.TestCase):
             for name, text in pages.items():
                 done = subprocess.run(["groff", "-k", "-man", "-Tutf8", "-ww"], input=text, capture_output=True, text=True, timeout=30)
                 self.assertEqual((done.returncode, done.stderr), (0, ""), name)
+
+
+class Containerfile(unittest.TestCase):
+    def test_hadolint_finds_nothing(self):
+        linter = Path(sys.executable).parent / "hadolint"  # of tests/requirements.txt
+        if not linter.exists():
+            self.skipTest("hadolint is not installed")
+        # DL3008: Debian's packages get security fixes by name.
+        done = run(linter, "--no-color", "--ignore", "DL3008", ROOT / "deploy/Containerfile")
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+        with tempfile.NamedTemporaryFile("w", suffix="-Containerfile") as wrong:
+            wrong.write("FROM debian\nRUN cd /x && apt-get install a\n")
+            wrong.flush()
+            self.assertIn("DL3006", run(linter, wrong.name).stdout)
 
 
 if __name__ == "__main__":

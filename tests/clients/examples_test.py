@@ -38,7 +38,8 @@ class WithFolder(unittest.TestCase):
 
 class Examples(WithFolder):
     MAKES = {"image.sh": ["image.png"], "image.py": ["image-0.png", "image-1.png"], "edit.py": ["edited.png"], "video.py": ["video.mp4"],
-             "image.mjs": ["image-js.png"], "adapter.sh": ["adapter.png"], "webhook.py": [], "redis.sh": ["redis.png"]}
+             "image.mjs": ["image-js.png"], "adapter.sh": ["adapter.png"], "webhook.py": [], "redis.sh": ["redis.png"],
+             "batch.sh": ["batch-1.png", "batch-2.png", "batch-3.png"]}
 
     def test_each_writes_what_it_says(self):
         self.assertEqual({file.name for file in EXAMPLES.iterdir()} - {"README.md"}, set(self.MAKES))

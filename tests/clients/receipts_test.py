@@ -37,13 +37,17 @@ class Receipts(unittest.TestCase):
         self.assertAlmostEqual(first["gpu_seconds"], sum(unit["result"]["gpu_seconds"] for unit in first["unit_records"]))
 
     def test_a_picture_names_its_receipt(self):
-        with Fleet(sets=["default_model=tiny", "results.carry_receipts=false"]) as without:
-            for fleet, carries in ((shared.fleet, True), (without, False)):
+        with Fleet(sets=["default_model=tiny", "results.carry_receipts=true"]) as carrying:
+            for fleet, carries in ((carrying, True), (shared.fleet, False)):
                 http = Client(fleet.url)
                 job = http.wait(http.submit(**SMALL))
                 picture = http.get(f"/v1/jobs/{job['id']}/results/0").body
                 comment = b"tEXtComment\0DiTFleet receipt " + self.receipts(job)[0]["id"].encode()
                 self.assertEqual(comment in picture, carries)
+        unit, = job["unit_records"]
+        self.assertGreater(unit["result"]["first_step_us"], 0)
+        self.assertLessEqual(unit["result"]["first_step_us"], unit["phases_us"]["denoise"])
+        self.assertEqual(unit["result"]["compiled"], 0)
         self.assertIn("LibTorch 2.", self.receipts(job)[0]["software"])
 
     def test_replay(self):

@@ -283,6 +283,22 @@ class Quotas(unittest.TestCase):
         self.tiny.cancel(first)
         self.tiny.submit(**SMALL)
 
+    def test_a_retry_is_its_tenants_job(self):
+        job = self.a.submit(prompt="once more", seed=5, **SMALL)
+        early = self.a.request("POST", f"/v1/jobs/{job}/retry")
+        self.assertEqual(early.status, 409, early)
+        self.assertIn("has not ended; cancel it first", early.error["message"])
+        self.a.cancel(job)
+        self.a.wait(job)
+        self.assertEqual(self.b.request("POST", f"/v1/jobs/{job}/retry").status, 404)
+        for client in (self.a, self.root):
+            made = client.request("POST", f"/v1/jobs/{job}/retry")
+            self.assertEqual((made.status, made.json()["tenant"]), (202, "a"), made)
+            again = self.a.job(made.json()["id"])
+            self.assertEqual((again["tenant"], again["spec"]), ("a", self.a.job(job)["spec"]))
+        log = self.fleet.data / "logs" / "coordinator.log"
+        until(lambda: re.search(f"audit: .* retried job {job} of tenant 'a' as {made.json()['id']}, request", log.read_text()), "the audit line", 10)
+
     def test_waiting_requests_and_streams_count(self):
         def wait_for_image(stream):
             return self.tiny._send("POST", "/v1/images/generations", {"prompt": "x", "size": "32x32", "stream": stream}, None)

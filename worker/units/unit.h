@@ -38,7 +38,8 @@ struct Unit {
   // Passed from stage to stage; only the current stage accesses it.
   std::unique_ptr<pipeline::Generation> prepared;
   std::map<std::string, std::int64_t> phases_us;
-  std::shared_ptr<media::MediaWriter> writer;  // of the result
+  std::shared_ptr<media::MediaWriter> writer;    // of the result
+  std::int64_t first_step_us = 0, compiled = 0;  // as in results::Manifest
 
   // Used on the io thread. The span's context does not change and may be read on any thread.
   telemetry::SpanTimer span;

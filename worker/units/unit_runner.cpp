@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
+#include <cmath>
 #include <utility>
 
 #include "shared/telemetry/metrics.h"
@@ -304,12 +305,15 @@ asio::awaitable<void> UnitRunner::start(UnitPtr unit) {
 Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetry::SpanContext& context) {
   const telemetry::ContextScope scope(context);
   const auto energy_before = parts_.energy_j();
+  static const telemetry::Counters compiles("ditfleet_region_compiles_total");
+  const double compiles_before = compiles.total();
   std::optional<telemetry::ScopedSpan> span;
   span.emplace("first_step");
   StepTimer timer(unit->spec.model);
   const auto on_step = [&](const pipeline::StepProgress& progress) {
-    timer.ended(progress);
+    const auto took = timer.ended(progress);
     if (progress.step == 1) {
+      unit->first_step_us = took.count();
       span.reset();
       if (progress.total > 1) {
         span.emplace("steady_steps");
@@ -349,6 +353,7 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   auto image =
       unit->model->decode(*unit->prepared, [&unit](const pipeline::Media& so_far) { unit->writer->add(so_far); });
   if (!image) span->failed(image.error().message);
+  unit->compiled = std::llround(compiles.total() - compiles_before);
   if (const auto energy = parts_.energy_j(); image && energy && energy_before) {
     static const telemetry::Histograms joules("ditfleet_unit_energy_joules");
     joules({unit->entry.class_key}).Observe(*energy - *energy_before);
@@ -455,6 +460,8 @@ asio::awaitable<void> UnitRunner::finish(UnitPtr unit, std::shared_ptr<pipeline:
   manifest->seed = unit->request.seed;
   manifest->skipped_steps = unit->prepared->skipped_steps();
   manifest->gpu_us = gpu_us_of(*unit);
+  manifest->first_step_us = unit->first_step_us;
+  manifest->compiled = unit->compiled;
   manifest->receipt = std::move(*receipt);
   // A preview event must not follow the end of the unit.
   for (int i = 0; i < 100 && unit->previews_pending > 0; ++i) co_await pause(10ms);

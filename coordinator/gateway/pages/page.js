@@ -75,7 +75,10 @@ function use_range(changed) {
 }
 const range_text = () => $("range").selectedOptions[0].textContent;
 
+// Job n of a batch has the id BATCH-n.
+const batch_of = id => id.match(/^batch_[0-9A-Za-z]+(?=(-\d+)?$)/)?.[0];
 const submit_job = spec => call_json("/v1/jobs", {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(spec)});
+const retry_job = id => call_json("/v1/jobs/" + encodeURIComponent(id) + "/retry", {method: "POST"});
 const may_retry = job => Boolean(job.spec) && ["failed", "canceled", "expired"].includes(job.state);
 
 function duration(ms) { return ms < 1 ? (ms ? ms.toFixed(1) : 0) + " ms" : ms < 1000 ? Math.round(ms) + " ms" : ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.floor(ms / 60000) + " min" + (ms < 600000 ? " " + Math.floor(ms / 1000 % 60) + " s" : ""); }

@@ -304,7 +304,8 @@ Result<job::JobSpec> ApiContext::complete(const std::string& tenant, job::JobSpe
 }
 
 asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, job::JobSpec& spec, SentImages images,
-                                                                 bool alpha_mask) const {
+                                                                 bool alpha_mask, std::string tenant) const {
+  if (tenant.empty()) tenant = call->caller.tenant;
   const std::string_view key = call->request.header("Idempotency-Key");
   if (call->request.has_header("Idempotency-Key") && !is_idempotency_key(key))
     co_return invalid_argument("the Idempotency-Key header must be 1 to 255 visible ASCII characters, such as a UUID");
@@ -312,18 +313,17 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
     auto fresh = co_await refresh_adapters();
     if (!fresh) co_return fresh.error();
   }
-  auto complete = this->complete(call->caller.tenant, spec);
+  auto complete = this->complete(tenant, spec);
   if (!complete) co_return complete.error();
   if (dependencies.advise) {
-    if (auto advice = dependencies.advise(*complete, call->caller.tenant); !advice) co_return advice.error();
+    if (auto advice = dependencies.advise(*complete, tenant); !advice) co_return advice.error();
   }
   Images files;
   std::map<std::string, media::Info> known;
   for (SentImage& image : images) {
     if (image.form == SentImage::Form::kStored) continue;
     if (image.form == SentImage::Form::kText && image.contents.starts_with("s3://")) {
-      auto fetched =
-          co_await service.s3_input(call->caller.tenant, image.contents, dependencies.settings.results.input_max_bytes);
+      auto fetched = co_await service.s3_input(tenant, image.contents, dependencies.settings.results.input_max_bytes);
       if (!fetched) {
         Error error = fetched.error();
         if (error.code == Code::kNotFound) error.code = Code::kInvalidArgument;
@@ -350,12 +350,12 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
     known.emplace(file->sha256, file->info);
     files.emplace(std::move(file->sha256), std::move(file->bytes));
   }
-  auto checked = co_await check_images(call->caller.tenant, *complete, std::move(known), images, alpha_mask);
+  auto checked = co_await check_images(tenant, *complete, std::move(known), images, alpha_mask);
   if (!checked) co_return checked.error();
-  if (auto stored = co_await store_images(call->caller.tenant, complete->fields, std::move(files), images); !stored)
+  if (auto stored = co_await store_images(tenant, complete->fields, std::move(files), images); !stored)
     co_return stored.error();
   queue::Submission submission;
-  submission.tenant = call->caller.tenant;
+  submission.tenant = tenant;
   // Not the completed spec: a retry with the same key must have the same body, and admission draws a missing seed
   // and resolves adapters only once.
   submission.spec = job::to_json(spec);

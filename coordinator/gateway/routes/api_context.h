@@ -91,11 +91,11 @@ struct ApiContext {
   // Submits a job for the caller; `spec` is parsed, not completed. Decodes and stores those of `images`, the images of
   // the spec, that came with the request, once the rest of the spec is known to be right, and sets their SHA-256 in
   // `spec`; the store must have the others. `alpha_mask`: a mask must have an alpha channel and the image's size, as in
-  // OpenAI's API; else it is scaled to the image's size.
+  // OpenAI's API; else it is scaled to the image's size. `tenant`: whose job it is; empty: the caller's.
   // Errors: those of job::complete_spec, dependencies.advise, read_image and JobService::submit, kInvalidArgument for a
   // malformed Idempotency-Key and for an image that is not stored or that the model does not take, kPayloadTooLarge.
   asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec& spec, SentImages images = {},
-                                                       bool alpha_mask = false) const;
+                                                       bool alpha_mask = false, std::string tenant = {}) const;
 
   // The job that the path names, as the caller may see it. Errors: no_such_job() and those of JobService::job.
   asio::awaitable<Result<queue::JobRecord>> find_job(CallPtr call) const;

@@ -8,24 +8,23 @@
 
 #include "coordinator/gateway/backend/redis_error.h"
 #include "coordinator/gateway/routes/api_context.h"
+#include "coordinator/gateway/routes/batch_lines.h"
 #include "coordinator/gateway/routes/errors.h"
-#include "coordinator/gateway/routes/openai_images.h"
 #include "shared/core/bytes.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/ids.h"
 #include "shared/core/sha256.h"
 #include "shared/core/task_group.h"
 #include "shared/core/text.h"
-#include "shared/job/object_reader.h"
 #include "shared/job/spec_json.h"
 #include "shared/queue/keys.h"
 #include "shared/queue/reply_fields.h"
+#include "shared/telemetry/metrics.h"
 
 namespace ditfleet::gateway {
 namespace {
 
 constexpr std::int64_t kMostBytes = 64 << 20;
-constexpr std::size_t kMostLines = 100'000, kMostCustomId = 128;
 constexpr std::size_t kMostReported = 20, kMostKept = 1000;  // bad lines, in an answer and in the batch
 constexpr int kAtOnce = 32;                                  // calls of the queue that run beside each other
 constexpr std::size_t kLinesPerTurn = 50;                    // then the loop serves others
@@ -35,86 +34,6 @@ Deadline soon() { return Deadline::after(std::chrono::seconds(5)); }
 Error batch_error(const Error& error) {
   return redis_error(error, "the queue's Redis", "send the same batch again with the same Idempotency-Key",
                      "raise its maxmemory");
-}
-
-struct Line {
-  int number = 0;  // from 1
-  std::string custom_id;
-  bool image = false;  // OpenAI's images/generations
-  ImageCall call;      // with the spec
-};
-
-struct BadLine {
-  int number = 0;
-  std::string custom_id;
-  Error error;
-};
-
-json::object bad_json(const BadLine& bad) {
-  return {{"line", bad.number},
-          {"custom_id", text_or_null(bad.custom_id)},
-          {"message", bad.error.message},
-          {"param", text_or_null(bad.error.param)}};
-}
-
-struct ParsedBatch {
-  std::vector<Line> lines;
-  std::vector<BadLine> bad;
-  int total = 0;  // the number of the last line
-};
-
-// A job's spec, or {"custom_id", "method", "url", "body"} as in OpenAI's batches.
-Result<void> parse_line(std::string_view text, Line& line) {
-  auto parsed = parse_json(text);
-  if (!parsed) return parsed.error();
-  const json::object* object = parsed->if_object();
-  const json::value* body = object ? object->if_contains("body") : nullptr;
-  if (!body) {
-    auto spec = job::parse_spec(*parsed);
-    if (!spec) return spec.error();
-    line.call.spec = std::move(*spec);
-    return {};
-  }
-  job::ObjectReader reader(*object, "");
-  reader.refuse_unknown({"custom_id", "method", "url", "body"});
-  line.custom_id = reader.text("custom_id", kMostCustomId).value_or("");
-  const std::string method = reader.text("method", 16).value_or("POST"), url = reader.text("url", 64).value_or("");
-  if (reader.ok() && method != "POST") reader.fail("method", "is '" + method + "'; it must be POST");
-  line.image = url == "/v1/images/generations";
-  if (reader.ok() && !url.empty() && !line.image && url != "/v1/jobs")
-    reader.fail("url", "is '" + url + "'; it must be /v1/jobs or /v1/images/generations");
-  if (!reader.ok()) return *reader.error();
-  if (!line.image) {
-    auto spec = job::parse_spec(*body);
-    if (!spec) return spec.error();
-    line.call.spec = std::move(*spec);
-    return {};
-  }
-  auto call = parse_image_call("application/json", json::serialize(*body), /*edit=*/false);
-  if (!call) return call.error();
-  if (call->stream) return invalid_argument("stream does not apply to a batch", "stream");
-  if (!call->images.empty()) return invalid_argument("a batch takes pictures by the id of POST /v1/uploads", "image");
-  line.call = std::move(*call);
-  return {};
-}
-
-Result<ParsedBatch> parse_batch(std::string_view text) {
-  ParsedBatch out;
-  for (const std::string_view one : split(text, '\n')) {
-    ++out.total;
-    if (one.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    if (out.lines.size() + out.bad.size() == kMostLines)
-      return Error{
-          Code::kPayloadTooLarge, "the batch has more than " + std::to_string(kMostLines) + " lines; split it", {}};
-    Line line{.number = out.total, .custom_id = {}, .call = {}};
-    if (auto done = parse_line(one, line))
-      out.lines.push_back(std::move(line));
-    else
-      out.bad.push_back({line.number, line.custom_id, done.error()});
-  }
-  if (out.lines.empty() && out.bad.empty())
-    return invalid_argument("the batch is empty; send a JSON object such as {\"prompt\": \"a red circle\"} per line");
-  return out;
 }
 
 Result<Response> refuse(const std::vector<BadLine>& bad, std::size_t lines) {
@@ -153,7 +72,7 @@ asio::awaitable<void> for_each(std::size_t count, std::function<asio::awaitable<
 }
 
 // Completes the spec, as a submission does. The result counts the units.
-Result<int> check_line(const ApiContext& context, const std::string& tenant, Line& line) {
+Result<int> check_line(const ApiContext& context, const std::string& tenant, BatchLine& line) {
   if (line.image) {
     const job::Catalogue& catalogue = context.dependencies.catalogue;
     const std::string& name = line.call.spec.model.empty() ? catalogue.default_model : line.call.spec.model;
@@ -260,8 +179,9 @@ asio::awaitable<Result<Response>> add_batch(const ApiContext& context, CallPtr c
   body->counted.reset();
   if (!parsed) co_return parsed.error();
   const std::size_t lines = parsed->lines.size() + parsed->bad.size();
-  const bool adapters = std::ranges::any_of(
-      parsed->lines, [](const Line& line) { return !line.call.spec.loras.empty() || !line.call.spec.preset.empty(); });
+  const bool adapters = std::ranges::any_of(parsed->lines, [](const BatchLine& line) {
+    return !line.call.spec.loras.empty() || !line.call.spec.preset.empty();
+  });
   if (adapters) {
     if (auto fresh = co_await context.refresh_adapters(); !fresh) co_return fresh.error();
   }
@@ -272,7 +192,7 @@ asio::awaitable<Result<Response>> add_batch(const ApiContext& context, CallPtr c
   std::int64_t units = 0;
   for (std::size_t i = 0; i < parsed->lines.size(); ++i) {
     if (i % kLinesPerTurn == 0) co_await asio::post(executor, asio::use_awaitable);
-    Line& line = parsed->lines[i];
+    BatchLine& line = parsed->lines[i];
     const auto made = check_line(context, tenant, line);
     if (!made) {
       parsed->bad.push_back({line.number, line.custom_id, made.error()});
@@ -307,12 +227,15 @@ asio::awaitable<Result<Response>> add_batch(const ApiContext& context, CallPtr c
   const auto quota = config::quotas_of(context.dependencies.settings, tenant).queued_units;
   auto uses = co_await context.service.use();
   if (!uses) co_return uses.error();
-  if (const auto used = (*uses)[tenant].units; !repeated && quota > 0 && used + units > quota)
+  if (const auto used = (*uses)[tenant].units; !repeated && quota > 0 && used + units > quota) {
+    static const telemetry::Counters refusals("ditfleet_quota_refusals_total");
+    refusals({tenant, "queued_units"}).Increment();
     co_return Error{.code = units > quota ? Code::kPayloadTooLarge : Code::kResourceExhausted,
                     .message = "tenant '" + tenant + "' has " + std::to_string(used) +
                                " units in open jobs, and the batch has " + std::to_string(units) +
                                "; quotas.queued_units is " + std::to_string(quota),
                     .retry_after = std::chrono::seconds(units > quota ? 0 : 5)};
+  }
 
   for (std::size_t i = 0; i < std::min(parsed->bad.size(), kMostKept); ++i)
     bad_lines.push_back(bad_json(parsed->bad[i]));

@@ -47,6 +47,8 @@ json::value result_value(const queue::JobRecord& record, const queue::UnitRecord
                       {"seed", manifest->seed},
                       {"skipped_steps", manifest->skipped_steps},
                       {"gpu_seconds", static_cast<double>(manifest->gpu_us) / 1e6},
+                      {"first_step_us", manifest->first_step_us},
+                      {"compiled", manifest->compiled},
                       {"receipt", receipt ? std::move(*receipt) : json::value(nullptr)}};
 }
 

@@ -1,4 +1,6 @@
 // Native jobs: submit, list, read, cancel, results and previews.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 
 #include "coordinator/gateway/events/event_stream.h"
@@ -8,6 +10,7 @@
 #include "shared/core/ids.h"
 #include "shared/core/text.h"
 #include "shared/core/wall_clock.h"
+#include "shared/job/spec_json.h"
 #include "shared/job/validate.h"
 
 namespace ditfleet::gateway {
@@ -34,6 +37,34 @@ Result<ParsedJob> parse_job(std::string_view body) {
   return job;
 }
 
+// The answer to a job's submission.
+asio::awaitable<Result<Response>> accepted(const ApiContext& context, CallPtr call, queue::SubmitOutcome outcome,
+                                           const job::JobSpec& spec, std::string tenant) {
+  json::object body;
+  if (outcome.existed) {
+    auto record = co_await context.service.job(outcome.id, call->caller.view());
+    if (!record && record.error().code == Code::kNotFound)
+      co_return unavailable("the job of this Idempotency-Key has just expired; try again to create a new one");
+    if (!record) co_return record.error();
+    body = co_await context.describe(*record, call, true);
+  } else {
+    const std::string& default_model = context.dependencies.catalogue.default_model;
+    queue::JobRecord record;
+    record.id = outcome.id;
+    record.tenant = tenant;
+    record.spec = job::to_json(spec);
+    record.units = spec.n.value_or(1);
+    record.traceparent = call->traceparent;
+    record.created_ms = unix_ms();
+    body = co_await context.describe(record, call, false);
+    if (!spec.model.empty() || !default_model.empty()) body["model"] = spec.model.empty() ? default_model : spec.model;
+  }
+  Response response = json_response(202, body);
+  response.with("Location", "/v1/jobs/" + outcome.id);
+  if (outcome.existed) response.with("Idempotent-Replayed", "true");
+  co_return response;
+}
+
 asio::awaitable<Result<Response>> submit_job(const ApiContext& context, CallPtr call) {
   if (auto refused = refuse_body_unless_json(call->request)) co_return std::move(*refused);
   auto received = co_await context.receive_images(call);
@@ -45,29 +76,24 @@ asio::awaitable<Result<Response>> submit_job(const ApiContext& context, CallPtr 
   job::JobSpec& spec = parsed->spec;
   auto outcome = co_await context.submit(call, spec, std::move(parsed->images));
   if (!outcome) co_return outcome.error();
-  json::object body;
-  if (outcome->existed) {
-    auto record = co_await context.service.job(outcome->id, call->caller.view());
-    if (!record && record.error().code == Code::kNotFound)
-      co_return unavailable("the job of this Idempotency-Key has just expired; try again to create a new one");
-    if (!record) co_return record.error();
-    body = co_await context.describe(*record, call, true);
-  } else {
-    const std::string& default_model = context.dependencies.catalogue.default_model;
-    queue::JobRecord record;
-    record.id = outcome->id;
-    record.tenant = call->caller.tenant;
-    record.spec = job::to_json(spec);
-    record.units = spec.n.value_or(1);
-    record.traceparent = call->traceparent;
-    record.created_ms = unix_ms();
-    body = co_await context.describe(record, call, false);
-    if (!spec.model.empty() || !default_model.empty()) body["model"] = spec.model.empty() ? default_model : spec.model;
-  }
-  Response response = json_response(202, body);
-  response.with("Location", "/v1/jobs/" + outcome->id);
-  if (outcome->existed) response.with("Idempotent-Replayed", "true");
-  co_return response;
+  co_return co_await accepted(context, call, std::move(*outcome), spec, call->caller.tenant);
+}
+
+// A new job like one that has ended, of the same tenant.
+asio::awaitable<Result<Response>> retry_job(const ApiContext& context, CallPtr call) {
+  auto record = co_await context.find_job(call);
+  if (!record) co_return record.error();
+  if (!job::is_terminal(record->state))
+    co_return Error{Code::kConflict, "job '" + record->id + "' has not ended; cancel it first, or wait"};
+  auto spec = job::parse_spec(std::string_view(record->spec));
+  if (!spec) co_return spec.error();
+  auto outcome = co_await context.submit(call, *spec, {}, false, record->tenant);
+  if (!outcome) co_return outcome.error();
+  if (record->tenant != call->caller.tenant)
+    spdlog::info("audit: {} retried job {} of tenant '{}' as {}, request {}",
+                 call->caller.key.empty() ? "nobody's key" : "key " + call->caller.key, record->id, record->tenant,
+                 outcome->id, call->request_id);
+  co_return co_await accepted(context, call, std::move(*outcome), *spec, record->tenant);
 }
 
 asio::awaitable<Result<Response>> list_jobs(const ApiContext& context, CallPtr call) {
@@ -230,6 +256,7 @@ void add_job_routes(Router& router) {
   router.add({"GET", "/v1/jobs", list_jobs});
   router.add({"GET", "/v1/jobs/{id}", get_job});
   router.add({"DELETE", "/v1/jobs/{id}", cancel_job});
+  router.add({"POST", "/v1/jobs/{id}/retry", retry_job});
   router.add({"GET", "/v1/jobs/{id}/results/{index}", get_result, Access::kKeyOrLink});
   router.add({"GET", "/v1/jobs/{id}/previews/{event}", get_preview, Access::kKeyOrLink});
 }

@@ -21,7 +21,7 @@
 
 namespace ditfleet::gateway {
 
-// Not thread-safe: use it on the connection's executor.
+// Not thread-safe: use it on the connection's executor. The settings must outlive it.
 class Deliverer {
  public:
   struct Source {
@@ -67,7 +67,7 @@ class Deliverer {
   asio::any_io_executor executor_;
   std::shared_ptr<redis::Connection> redis_;
   DeliveryStore store_;
-  config::Settings settings_;
+  const config::Settings& settings_;
   Source source_;
   HttpClient client_;
   TaskGroup tasks_;

@@ -75,7 +75,11 @@ TEST(Manifest, RefusesWhatIsNotOne) {
 }
 
 TEST(OpenStore, SaysWhatIsWrongWithItsOptions) {
-  EXPECT_EQ(open_store({.backend = "s3"}, nullptr).error().param, "results.backend");
+  EXPECT_EQ(open_store({.backend = "nfs"}, nullptr).error().param, "results.backend");
+  EXPECT_EQ(open_store({.backend = "s3"}, nullptr).error().param, "results.s3.bucket");
+  EXPECT_EQ(open_store({.backend = "s3", .bucket = "photos", .prefix = "a b"}, nullptr).error().param,
+            "results.s3.prefix");
+  EXPECT_FALSE(open_store({.backend = "s3", .bucket = "photos"}, nullptr).ok());
   EXPECT_EQ(open_store({.backend = "file"}, nullptr).error().param, "results.dir");
   EXPECT_FALSE(open_store({.backend = "redis"}, nullptr).ok());
   EXPECT_EQ(open_store({.backend = "file", .dir = "/proc/none"}, nullptr).error().code, Code::kUnavailable);
