@@ -96,6 +96,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .encode = encode_,
                .adapters = adapters_,
                .open_writer = parts_.open_writer,
+               .keep = parts_.keep,
                .carry_receipts = parts_.carry_receipts,
                .orphan = options_.timing.orphan,
                .energy_j = [this] { return energy_j(); },

@@ -63,6 +63,9 @@ struct StepProgress {
   // Decodes a small preview of the current estimate. Runs on the calling thread; valid during the callback.
   std::function<Result<Media>()> preview;
   bool skipped = false;  // this step ran only the first block for the prompt
+  // What Generation::go_on_from() takes: the latents and all that later steps need. Runs on the calling thread; valid
+  // during the callback. Copies some MB from the device. kUnavailable: several GPUs with a field cache.
+  std::function<Result<std::string>()> state;
 };
 // Called on the denoising thread after each step, until denoise() returns. False cancels: denoise() returns kCanceled.
 using StepCallback = std::function<bool(const StepProgress&)>;
@@ -129,6 +132,10 @@ class Generation {
   virtual const std::map<std::string, std::int64_t>& device_phases_us() const { return device_phases_us_; }
   // How many steps ran only the first block for the prompt; the forwards for a negative prompt are not counted.
   virtual int skipped_steps() const { return skipped_steps_; }
+  // denoise() begins after the step at which StepProgress::state() was called for the same request, here or in another
+  // process, and gives what it would have given there. Errors of denoise(): kDataCorrupt (damaged), kInvalidArgument
+  // (of another request).
+  virtual void go_on_from(std::string state) { from_ = std::move(state); }
   // Writes a safetensors file with the tensors of every stage so far, for comparison with a reference.
   virtual Result<void> dump(const std::string& path) const = 0;
 
@@ -136,6 +143,7 @@ class Generation {
   friend class DiffusionModel;
   std::map<std::string, std::int64_t> device_phases_us_;
   int skipped_steps_ = 0;
+  std::string from_;  // see go_on_from(); empty: the beginning
 };
 
 // Must not outlive the Engine that loaded it, and must be destroyed before main() returns.

@@ -202,6 +202,27 @@ std::unique_ptr<Generation> DiffusionModel::run_encode(StageScope& scope, const 
   return made;
 }
 
+namespace {
+
+// Returns the number of steps that are done.
+std::int64_t visit_state(RunState& state, int& skipped, std::int64_t done, std::int64_t steps, at::Tensor& latents,
+                         Sampler& sampler, BlockCaches* caches) {
+  std::int64_t total = steps, skips = skipped;
+  state.number("steps", total);
+  state.number("done", done);
+  state.number("skipped", skips);
+  const auto size = latents.sizes().vec();
+  state.tensor("latents", latents);
+  if (total != steps || done < 1 || done > steps || !latents.defined() || latents.sizes().vec() != size)
+    fail(Code::kInvalidArgument, "[state] the state is of another request");
+  sampler.visit(state);
+  if (caches) caches->visit(state);
+  skipped = static_cast<int>(skips);
+  return done;
+}
+
+}  // namespace
+
 Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepCallback& on_step,
                                              const std::function<void()>& wait) {
   Network& network = g.adapted.network ? *g.adapted.network : *network_;
@@ -216,7 +237,13 @@ Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepC
   std::optional<BlockCaches> caches;
   if (g.settings.cache_threshold > 0) caches.emplace(g.settings.cache_threshold);
   g.skipped_steps_ = 0;
-  for (std::int64_t step = 0; step < steps; ++step) {
+  std::int64_t first = 0;
+  if (!g.from_.empty()) {
+    RunState state(g.from_, network.placement.device);
+    first = visit_state(state, g.skipped_steps_, 1, steps, latents, *sampler, caches ? &*caches : nullptr);
+  }
+  const int skipped_before = g.skipped_steps_;
+  for (std::int64_t step = first; step < steps; ++step) {
     memory_.use_blocks(g.denoiser->expert(step));
     const at::Tensor velocity = guided_velocity(*g.denoiser, step, latents, g.conditions.negative.has_value(), g.team,
                                                 caches ? &*caches : nullptr);
@@ -224,7 +251,9 @@ Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepC
     g.skipped_steps_ += skipped;
     latents = g.denoiser->stepped(sampler->step(latents, velocity, step), step);
     wait();
-    if (!skipped) memory_.after_step(g.size, step + 1 - g.skipped_steps_);  // it times a step with all blocks
+    if (!skipped)
+      memory_.after_step(g.size,
+                         step + 1 - first - (g.skipped_steps_ - skipped_before));  // it times a step with all blocks
     if (!on_step) continue;
     StepProgress progress;
     progress.step = static_cast<int>(step + 1);
@@ -235,6 +264,14 @@ Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepC
         const at::Tensor pixels = network_->preview(sampler->estimate(latents, velocity, step), g.settings);
         if (!are_finite({pixels})[0]) fail(Code::kDataCorrupt, "the current estimate contains NaN or infinity");
         return to_media(unit_range(pixels));
+      });
+    };
+    progress.state = [&]() -> Result<std::string> {
+      if (caches && g.team.count > 1) return unavailable("several GPUs with a field cache have no common state");
+      return result_of("state", [&] {
+        RunState state;
+        visit_state(state, g.skipped_steps_, step + 1, steps, latents, *sampler, caches ? &*caches : nullptr);
+        return state.file();
       });
     };
     if (!on_step(progress))

@@ -40,6 +40,18 @@ BlockCache& BlockCaches::of(std::size_t expert, bool negative) {
   return caches_.try_emplace(negative, threshold_).first->second;
 }
 
+void BlockCaches::visit(RunState& state) {
+  auto expert = static_cast<std::int64_t>(expert_);
+  state.number("cache.expert", expert);
+  expert_ = static_cast<std::size_t>(expert);
+  for (const bool negative : {false, true}) {
+    const std::string name = negative ? "cache.negative" : "cache.positive";
+    std::int64_t there = caches_.contains(negative);
+    state.number(name, there);
+    if (there != 0) caches_.try_emplace(negative, threshold_).first->second.visit(state, name);
+  }
+}
+
 at::Tensor guided_velocity(Denoiser& denoiser, std::int64_t step, const at::Tensor& latents, bool two_forwards,
                            const parallel::Team& team, BlockCaches* caches) {
   const auto forward = [&](bool negative, const parallel::Team& ranks) {

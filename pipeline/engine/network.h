@@ -45,6 +45,7 @@ class BlockCaches {
   BlockCache& of(std::size_t expert, bool negative);
   // Whether the last forward was skipped: that of the prompt, unless this rank only runs that of the negative prompt.
   bool skipped() const { return !caches_.empty() && caches_.begin()->second.skipped(); }
+  void visit(RunState& state);
 
  private:
   const double threshold_;

@@ -30,12 +30,18 @@ class UniPc final : public Sampler {
     older_ = std::exchange(newest_, x0);
     const auto steps = static_cast<std::int64_t>(sigmas_.size()) - 1;
     const std::int64_t most = lower_order_final_ ? std::min<std::int64_t>(order_, steps - i) : order_;
-    used_order_ = static_cast<int>(std::min(most, i + 1));
+    used_order_ = std::min(most, i + 1);
     last_ = sample;
     return predicted(sample, i);
   }
 
   at::Tensor estimate(const at::Tensor&, const at::Tensor&, std::int64_t) const override { return newest_; }
+  void visit(RunState& state) override {
+    state.tensor("sampler.newest", newest_);
+    state.tensor("sampler.older", older_);
+    state.tensor("sampler.last", last_);
+    state.number("sampler.order", used_order_);
+  }
 
  private:
   struct Factors {
@@ -76,9 +82,9 @@ class UniPc final : public Sampler {
   const int order_;
   const bool lower_order_final_;
   const std::vector<float> sigmas_;
-  at::Tensor newest_, older_;  // x0 of the last step and of the one before
-  at::Tensor last_;            // the last step's sample, corrected
-  int used_order_ = 1;         // of the last step
+  at::Tensor newest_, older_;    // x0 of the last step and of the one before
+  at::Tensor last_;              // the last step's sample, corrected
+  std::int64_t used_order_ = 1;  // of the last step
 };
 
 void must_be(const ConfigFile& file, const char* field, const std::string& is, const std::string& right) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "pipeline/nn/run_state.h"
 #include "pipeline/sampling/latents.h"
 
 namespace ditfleet::pipeline {
@@ -19,6 +20,7 @@ class Sampler {
   virtual at::Tensor step(const at::Tensor& latents, const at::Tensor& velocity, std::int64_t i) = 0;
   // The denoised latents that the velocity of step `i` predicts, from the latents after that step.
   virtual at::Tensor estimate(const at::Tensor& latents, const at::Tensor& velocity, std::int64_t i) const = 0;
+  virtual void visit(RunState&) {}  // the history
 };
 
 // Follows diffusers' FlowMatchEulerDiscreteScheduler.step. `sigmas`: [steps + 1] fp32, on the latents' device.

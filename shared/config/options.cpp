@@ -232,6 +232,11 @@ const Option kOptions[] = {
      .description =
          "How long a worker that is asked to stop may finish its running units. The rest goes back to the queue.",
      .range = {0, kDayMs}},
+    {DITFLEET_OPTION(worker.keep_ms),
+     .description =
+         "A unit's progress is stored after so much denoising, and when a worker leaves, so that another one "
+         "goes on from there. It is stored as results are, but for some MB of latents. 0: never.",
+     .range = {0, kDayMs}},
     {DITFLEET_OPTION(worker.stuck_ms),
      .description =
          "A worker whose step, text or image makes no progress for this long, or for 20 times the slowest of "

@@ -80,6 +80,7 @@ class Follower {
           const std::lock_guard lock(mutex_);
           generation = generations_.at(m.generation).get();
         }
+        if (auto from = arguments<std::string>(m); !from.empty()) generation->go_on_from(std::move(from));
         return model_of(m).denoise(*generation, nullptr);
       }
       case Call::kPrefetch: {

@@ -87,15 +87,21 @@ class SharedGeneration final : public Generation {
   std::vector<std::pair<std::string, std::int64_t>> phases_us() const override { return own_->phases_us(); }
   const std::map<std::string, std::int64_t>& device_phases_us() const override { return own_->device_phases_us(); }
   int skipped_steps() const override { return own_->skipped_steps(); }
+  void go_on_from(std::string state) override {
+    from_ = state;
+    own_->go_on_from(std::move(state));
+  }
   Result<void> dump(const std::string& path) const override { return own_->dump(path); }
 
   std::int64_t id() const { return id_; }
   Generation& own() { return *own_; }
+  const std::string& from() const { return from_; }
 
  private:
   Processes& ranks_;
   const std::int64_t id_;
   const std::unique_ptr<Generation> own_;
+  std::string from_;
 };
 
 class SharedModel final : public Model {
@@ -142,7 +148,7 @@ class SharedModel final : public Model {
   Result<void> denoise(Generation& generation, const pipeline::StepCallback& on_step) override {
     auto& shared = dynamic_cast<SharedGeneration&>(generation);
     Replies replies;
-    if (shared.size.gpus > 1) replies = ranks_.ask({Call::kDenoise, number_, shared.id()});
+    if (shared.size.gpus > 1) replies = ranks_.ask({Call::kDenoise, number_, shared.id(), packed(shared.from())});
     // The first step sets things up.
     auto began = std::chrono::steady_clock::now();
     const Result<void> own = own_->denoise(shared.own(), [&](const pipeline::StepProgress& progress) {

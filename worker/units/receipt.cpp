@@ -79,6 +79,10 @@ Receipt receipt_of(const std::string& of_model, const Unit& unit) {
     adapters.push_back(json::object{{"sha256", use.sha256}, {"scale", use.scale}});
   receipt["adapters"] = std::move(adapters);
   receipt["plan"] = unit.model->memory().plan;
+  if (!unit.begun_by.empty()) {
+    const auto begun = parse_json(unit.begun_by);
+    receipt["begun_by"] = json::object{{"steps", unit.went_on_from}, {"on", begun ? *begun : json::value(nullptr)}};
+  }
   // On a GPU each worker measures which attention library is fastest.
   const auto is = [&](const char* name, const char* text) {
     const json::value* value = receipt.if_contains(name);

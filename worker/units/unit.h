@@ -17,6 +17,7 @@
 #include "shared/job/spec.h"
 #include "shared/media/writer.h"
 #include "shared/queue/types.h"
+#include "shared/results/store.h"
 #include "shared/telemetry/spans.h"
 #include "worker/adapters/copies.h"
 #include "worker/units/unit_table.h"
@@ -40,6 +41,13 @@ struct Unit {
   std::map<std::string, std::int64_t> phases_us;
   std::shared_ptr<media::MediaWriter> writer;    // of the result
   std::int64_t first_step_us = 0, compiled = 0;  // as in results::Manifest
+
+  // How far it is, in the store; without a key: nothing is kept. Used on the io thread.
+  results::Manifest kept;
+  bool keeping = false;             // a state is being stored
+  int went_on_from = 0;             // the step of an earlier attempt
+  std::string begun_by;             // receipt_of_model of that attempt, if it differs
+  std::atomic<bool> leaves{false};  // it stops to be handed back: its state is to be kept
 
   // Used on the io thread. The span's context does not change and may be read on any thread.
   telemetry::SpanTimer span;

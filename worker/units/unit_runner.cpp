@@ -61,7 +61,7 @@ bool is_outage(const Error& error) {
 
 }  // namespace
 
-UnitRunner::UnitRunner(Parts parts) : parts_(std::move(parts)) {}
+UnitRunner::UnitRunner(Parts parts) : parts_(std::move(parts)), keeper_(parts_.queue, parts_.store, parts_.keep) {}
 
 void UnitRunner::spawn(const char* what, const UnitPtr& unit, asio::awaitable<void> task) {
   ++tasks_running_;
@@ -158,7 +158,10 @@ void UnitRunner::perform(const Action& action) {
       return;
     case Action::Kind::kStart: spawn("start", unit, stage("start", unit, start(unit))); return;
     case Action::Kind::kDenoise: spawn("denoise", unit, stage("denoise", unit, denoise(unit))); return;
-    case Action::Kind::kStopDenoising: unit->stop = true; return;
+    case Action::Kind::kStopDenoising:
+      unit->leaves = parts_.table.stop_reason(action.attempt.nonce) == StopReason::kDrained;
+      unit->stop = true;
+      return;
     case Action::Kind::kReportCanceled: spawn("report the cancel of", unit, report_canceled(unit)); break;
     case Action::Kind::kHandBack: spawn("hand back", unit, hand_back(unit, action.reason)); break;
     case Action::Kind::kForget:
@@ -246,8 +249,10 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
       }
     }
   }
+  auto found = co_await keeper_.find(unit);
+  const auto state = std::make_shared<std::string>(std::move(found));
   // A variable, because GCC 12 destroys a temporary in a co_await expression twice.
-  const std::function<Result<void>()> work = [unit, inputs, context = unit->span.context()]() -> Result<void> {
+  const std::function<Result<void>()> work = [unit, inputs, state, context = unit->span.context()]() -> Result<void> {
     const telemetry::ContextScope scope(context);
     telemetry::ScopedSpan span("text_encode");
     for (const auto& [field, file] : *inputs) {
@@ -262,6 +267,7 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
       return prepared.error();
     }
     unit->prepared = std::move(*prepared);
+    if (!state->empty()) unit->prepared->go_on_from(std::move(*state));
     return {};
   };
   auto done = co_await run_on(parts_.text, Watchdog::Work::kText, unit, work);
@@ -310,6 +316,7 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   std::optional<telemetry::ScopedSpan> span;
   span.emplace("first_step");
   StepTimer timer(unit->spec.model);
+  auto kept_at = Clock::now();
   const auto on_step = [&](const pipeline::StepProgress& progress) {
     const auto took = timer.ended(progress);
     if (progress.step == 1) {
@@ -318,6 +325,19 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
       if (progress.total > 1) {
         span.emplace("steady_steps");
         span->attribute("ditfleet.steps", std::int64_t{progress.total - 1});
+      }
+    }
+    // A worker that leaves keeps the state even if a little is lost.
+    const auto unkept = Clock::now() - kept_at;
+    const bool due_now = unkept >= keeper_.interval() || (unit->leaves && unkept >= keeper_.interval() / 10);
+    if (keeper_.interval() > 0ms && due_now && progress.step < progress.total && progress.state) {
+      kept_at = Clock::now();
+      if (auto state = progress.state()) {
+        asio::post(parts_.executor, [this, unit, step = progress.step, state = std::move(*state)]() mutable {
+          if (unit->keeping) return;
+          unit->keeping = true;
+          spawn("keep the state of", unit, keep_state(unit, step, std::move(state)));
+        });
       }
     }
     const auto due = std::find(unit->preview_steps.begin(), unit->preview_steps.end(), progress.step);
@@ -386,6 +406,14 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
     co_await fail(unit, image.error());
   }
   parts_.table_changed();
+}
+
+asio::awaitable<void> UnitRunner::keep_state(UnitPtr unit, int step, std::string state) {
+  struct Guard {
+    Unit& unit;
+    ~Guard() { unit.keeping = false; }
+  } guard{*unit};
+  co_await keeper_.keep(unit, step, std::move(state));
 }
 
 asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image) {
@@ -511,6 +539,8 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
     record_unit(unit->spec.model, unit->phases_us, unit->prepared->device_phases_us(), unit->model->memory().plan);
     if (!std::exchange(first_image_, true)) record_boot("first_image");
     unit->log(spdlog::level::info, "succeeded in {} ms, {} bytes", us_since(unit->received) / 1000, manifest.bytes);
+    co_await until_kept(unit);
+    co_await keeper_.drop(unit);
   } else if (completed.error().code != Code::kConflict) {
     // A call may have completed the unit although its answer was lost. Only a refusal proves that none did, so the
     // result stays.
@@ -560,6 +590,7 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
   if (!lapsed) unit->span.rename();  // the next assignment has the number of this attempt
   end_span(*unit, lapsed ? "stale" : "handed_back");
   unit->log(spdlog::level::info, "handed back: {}", text);
+  co_await until_kept(unit);
   const auto attempt = unit->attempt();
   const auto call = [&] { return parts_.queue.hand_back({&attempt, 1}, Deadline::after(kCallTimeout)); };
   // The queue counts a lapse as a crash of this worker until the report arrives, however long Redis is unreachable.
@@ -571,9 +602,16 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
   (void)co_await report(call, give_up, kMaxPause);
 }
 
+// At most as long as a state takes to be stored.
+asio::awaitable<void> UnitRunner::until_kept(UnitPtr unit) {
+  for (int i = 0; i < 1000 && unit->keeping; ++i) co_await pause(10ms);
+}
+
 asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
   end_span(*unit, "canceled");
   unit->log(spdlog::level::info, "canceled");
+  co_await until_kept(unit);
+  co_await keeper_.drop(unit);
   const auto attempt = unit->attempt();
   const auto call = [&] { return parts_.queue.canceled(attempt, Deadline::after(kCallTimeout)); };
   (void)co_await report(call, Deadline::after(parts_.orphan));
@@ -584,6 +622,8 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   unit->span.attribute("error.type", std::string(code_name(error.code)));
   end_span(*unit, "failed");
   unit->log(spdlog::level::err, "failed: {}", error.message);
+  // The state may be the reason.
+  if (unit->went_on_from > 0) co_await keeper_.drop(unit);
   const bool fault = error.code == Code::kDeviceFault;
   // Another worker may have the model, more memory or a working device. A wrong spec and a deleted adapter stay wrong.
   const bool other_worker = error.code == Code::kNotFound && !error.param.starts_with("loras");

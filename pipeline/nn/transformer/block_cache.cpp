@@ -33,6 +33,12 @@ bool BlockCache::skips(const at::Tensor& before, at::Tensor& after, const parall
   return false;
 }
 
+void BlockCache::visit(RunState& state, const std::string& prefix) {
+  state.tensor(prefix + ".first", first_);
+  state.tensor(prefix + ".first_mean", first_mean_);
+  state.tensor(prefix + ".others", others_);
+}
+
 void BlockCache::finish(const at::Tensor& last) {
   others_ = last - output_;
   output_.reset();

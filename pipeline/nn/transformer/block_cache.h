@@ -5,7 +5,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 
+#include "pipeline/nn/run_state.h"
 #include "pipeline/parallel/sequence.h"
 
 namespace ditfleet::pipeline {
@@ -26,6 +28,8 @@ class BlockCache {
   // Call it with the last block's output after skips() returned false.
   void finish(const at::Tensor& last);
   bool skipped() const { return skipped_; }  // what skips() returned last
+  // Between two forwards. With ranks, each has another state.
+  void visit(RunState& state, const std::string& prefix);
 
  private:
   const double threshold_;

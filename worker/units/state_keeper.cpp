@@ -1,0 +1,87 @@
+#include "worker/units/state_keeper.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "shared/core/json.h"
+
+namespace ditfleet::worker {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kCallTimeout = 2s, kStoreTimeout = 10s;
+
+// The parts of receipt_of_model() that decide whether a state fits, and whether the rest has the same bits.
+json::value part_of(const std::string& receipt, const char* name) {
+  const auto parsed = parse_json(receipt);
+  const json::value* part = parsed && parsed->is_object() ? parsed->get_object().if_contains(name) : nullptr;
+  return part ? *part : json::value(nullptr);
+}
+
+// What find() reads. Not inside the coroutine: GCC 12 frees an initializer list there too early.
+std::string record_of(int step, const results::Manifest& manifest, const std::string& receipt) {
+  auto stored = parse_json(manifest.to_json()), of = parse_json(receipt);
+  return json::serialize(json::object{{"step", step},
+                                      {"manifest", stored ? std::move(*stored) : json::value(nullptr)},
+                                      {"of", of ? std::move(*of) : json::value(nullptr)}});
+}
+
+}  // namespace
+
+asio::awaitable<std::string> StateKeeper::find(std::shared_ptr<Unit> unit) {
+  if (interval_ <= 0ms || unit->receipt_of_model.empty()) co_return std::string();
+  const auto known = co_await queue_.kept_state(unit->entry.ref, Deadline::after(kCallTimeout));
+  if (!known || known->empty()) co_return std::string();
+  const auto record = parse_json(*known);
+  const json::object* fields = record ? record->if_object() : nullptr;
+  if (!fields || !fields->contains("manifest") || !fields->contains("step") || !fields->contains("of"))
+    co_return std::string();
+  auto manifest = results::Manifest::parse(json::serialize(fields->at("manifest")));
+  const std::string of = json::serialize(fields->at("of"));
+  if (!manifest || part_of(of, "model") != part_of(unit->receipt_of_model, "model")) co_return std::string();
+  auto state = co_await store_.get(*manifest, Deadline::after(kStoreTimeout));
+  if (!state) {
+    unit->log(spdlog::level::warn, "begins again: the state of an earlier attempt cannot be read: {}",
+              state.error().message);
+    co_return std::string();
+  }
+  const json::value& step = fields->at("step");
+  unit->kept = std::move(*manifest);
+  unit->went_on_from = step.is_int64() ? static_cast<int>(step.get_int64()) : 0;
+  unit->log(spdlog::level::info, "goes on after step {} of an earlier attempt", unit->went_on_from);
+  const auto here = parse_json(unit->receipt_of_model);
+  if (here && *here != fields->at("of")) unit->begun_by = of;
+  co_return std::move(*state);
+}
+
+asio::awaitable<void> StateKeeper::keep(std::shared_ptr<Unit> unit, int step, std::string state) {
+  const results::ResultKey key{unit->entry.ref.job, unit->entry.ref.unit,
+                               unit->entry.nonce + "-" + std::to_string(step), unit->entry.tenant};
+  auto manifest =
+      co_await store_.put(key, std::move(state), "application/octet-stream", Deadline::after(kStoreTimeout));
+  Result<void> kept = manifest ? Result<void>() : Result<void>(manifest.error());
+  if (manifest) {
+    const std::string record = record_of(step, *manifest, unit->receipt_of_model);
+    kept = co_await queue_.keep_state(unit->entry.ref, record, Deadline::after(kCallTimeout));
+  }
+  if (!kept) {
+    if (const auto more = log_.admit())
+      unit->log(spdlog::level::warn, "the state after step {} is not kept: {}{}", step, kept.error().message, *more);
+    co_return;
+  }
+  log_.reset();
+  const auto before = std::exchange(unit->kept, std::move(*manifest));
+  if (!before.key.empty()) (void)co_await store_.remove(before, Deadline::after(kCallTimeout));
+}
+
+asio::awaitable<void> StateKeeper::drop(std::shared_ptr<Unit> unit) {
+  const auto kept = std::exchange(unit->kept, {});
+  if (kept.key.empty()) co_return;
+  // Otherwise both expire.
+  (void)co_await queue_.drop_state(unit->entry.ref, Deadline::after(kCallTimeout));
+  (void)co_await store_.remove(kept, Deadline::after(kCallTimeout));
+}
+
+}  // namespace ditfleet::worker
