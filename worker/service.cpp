@@ -97,6 +97,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .adapters = adapters_,
                .open_writer = parts_.open_writer,
                .keep = parts_.keep,
+               .keep_bytes = parts_.keep_bytes,
                .carry_receipts = parts_.carry_receipts,
                .orphan = options_.timing.orphan,
                .energy_j = [this] { return energy_j(); },

@@ -64,8 +64,9 @@ struct StepProgress {
   std::function<Result<Media>()> preview;
   bool skipped = false;  // this step ran only the first block for the prompt
   // What Generation::go_on_from() takes: the latents and all that later steps need. Runs on the calling thread; valid
-  // during the callback. Copies some MB from the device. kUnavailable: several GPUs with a field cache.
-  std::function<Result<std::string>()> state;
+  // during the callback. Copies some MB from the device. kPayloadTooLarge: more than `most_bytes`. kUnavailable:
+  // several GPUs with a field cache.
+  std::function<Result<std::string>(std::int64_t most_bytes)> state;
 };
 // Called on the denoising thread after each step, until denoise() returns. False cancels: denoise() returns kCanceled.
 using StepCallback = std::function<bool(const StepProgress&)>;

@@ -204,6 +204,8 @@ std::unique_ptr<Generation> DiffusionModel::run_encode(StageScope& scope, const 
 
 namespace {
 
+[[noreturn]] void fail_of_another() { fail(Code::kInvalidArgument, "[state] the state is of another request"); }
+
 // Returns the number of steps that are done.
 std::int64_t visit_state(RunState& state, int& skipped, std::int64_t done, std::int64_t steps, at::Tensor& latents,
                          Sampler& sampler, BlockCaches* caches) {
@@ -212,10 +214,12 @@ std::int64_t visit_state(RunState& state, int& skipped, std::int64_t done, std::
   state.number("done", done);
   state.number("skipped", skips);
   const auto size = latents.sizes().vec();
-  state.tensor("latents", latents);
-  if (total != steps || done < 1 || done > steps || !latents.defined() || latents.sizes().vec() != size)
-    fail(Code::kInvalidArgument, "[state] the state is of another request");
+  const bool derived = sampler.derives_latents();
+  if (!derived) state.tensor("latents", latents);
+  if (total != steps || done < 1 || done > steps) fail_of_another();
   sampler.visit(state);
+  if (derived && state.loads()) latents = sampler.latents_after(done - 1);
+  if (!latents.defined() || latents.sizes().vec() != size) fail_of_another();
   if (caches) caches->visit(state);
   skipped = static_cast<int>(skips);
   return done;
@@ -266,10 +270,10 @@ Result<at::Tensor> DiffusionModel::run_steps(DiffusionGeneration& g, const StepC
         return to_media(unit_range(pixels));
       });
     };
-    progress.state = [&]() -> Result<std::string> {
+    progress.state = [&](std::int64_t most_bytes) -> Result<std::string> {
       if (caches && g.team.count > 1) return unavailable("several GPUs with a field cache have no common state");
       return result_of("state", [&] {
-        RunState state;
+        RunState state(most_bytes);
         visit_state(state, g.skipped_steps_, step + 1, steps, latents, *sampler, caches ? &*caches : nullptr);
         return state.file();
       });

@@ -41,7 +41,10 @@ RunState::RunState(std::string_view file, c10::Device device) : loads_(true) {
 
 void RunState::tensor(const std::string& name, at::Tensor& value) {
   if (!loads_) {
-    if (value.defined()) tensors_[name] = value.to(c10::DeviceType::CPU).contiguous();
+    if (!value.defined()) return;
+    room_ -= static_cast<std::int64_t>(value.nbytes());
+    if (room_ < 0) fail(Code::kPayloadTooLarge, "[state] the state of the run is too large to be kept");
+    tensors_[name] = value.to(c10::DeviceType::CPU).contiguous();
     return;
   }
   const auto found = tensors_.find(name);

@@ -14,7 +14,8 @@ namespace ditfleet::pipeline {
 // Whoever has state visits each of its parts, in either direction. Not thread-safe.
 class RunState {
  public:
-  RunState() = default;  // saves
+  // Saves at most so many bytes of tensors; more throw Failure (kPayloadTooLarge) before they are copied.
+  explicit RunState(std::int64_t most_bytes) : room_(most_bytes) {}
   // Loads a file() onto the device. Throws Failure (kDataCorrupt).
   RunState(std::string_view file, c10::Device device);
 
@@ -28,6 +29,7 @@ class RunState {
 
  private:
   bool loads_ = false;
+  std::int64_t room_ = 0;
   std::map<std::string, at::Tensor> tensors_;
   std::map<std::string, std::string> numbers_;
 };

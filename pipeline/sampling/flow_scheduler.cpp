@@ -36,6 +36,11 @@ class UniPc final : public Sampler {
   }
 
   at::Tensor estimate(const at::Tensor&, const at::Tensor&, std::int64_t) const override { return newest_; }
+  bool derives_latents() const override { return true; }
+  at::Tensor latents_after(std::int64_t i) const override {
+    return last_.defined() && newest_.defined() && (used_order_ < 2 || older_.defined()) ? predicted(last_, i)
+                                                                                         : at::Tensor();
+  }
   void visit(RunState& state) override {
     state.tensor("sampler.newest", newest_);
     state.tensor("sampler.older", older_);

@@ -21,6 +21,9 @@ class Sampler {
   // The denoised latents that the velocity of step `i` predicts, from the latents after that step.
   virtual at::Tensor estimate(const at::Tensor& latents, const at::Tensor& velocity, std::int64_t i) const = 0;
   virtual void visit(RunState&) {}  // the history
+  // Whether the history gives the latents after the last step, so that they need not be kept.
+  virtual bool derives_latents() const { return false; }
+  virtual at::Tensor latents_after(std::int64_t) const { return {}; }
 };
 
 // Follows diffusers' FlowMatchEulerDiscreteScheduler.step. `sigmas`: [steps + 1] fp32, on the latents' device.

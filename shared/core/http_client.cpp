@@ -137,7 +137,7 @@ class HttpClient::Impl {
     set(CURLOPT_OPENSOCKETDATA, transfer.get());
     set(CURLOPT_PROTOCOLS_STR, "http,https");
     set(CURLOPT_FOLLOWLOCATION, 0L);
-    if (!options_.proxy) set(CURLOPT_PROXY, "");
+    if (!request.proxy) set(CURLOPT_PROXY, "");
     if (!options_.ca_file.empty()) set(CURLOPT_CAINFO, options_.ca_file.c_str());
     set(CURLOPT_NOSIGNAL, 1L);
     set(CURLOPT_CONNECTTIMEOUT_MS, std::min<long>(kMostConnectMs, request.timeout.count()));

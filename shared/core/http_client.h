@@ -22,6 +22,7 @@ class HttpClient {
     std::shared_ptr<const std::string> body = {};        // null: none
     std::size_t most_bytes = 64 << 10;                   // of the answer that are read; more end it without an error
     std::chrono::milliseconds timeout{10'000}, idle{0};  // of all; without a byte, 0: as long as all
+    bool proxy = true;                                   // uses that of the environment
   };
   struct Answer {
     long status = 0;                             // 0: none
@@ -36,7 +37,6 @@ class HttpClient {
     const char* thread = "http";                             // its name
     bool (*may_connect)(const sockaddr& address) = nullptr;  // null: to every address
     std::string ca_file = {};                                // empty: the system's certificates
-    bool proxy = true;                                       // uses that of the environment
   };
 
   explicit HttpClient(Options options);

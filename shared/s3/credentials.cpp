@@ -30,7 +30,7 @@ std::string_view trimmed(std::string_view text) {
 }
 
 HttpClient::Request request_of(std::string url, std::string header) {
-  HttpClient::Request request{.url = std::move(url), .timeout = kMetadataTimeout};
+  HttpClient::Request request{.url = std::move(url), .timeout = kMetadataTimeout, .proxy = false};
   if (!header.empty()) request.headers.push_back(std::move(header));
   return request;
 }

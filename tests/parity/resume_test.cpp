@@ -53,7 +53,9 @@ class Process {
     Drawn drawn;
     auto done = model_->denoise(*generation, [&](const StepProgress& progress) {
       drawn.steps.push_back(progress.step);
-      if (progress.step < progress.total) drawn.states.push_back(unwrap(progress.state()));
+      if (progress.step < progress.total) drawn.states.push_back(unwrap(progress.state(1 << 20)));
+      const auto large = progress.state(100);
+      EXPECT_EQ(large ? Code::kInternal : large.error().code, Code::kPayloadTooLarge);
       return true;
     });
     if (!done) return done.error();

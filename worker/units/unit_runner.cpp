@@ -317,6 +317,7 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   span.emplace("first_step");
   StepTimer timer(unit->spec.model);
   auto kept_at = Clock::now();
+  bool keeps = keeper_.interval() > 0ms;
   const auto on_step = [&](const pipeline::StepProgress& progress) {
     const auto took = timer.ended(progress);
     if (progress.step == 1) {
@@ -330,9 +331,12 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
     // A worker that leaves keeps the state even if a little is lost.
     const auto unkept = Clock::now() - kept_at;
     const bool due_now = unkept >= keeper_.interval() || (unit->leaves && unkept >= keeper_.interval() / 10);
-    if (keeper_.interval() > 0ms && due_now && progress.step < progress.total && progress.state) {
+    if (keeps && due_now && progress.step < progress.total && progress.state) {
       kept_at = Clock::now();
-      if (auto state = progress.state()) {
+      if (auto state = progress.state(parts_.keep_bytes); !state) {
+        keeps = false;  // the next ones would not be smaller
+        unit->log(spdlog::level::info, "its progress is not kept: {}", state.error().message);
+      } else {
         asio::post(parts_.executor, [this, unit, step = progress.step, state = std::move(*state)]() mutable {
           if (unit->keeping) return;
           unit->keeping = true;

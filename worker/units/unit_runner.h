@@ -36,6 +36,7 @@ class UnitRunner {
     AdapterLoader& adapters;
     WriterOpener open_writer;
     std::chrono::milliseconds keep;                   // see StateKeeper
+    std::int64_t keep_bytes;                          // largest state that is kept
     bool carry_receipts;                              // see ServiceParts
     std::chrono::milliseconds orphan;                 // see Timing
     std::function<std::optional<double>()> energy_j;  // that the device has used; empty: unknown; thread-safe

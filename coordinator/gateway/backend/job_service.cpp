@@ -22,6 +22,7 @@ namespace ditfleet::gateway {
 namespace {
 
 constexpr std::chrono::seconds kInputTimeout{30}, kSweepTimeout{60};
+constexpr int kMostFetches = 16;  // of images from S3, at a time
 
 class QueueJobService final : public JobService {
  public:
@@ -138,6 +139,13 @@ class QueueJobService final : public JobService {
                                                 std::int64_t most) override {
     auto allowed = s3_object(url, config::s3_inputs_of(settings_, tenant));
     if (!allowed) co_return allowed.error();
+    // Each takes memory that no request was counted for.
+    if (fetches_ >= kMostFetches)
+      co_return Error{.code = Code::kResourceExhausted,
+                      .message = std::to_string(fetches_) + " images are being fetched from S3; try again shortly",
+                      .retry_after = std::chrono::seconds(1)};
+    const std::shared_ptr<void> counted(nullptr, [this](void*) { --fetches_; });
+    ++fetches_;
     if (!s3_) s3_ = std::make_unique<s3::Client>(results::store_options(settings_).s3);
     auto bytes = co_await s3_->get(allowed->first, allowed->second, 0, most + 1, Deadline::after(kInputTimeout));
     if (bytes && static_cast<std::int64_t>(bytes->size()) > most)
@@ -216,6 +224,7 @@ class QueueJobService final : public JobService {
   std::shared_ptr<redis::Connection> redis_;
   config::Settings settings_;
   std::unique_ptr<s3::Client> s3_;  // of s3_input(); made when it is needed
+  int fetches_ = 0;
   struct {
     std::int64_t used = 0, most = 0;  // 0: unlimited, or unknown
   } memory_;

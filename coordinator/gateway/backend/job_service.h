@@ -62,7 +62,7 @@ class JobService {
   virtual asio::awaitable<Result<void>> remove_input(const std::string& tenant, const std::string& sha256) = 0;
   virtual asio::awaitable<Result<std::map<std::string, std::int64_t>>> inputs(const std::string& tenant) = 0;
   // The image at an s3:// URL. kInvalidArgument: the tenant may not use it, or it is no such URL. kNotFound.
-  // kPayloadTooLarge: above `most` bytes.
+  // kPayloadTooLarge: above `most` bytes. kResourceExhausted: many are being fetched.
   virtual asio::awaitable<Result<std::string>> s3_input(const std::string& tenant, const std::string& url,
                                                         std::int64_t most) = 0;
   // Whether Redis has room for an upload: above three quarters of its maxmemory, only jobs and results get more, and

@@ -50,9 +50,7 @@ Deliverer::Deliverer(asio::any_io_executor executor, std::shared_ptr<redis::Conn
       store_(std::move(redis), shard),
       settings_(settings),
       source_(std::move(source)),
-      client_({.thread = "webhooks",
-               .may_connect = settings.webhooks.allow_private ? nullptr : &is_public_address,
-               .proxy = false}),
+      client_({.thread = "webhooks", .may_connect = settings.webhooks.allow_private ? nullptr : &is_public_address}),
       tasks_(executor),
       random_(static_cast<unsigned>(unix_ms())) {}
 
@@ -270,7 +268,8 @@ asio::awaitable<HttpClient::Answer> Deliverer::attempt(const Delivery& delivery,
                   "webhook-timestamp: " + std::to_string(seconds),
                   "webhook-signature: " + webhook_signature(secrets, delivery.id, seconds, delivery.body)},
       .body = std::make_shared<std::string>(delivery.body),
-      .timeout = std::chrono::milliseconds(settings_.webhooks.timeout_ms)};
+      .timeout = std::chrono::milliseconds(settings_.webhooks.timeout_ms),
+      .proxy = false};
   auto answer = co_await client_.send(std::move(request));
   if (answer.refused)
     answer.error = "'" + host_of(delivery.url) +
