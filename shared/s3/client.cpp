@@ -72,7 +72,10 @@ std::pair<std::string, std::string> Client::place_of(const std::string& bucket, 
                                              : addressing_ == "virtual";
   std::string path = std::string(url_.rest) + (by_name ? "" : "/" + bucket);
   path += "/" + uri_encoded(key, true);
-  return {(by_name ? bucket + "." : "") + std::string(url_.authority), path};
+  // The Host header has no default port, so the signature must not have it either.
+  std::string_view authority = url_.authority;
+  if (url_.port == (url_.scheme == "https" ? ":443" : ":80")) authority.remove_suffix(url_.port.size());
+  return {(by_name ? bucket + "." : "") + std::string(authority), path};
 }
 
 std::int64_t Client::now_s() const { return unix_ms() / 1000 + ahead_s_; }

@@ -84,6 +84,9 @@ TEST(S3Client, FindsTheBucketsHost) {
   EXPECT_EQ(origin({.region = "eu-west-1"}, "my.photos"), "https://s3.eu-west-1.amazonaws.com");
   EXPECT_EQ(origin({.endpoint = "http://10.0.0.1:9000/"}), "http://10.0.0.1:9000");
   EXPECT_EQ(origin({.endpoint = "https://store.example", .addressing = "virtual"}), "https://photos.store.example");
+  EXPECT_EQ(origin({.endpoint = "https://store.example:443"}), "https://store.example");
+  EXPECT_EQ(origin({.endpoint = "http://store.example:80/"}), "http://store.example");
+  EXPECT_EQ(origin({.endpoint = "http://store.example:443"}), "http://store.example:443");
   EXPECT_EQ(Client({}).link("photos", "a", 60), "");
 }
 
