@@ -3,19 +3,10 @@
 #include <ATen/ops/from_blob.h>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/weights/safetensors_writer.h"
+#include "pipeline/nn/tensor_entries.h"
 
 namespace ditfleet::pipeline {
 namespace {
-
-DType stored_type(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Float: return DType::kF32;
-    case c10::ScalarType::BFloat16: return DType::kBF16;
-    case c10::ScalarType::Long: return DType::kI64;
-    default: fail(Code::kInternal, "[dump] a tensor of an unexpected type");
-  }
-}
 
 at::Tensor tensor_of(const std::vector<float>& values) {
   return at::from_blob(const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size())}).clone();
@@ -44,16 +35,9 @@ Result<void> DiffusionGeneration::dump(const std::string& path) const {
     };
     add("", conditions.prompt);
     if (conditions.negative) add("negative_", *conditions.negative);
-    std::vector<TensorToWrite> entries;
-    for (auto& [name, tensor] : tensors) {
-      if (!tensor.defined()) continue;
-      tensor = tensor.to(c10::DeviceType::CPU).contiguous();
-      entries.push_back({name,
-                         stored_type(tensor.scalar_type()),
-                         tensor.sizes().vec(),
-                         {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()}});
-    }
-    unwrap(write_safetensors(path, std::move(entries),
+    std::erase_if(tensors, [](const auto& one) { return !one.second.defined(); });
+    for (auto& [name, tensor] : tensors) tensor = tensor.to(c10::DeviceType::CPU).contiguous();
+    unwrap(write_safetensors(path, entries_of(tensors),
                              {{"noise", "as drawn, before it is packed"},
                               {"latents", "diffusers' output_type=\"latent\""},
                               {"image", "decoded, in 0…1: [1, 3, height, width]"}}));

@@ -2,23 +2,15 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include <algorithm>
-#include <iterator>
 #include <optional>
-#include <utility>
-#include <vector>
 
 #include "pipeline/device/failure.h"
-#include "pipeline/weights/safetensors_writer.h"
+#include "pipeline/nn/tensor_entries.h"
 #include "shared/core/text.h"
 #include "shared/safetensors/header.h"
 
 namespace ditfleet::pipeline {
 namespace {
-
-constexpr std::pair<c10::ScalarType, DType> kTypes[] = {{c10::ScalarType::Float, DType::kF32},
-                                                        {c10::ScalarType::BFloat16, DType::kBF16},
-                                                        {c10::ScalarType::Long, DType::kI64}};
 
 [[noreturn]] void damaged(const std::string& what) { fail(Code::kDataCorrupt, "[state] the state of a run " + what); }
 
@@ -29,11 +21,10 @@ RunState::RunState(std::string_view file, c10::Device device) : loads_(true) {
   if (!header) damaged("is no safetensors file: " + header.error().message);
   numbers_ = header->metadata;
   for (const auto& entry : header->tensors) {
-    const auto* type = std::find_if(std::begin(kTypes), std::end(kTypes),
-                                    [&](const auto& known) { return known.second == entry.dtype; });
-    if (type == std::end(kTypes)) damaged("has a tensor '" + entry.name + "' of another type");
+    const auto type = type_of_entry(entry.dtype);
+    if (!type) damaged("has a tensor '" + entry.name + "' of another type");
     tensors_[entry.name] =
-        at::from_blob(const_cast<char*>(file.data() + entry.begin), entry.shape, at::TensorOptions().dtype(type->first))
+        at::from_blob(const_cast<char*>(file.data() + entry.begin), entry.shape, at::TensorOptions().dtype(*type))
             .clone()
             .to(device);
   }
@@ -62,18 +53,6 @@ void RunState::number(const std::string& name, std::int64_t& value) {
   value = *number;
 }
 
-std::string RunState::file() const {
-  std::vector<TensorToWrite> entries;
-  for (const auto& [name, tensor] : tensors_) {
-    const auto* type = std::find_if(std::begin(kTypes), std::end(kTypes),
-                                    [&](const auto& known) { return known.first == tensor.scalar_type(); });
-    if (type == std::end(kTypes)) fail(Code::kInternal, "[state] a tensor '" + name + "' of an unexpected type");
-    entries.push_back({name,
-                       type->second,
-                       tensor.sizes().vec(),
-                       {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()}});
-  }
-  return unwrap(encode_safetensors(std::move(entries), numbers_));
-}
+std::string RunState::file() const { return unwrap(encode_safetensors(entries_of(tensors_), numbers_)); }
 
 }  // namespace ditfleet::pipeline

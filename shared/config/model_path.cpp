@@ -1,10 +1,10 @@
 #include "shared/config/model_path.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <set>
 
 #include "shared/core/bytes.h"
+#include "shared/core/environment.h"
 #include "shared/core/text.h"
 
 namespace ditfleet::config {
@@ -13,10 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path cache() {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return fs::path(value ? value : "");
-  };
+  const auto variable = [](const char* name) { return fs::path(environment_variable(name)); };
   if (const fs::path folder = variable("HF_HUB_CACHE"); !folder.empty()) return folder;
   if (const fs::path home = variable("HF_HOME"); !home.empty()) return home / "hub";
   const fs::path xdg = variable("XDG_CACHE_HOME");

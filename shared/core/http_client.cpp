@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "shared/core/named_thread.h"
+#include "shared/core/text.h"
 
 namespace ditfleet {
 namespace {
@@ -104,9 +105,7 @@ class HttpClient::Impl {
     if (colon == line.npos) return count;
     std::string name(line.substr(0, colon));
     std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    const auto first = line.find_first_not_of(" \t", colon + 1), last = line.find_last_not_of(" \t\r\n");
-    static_cast<Transfer*>(user)->answer.headers[name] =
-        first == line.npos || last < first ? std::string() : std::string(line.substr(first, last - first + 1));
+    static_cast<Transfer*>(user)->answer.headers[name] = trimmed(line.substr(colon + 1), " \t\r\n");
     return count;
   }
 

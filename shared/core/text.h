@@ -40,6 +40,12 @@ inline std::string_view take_part(std::string_view& text, char separator) {
   return part;
 }
 
+// The text without the characters of `blank` at its ends.
+inline std::string_view trimmed(std::string_view text, std::string_view blank = " \t") {
+  const auto first = text.find_first_not_of(blank);
+  return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(blank) - first + 1);
+}
+
 // The parts between the separators. A separator at the end is ignored.
 inline std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;

@@ -41,6 +41,19 @@ struct S3Store::Impl {
                         "' is not in this store (s3, " + prefix + "results/…)");
   }
 
+  // `read` if check() finds nothing wrong with it.
+  asio::awaitable<Result<std::string>> checked(Result<std::string> read,
+                                               std::function<Result<void>(const std::string&)> check,
+                                               Deadline deadline) {
+    if (!read) co_return read;
+    const auto shared = std::make_shared<std::string>(std::move(*read));
+    const std::function<Result<std::string>()> work = [shared, check]() -> Result<std::string> {
+      if (auto good = check(*shared); !good) return good.error();
+      return std::move(*shared);
+    };
+    co_return co_await hash.run<std::string>(work, deadline);
+  }
+
   s3::Client client;
   RedisStore previews;
   std::string bucket, prefix;  // prefix: empty, or with a slash at its end
@@ -119,13 +132,10 @@ asio::awaitable<Result<std::string>> S3Store::get_piece(const Manifest& manifest
 
 asio::awaitable<Result<std::string>> S3Store::get(const Manifest& manifest, Deadline deadline) {
   auto bytes = co_await get_piece(manifest, 0, manifest.bytes, deadline);
-  if (!bytes) co_return bytes;
-  const auto shared = std::make_shared<std::string>(std::move(*bytes));
-  const std::function<Result<std::string>()> work = [manifest, shared]() -> Result<std::string> {
-    if (auto good = verify(manifest, *shared); !good) return good.error();
-    return std::move(*shared);
+  const std::function<Result<void>(const std::string&)> check = [manifest](const std::string& all) {
+    return verify(manifest, all);
   };
-  co_return co_await impl_->hash.run<std::string>(work, deadline);
+  co_return co_await impl_->checked(std::move(bytes), check, deadline);
 }
 
 std::string S3Store::link(const Manifest& manifest, std::int64_t life_s) const {
@@ -164,13 +174,11 @@ asio::awaitable<Result<void>> S3Store::touch_input(const std::string& sha256, De
 asio::awaitable<Result<std::string>> S3Store::get_input(const std::string& sha256, Deadline deadline) {
   if (!is_sha256_hex(sha256)) co_return input_gone(sha256);
   auto bytes = co_await impl_->client.get(impl_->bucket, impl_->input_key(sha256), 0, kMaxInputBytes, deadline);
-  if (!bytes) co_return bytes.error().code == Code::kNotFound ? input_gone(sha256) : bytes.error();
-  const auto shared = std::make_shared<std::string>(std::move(*bytes));
-  const std::function<Result<std::string>()> work = [sha256, shared]() -> Result<std::string> {
-    if (auto good = verify_input(sha256, *shared); !good) return good.error();
-    return std::move(*shared);
+  if (!bytes && bytes.error().code == Code::kNotFound) co_return input_gone(sha256);
+  const std::function<Result<void>(const std::string&)> check = [sha256](const std::string& all) {
+    return verify_input(sha256, all);
   };
-  co_return co_await impl_->hash.run<std::string>(work, deadline);
+  co_return co_await impl_->checked(std::move(bytes), check, deadline);
 }
 
 asio::awaitable<Result<void>> S3Store::remove_input(const std::string& sha256, Deadline deadline) {

@@ -6,13 +6,12 @@
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/property_tree/xml_parser.hpp>
-#include <cstdlib>
 #include <sstream>
 #include <utility>
 
 #include "shared/core/bytes.h"
+#include "shared/core/environment.h"
 #include "shared/core/excerpt.h"
-#include "shared/core/listen_address.h"
 #include "shared/core/wall_clock.h"
 
 namespace ditfleet::s3 {
@@ -27,16 +26,9 @@ constexpr std::int64_t kBytesPerSecond = 64 << 10, kLongestLinkS = 604'800;
 std::string region_of(const Options& options) {
   if (!options.region.empty()) return options.region;
   for (const char* name : {"AWS_REGION", "AWS_DEFAULT_REGION"})
-    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
+    if (std::string value = environment_variable(name); !value.empty()) return value;
   return "us-east-1";
 }
-
-std::string certificates() {
-  const char* file = std::getenv("AWS_CA_BUNDLE");
-  return file == nullptr ? std::string() : std::string(file);
-}
-
-std::shared_ptr<const std::string> empty() { return std::make_shared<const std::string>(); }
 
 boost::property_tree::ptree xml_of(const std::string& text) {
   boost::property_tree::ptree tree;
@@ -63,7 +55,7 @@ Client::Client(const Options& options)
       region_(region_of(options)),
       addressing_(options.addressing),
       url_(http_url_parts(endpoint_)),
-      http_({.thread = "s3", .ca_file = certificates()}),
+      http_({.thread = "s3", .ca_file = environment_variable("AWS_CA_BUNDLE")}),
       credentials_(http_) {}
 
 std::pair<std::string, std::string> Client::place_of(const std::string& bucket, const std::string& key) const {
@@ -194,7 +186,8 @@ asio::awaitable<Result<void>> Client::remove(std::string bucket, std::string key
 }
 
 asio::awaitable<Result<void>> Client::touch(std::string bucket, std::string key, Deadline deadline) {
-  Call call{.method = "PUT", .bucket = std::move(bucket), .key = std::move(key), .body = empty()};
+  Call call{.method = "PUT", .bucket = std::move(bucket), .key = std::move(key)};
+  call.body = std::make_shared<const std::string>();
   call.headers["content-type"] = "application/octet-stream";
   call.headers["x-amz-copy-source"] = "/" + call.bucket + "/" + uri_encoded(call.key, true);
   call.headers["x-amz-metadata-directive"] = "REPLACE";

@@ -1,11 +1,11 @@
 #include "shared/s3/credentials.h"
 
-#include <cstdlib>
 #include <ctime>
 #include <string_view>
 #include <utility>
 
 #include "shared/core/bytes.h"
+#include "shared/core/environment.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/json.h"
 #include "shared/core/text.h"
@@ -18,16 +18,7 @@ using namespace std::chrono_literals;
 
 constexpr std::int64_t kRenewBeforeMs = 300'000, kReadAgainMs = 60'000, kAskAgainMs = 10'000;
 constexpr auto kMetadataTimeout = 2s;
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::string() : std::string(value);
-}
-
-std::string_view trimmed(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t\r"), last = text.find_last_not_of(" \t\r");
-  return first == text.npos ? std::string_view() : text.substr(first, last - first + 1);
-}
+constexpr std::string_view kBlank = " \t\r";  // at the ends of lines
 
 HttpClient::Request request_of(std::string url, std::string header) {
   HttpClient::Request request{.url = std::move(url), .timeout = kMetadataTimeout, .proxy = false};
@@ -41,15 +32,15 @@ Result<Credentials> credentials_in(std::string_view file, const std::string& pro
   Credentials found;
   bool here = false, any = false;
   for (std::string_view line : split(file, '\n')) {
-    line = trimmed(line);
+    line = trimmed(line, kBlank);
     if (line.empty() || line.starts_with('#') || line.starts_with(';')) continue;
     if (line.starts_with('[')) {
-      here = trimmed(line.substr(1, line.find(']') - 1)) == profile;
+      here = trimmed(line.substr(1, line.find(']') - 1), kBlank) == profile;
       any = any || here;
       continue;
     }
-    const std::string_view name = trimmed(take_part(line, '='));
-    const std::string value(trimmed(line));
+    const std::string_view name = trimmed(take_part(line, '='), kBlank);
+    const std::string value(trimmed(line, kBlank));
     if (!here) continue;
     if (name == "aws_access_key_id") found.id = value;
     if (name == "aws_secret_access_key") found.secret = value;
@@ -83,14 +74,14 @@ Result<Credentials> credentials_of_answer(const std::string& text) {
 }
 
 asio::awaitable<Result<Credentials>> CredentialChain::of_container() {
-  std::string url = variable("AWS_CONTAINER_CREDENTIALS_FULL_URI");
-  if (const std::string path = variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"); !path.empty())
+  std::string url = environment_variable("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+  if (const std::string path = environment_variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"); !path.empty())
     url = "http://169.254.170.2" + path;
-  std::string token = variable("AWS_CONTAINER_AUTHORIZATION_TOKEN");
-  if (const std::string path = variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); !path.empty()) {
+  std::string token = environment_variable("AWS_CONTAINER_AUTHORIZATION_TOKEN");
+  if (const std::string path = environment_variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); !path.empty()) {
     const auto file = read_file(path);
     if (!file) co_return file.error();
-    token = trimmed(std::string_view(*file).substr(0, file->find('\n')));
+    token = trimmed(std::string_view(*file).substr(0, file->find('\n')), kBlank);
   }
   auto request = request_of(url, token.empty() ? "" : "Authorization: " + token);
   const auto answer = co_await client_.send(std::move(request));
@@ -100,7 +91,7 @@ asio::awaitable<Result<Credentials>> CredentialChain::of_container() {
 }
 
 asio::awaitable<Result<Credentials>> CredentialChain::of_instance() {
-  std::string base = variable("AWS_EC2_METADATA_SERVICE_ENDPOINT");
+  std::string base = environment_variable("AWS_EC2_METADATA_SERVICE_ENDPOINT");
   if (base.empty()) base = "http://169.254.169.254";
   while (base.ends_with('/')) base.pop_back();
   HttpClient::Request ask = request_of(base + "/latest/api/token", "X-aws-ec2-metadata-token-ttl-seconds: 300");
@@ -122,12 +113,13 @@ asio::awaitable<Result<Credentials>> CredentialChain::of_instance() {
 }
 
 asio::awaitable<Result<Credentials>> CredentialChain::find() {
-  Credentials out{variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"), variable("AWS_SESSION_TOKEN")};
+  Credentials out{environment_variable("AWS_ACCESS_KEY_ID"), environment_variable("AWS_SECRET_ACCESS_KEY"),
+                  environment_variable("AWS_SESSION_TOKEN")};
   if (out.id.empty() != out.secret.empty())
     co_return unavailable("only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set; set both");
   if (!out.id.empty()) co_return out;
-  std::string path = variable("AWS_SHARED_CREDENTIALS_FILE"), profile = variable("AWS_PROFILE");
-  if (path.empty()) path = variable("HOME") + "/.aws/credentials";
+  std::string path = environment_variable("AWS_SHARED_CREDENTIALS_FILE"), profile = environment_variable("AWS_PROFILE");
+  if (path.empty()) path = environment_variable("HOME") + "/.aws/credentials";
   const auto file = read_file(path);
   if (file) {
     auto found = credentials_in(*file, profile.empty() ? "default" : profile);
@@ -137,10 +129,10 @@ asio::awaitable<Result<Credentials>> CredentialChain::find() {
   } else if (!profile.empty()) {
     co_return unavailable("AWS_PROFILE is set, but " + file.error().message);
   }
-  const bool container = !variable("AWS_CONTAINER_CREDENTIALS_FULL_URI").empty() ||
-                         !variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").empty();
+  const bool container = !environment_variable("AWS_CONTAINER_CREDENTIALS_FULL_URI").empty() ||
+                         !environment_variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").empty();
   std::string why = "AWS_EC2_METADATA_DISABLED is set";
-  if (container || variable("AWS_EC2_METADATA_DISABLED") != "true") {
+  if (container || environment_variable("AWS_EC2_METADATA_DISABLED") != "true") {
     // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
     auto asking = container ? of_container() : of_instance();
     auto found = co_await std::move(asking);

@@ -7,11 +7,11 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstdlib>
 #include <deque>
 #include <mutex>
 #include <thread>
 
+#include "shared/core/environment.h"
 #include "shared/core/excerpt.h"
 #include "shared/core/host_name.h"
 #include "shared/core/http_url.h"
@@ -34,21 +34,10 @@ void count(const char* result, std::size_t spans) {
   total({result}).Increment(static_cast<double>(spans));
 }
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
-
 // The signal's own variable, else the general one.
 std::string otlp_variable(const std::string& suffix) {
-  const std::string own = variable(("OTEL_EXPORTER_OTLP_TRACES_" + suffix).c_str());
-  return own.empty() ? variable(("OTEL_EXPORTER_OTLP_" + suffix).c_str()) : own;
-}
-
-std::string trimmed(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
-  return std::string(text);
+  const std::string own = environment_variable(("OTEL_EXPORTER_OTLP_TRACES_" + suffix).c_str());
+  return own.empty() ? environment_variable(("OTEL_EXPORTER_OTLP_" + suffix).c_str()) : own;
 }
 
 std::string percent_decoded(const std::string& text) {
@@ -63,7 +52,7 @@ std::vector<std::pair<std::string, std::string>> pairs(std::string_view text) {
   std::vector<std::pair<std::string, std::string>> out;
   for (const std::string_view one : split(text, ',')) {
     if (const auto equals = one.find('='); equals != std::string_view::npos && !trimmed(one.substr(0, equals)).empty())
-      out.emplace_back(trimmed(one.substr(0, equals)), percent_decoded(trimmed(one.substr(equals + 1))));
+      out.emplace_back(trimmed(one.substr(0, equals)), percent_decoded(std::string(trimmed(one.substr(equals + 1)))));
   }
   return out;
 }
@@ -83,10 +72,11 @@ bool worth_another_try(long status) { return status == 429 || status == 502 || s
 
 OtlpOptions otlp_options(const std::string& endpoint, const std::string& program, const std::string& version) {
   OtlpOptions options;
-  if (variable("OTEL_SDK_DISABLED") == "true" || variable("OTEL_TRACES_EXPORTER") == "none") return options;
-  const std::string whole = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+  if (environment_variable("OTEL_SDK_DISABLED") == "true" || environment_variable("OTEL_TRACES_EXPORTER") == "none")
+    return options;
+  const std::string whole = environment_variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
   options.url = endpoint.empty() && !whole.empty() ? whole
-                : endpoint.empty()                 ? variable("OTEL_EXPORTER_OTLP_ENDPOINT")
+                : endpoint.empty()                 ? environment_variable("OTEL_EXPORTER_OTLP_ENDPOINT")
                                                    : endpoint;
   if (options.url.empty()) return options;
   if (!endpoint.empty() || whole.empty()) {
@@ -101,8 +91,8 @@ OtlpOptions otlp_options(const std::string& endpoint, const std::string& program
   options.resource = {{"service.name", program},    {"service.namespace", "ditfleet"},
                       {"service.version", version}, {"service.instance.id", host + ":" + std::to_string(::getpid())},
                       {"host.name", host},          {"process.pid", static_cast<std::int64_t>(::getpid())}};
-  for (auto& [key, value] : pairs(variable("OTEL_RESOURCE_ATTRIBUTES"))) put(options.resource, key, value);
-  if (const std::string name = variable("OTEL_SERVICE_NAME"); !name.empty())
+  for (auto& [key, value] : pairs(environment_variable("OTEL_RESOURCE_ATTRIBUTES"))) put(options.resource, key, value);
+  if (const std::string name = environment_variable("OTEL_SERVICE_NAME"); !name.empty())
     put(options.resource, "service.name", name);
   return options;
 }
@@ -296,7 +286,7 @@ Result<std::unique_ptr<OtlpExporter>> OtlpExporter::start(OtlpOptions options) {
 }
 
 double sample_rate(double configured) {
-  const std::string sampler = variable("OTEL_TRACES_SAMPLER");
+  const std::string sampler = environment_variable("OTEL_TRACES_SAMPLER");
   if (configured < 1 || sampler.empty()) return configured;
   if (sampler.ends_with("always_off")) return 0;
   const bool by_ratio = sampler.ends_with("traceidratio");
@@ -305,7 +295,7 @@ double sample_rate(double configured) {
         "OTEL_TRACES_SAMPLER is '{}'; it must be always_on, always_off or traceidratio, or one of these after "
         "parentbased_",
         excerpt(sampler, 64));
-  const std::string argument = variable("OTEL_TRACES_SAMPLER_ARG");
+  const std::string argument = environment_variable("OTEL_TRACES_SAMPLER_ARG");
   if (!by_ratio || argument.empty()) return 1;
   if (const auto rate = number_of<double>(argument, 0, 1)) return *rate;
   spdlog::warn("OTEL_TRACES_SAMPLER_ARG is '{}'; it must be a number from 0 to 1", excerpt(argument, 64));

@@ -70,6 +70,23 @@ class Background:
         self.thread.join()
 
 
+class Listener:
+    """A port of this host. serve(client) runs on a thread for each connection."""
+
+    def __init__(self):
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listening.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client = self.listening.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+
+
 def alive(pid):
     """Returns whether the process exists and is not a zombie."""
     try:

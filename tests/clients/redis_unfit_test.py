@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 from api import Client
-from fleet import DITFLEET, free_port, run, start, tiny_model, until
+from fleet import DITFLEET, Listener, free_port, run, start, tiny_model, until
 
 JOB = {"prompt": "a red circle", "width": 16, "height": 16, "num_inference_steps": 1}
 
@@ -34,24 +34,18 @@ class Redis:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Proxy:
+class Proxy(Listener):
     """Forwards to a port. deafen(): no byte passes any more on connections that have subscribed."""
 
     def __init__(self, port):
         self.port, self.deaf, self.subscribed = port, set(), set()
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self.listening.getsockname()[1]}"
-        threading.Thread(target=self.accept, daemon=True).start()
+        super().__init__()
+        self.url = "redis://" + self.address
 
-    def accept(self):
-        while True:
-            try:
-                client = self.listening.accept()[0]
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self.port))
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self.forward, args=(client, source, sink), daemon=True).start()
+    def serve(self, client):
+        server = socket.create_connection(("127.0.0.1", self.port))
+        for source, sink in ((client, server), (server, client)):
+            threading.Thread(target=self.forward, args=(client, source, sink), daemon=True).start()
 
     def forward(self, client, source, sink):
         with source, contextlib.suppress(OSError):

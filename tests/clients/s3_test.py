@@ -21,7 +21,7 @@ from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
 from api import Client
-from fleet import ROOT, Fleet, cli, need, tiny_model, until
+from fleet import ROOT, Fleet, Listener, cli, need, tiny_model, until
 from image import describe
 
 need(all(map(importlib.util.find_spec, ("moto", "flask"))), "the moto package is not installed; tests/run.sh installs tests/requirements.txt and sets DITFLEET_TEST_PYTHON")
@@ -42,23 +42,14 @@ JOBS = int(os.environ.get("DITFLEET_TEST_S3", 40))
 PICTURES = ROOT / "tests" / "fixtures" / "pictures"
 
 
-class Gate:
+class Gate(Listener):
     """A port before the store's. fault(method, path) is the fault of a request: "500", "503", "full", "cut": no byte of it
     passes; "unanswered": it is executed; "half": half of the answer passes; a number: it waits as many seconds; "": none."""
 
     def __init__(self, port):
         self.port, self.fault, self.requests = port, lambda method, path: "", []
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        while True:
-            try:
-                client = self.listening.accept()[0]
-            except OSError:
-                return
-            threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+        super().__init__()
+        self.url = "http://" + self.address
 
     def serve(self, client):
         with client, contextlib.suppress(OSError):

@@ -38,7 +38,6 @@ constexpr seconds kStillWaiting{15};
 constexpr seconds kStillFailing{60};
 constexpr seconds kProbe{5};  // the time limit of a probe, and the pause after an answered one
 constexpr int kMostUnanswered = 3;
-constexpr int kMostWorkers = 256;
 
 void note(const std::string& message) { std::fprintf(stderr, "up | %s\n", message.c_str()); }
 

@@ -13,12 +13,13 @@ void add_up(CLI::App& app, Invocation& run) {
       ->type_name("HOST:PORT");
   command->add_option("--redis", flags->redis, "Use this Redis instead of a private one (redis.url)")->type_name("URL");
   command->add_option("--data", flags->data, "Folder for Redis' files, logs and results (data.dir)")->type_name("DIR");
-  command->add_option("--workers", flags->workers, "Number of workers (worker.count)")->check(CLI::Range(0, 256));
+  command->add_option("--workers", flags->workers, "Number of workers (worker.count)")
+      ->check(CLI::Range(0, kMostWorkers));
   command
       ->add_option("--scale", flags->scale,
                    "Give the running `ditfleet up` with this --data so many workers: starts more, or those that were "
                    "stopped, or sends some away")
-      ->check(CLI::Range(0, 256));
+      ->check(CLI::Range(0, kMostWorkers));
   command->add_option("--model", flags->models, "A model folder in the layout of diffusers; repeatable")
       ->type_name("NAME=DIR")
       ->allow_extra_args(false);
@@ -58,7 +59,7 @@ void add_workers_start(CLI::App& app, Invocation& run) {
   auto* start =
       app.get_subcommand("workers")->add_subcommand("start", "Start workers of `ditfleet up` on this machine");
   start->footer("Those that were stopped come first. On other machines, run `ditfleet-worker run`.");
-  start->add_option("count", *count, "How many")->check(CLI::Range(1, 256))->capture_default_str();
+  start->add_option("count", *count, "How many")->check(CLI::Range(1, kMostWorkers))->capture_default_str();
   start->add_option("--data", more->data, "Folder of that `ditfleet up` (data.dir)")->type_name("DIR");
   start->callback([more, count, &run] {
     run = [more, count] {

@@ -11,6 +11,8 @@
 
 namespace ditfleet::cli {
 
+inline constexpr int kMostWorkers = 256;
+
 struct UpFlags {
   config::Sources sources;
   std::string listen, redis, data, device, dtype, ready_file;

@@ -75,8 +75,7 @@ bool is_listed_host(std::string_view url, std::string_view hosts) {
   if (hosts.empty()) return true;
   const std::string host = host_of(url);
   for (std::string_view one : split(hosts, ',')) {
-    while (one.starts_with(' ')) one.remove_prefix(1);
-    while (one.ends_with(' ')) one.remove_suffix(1);
+    one = trimmed(one, " ");
     if (one.starts_with("*.") ? host.size() > one.size() - 1 && host.ends_with(one.substr(1)) : host == one)
       return true;
   }
