@@ -216,6 +216,7 @@ void JobTable::put_aside(Unit& unit, Where where, std::int64_t now_us) {
 void JobTable::end(Unit& unit, std::int64_t now_us) {
   Job& job = unit.job;
   put_aside(unit, Where::kEnded, now_us);
+  unit.touched_us = std::max(unit.touched_us, now_us);
   --classes_[job.cls].open;
   queue_.tenants().close(job.tenant);
   if (--job.open > 0) return;
@@ -225,6 +226,13 @@ void JobTable::end(Unit& unit, std::int64_t now_us) {
   leave_lane(job.lane);
   if (ended_) ended_->insert(job.id);
   jobs_.erase(std::string(job.id));  // a copy: job.id dies during erase
+}
+
+void JobTable::reopen(Unit& unit) {
+  ++unit.job.open;
+  ++classes_[unit.job.cls].open;
+  queue_.tenants().open(unit.job.tenant);
+  unit.where = Where::kUnknown;
 }
 
 void JobTable::end_units(Job& job, std::optional<Where> where, std::int64_t now_us) {

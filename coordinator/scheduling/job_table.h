@@ -136,6 +136,8 @@ class JobTable {
   void put_aside(Unit& unit, Where where, std::int64_t now_us);
   // The end of its last open unit erases the job.
   void end(Unit& unit, std::int64_t now_us);
+  // The unit has not ended after all: Redis lost data. To kUnknown.
+  void reopen(Unit& unit);
   // Ends the job's units that are in `where`; empty: all of them.
   void end_units(Job& job, std::optional<Where> where, std::int64_t now_us);
   // Parks and unparks units after the memory of the fleet has changed.

@@ -55,7 +55,6 @@ void Recovery::apply(const queue::UnitView& view, std::int64_t now_us) {
 }
 
 void Recovery::audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us) {
-  wanted_ = false;
   std::unordered_set<const Unit*> stored;
   for (const auto& view : open) stored.insert(jobs_.find_unit(view.ref));
   std::vector<queue::UnitRef> vanished;
@@ -68,9 +67,10 @@ void Recovery::audit(std::span<const queue::UnitView> open, std::int64_t asked_u
   for (const auto& ref : vanished) jobs_.end(*jobs_.find_unit(ref), now_us);
   const auto ended = jobs_.take_ended();
   for (const auto& view : open) {
-    const auto* unit = jobs_.find_unit(view.ref);
+    auto* unit = jobs_.find_unit(view.ref);
     if (ended && ended->contains(view.ref.job) && jobs_.find_job(view.ref.job) == nullptr) continue;
-    if (unit != nullptr && (unit->touched_us >= asked_us || unit->where == Where::kEnded)) continue;
+    if (unit != nullptr && unit->touched_us >= asked_us) continue;
+    if (unit != nullptr && unit->where == Where::kEnded) jobs_.reopen(*unit);  // Redis lost its end
     const bool queued =
         unit != nullptr && unit->waits() && unit->lapses == view.lapses && unit->failed_on == view.failed_on;
     const bool held = unit != nullptr && unit->where == Where::kHeld && unit->nonce == view.nonce;

@@ -19,8 +19,9 @@ class Recovery {
   void rebuild(std::span<const queue::UnitView> open, std::int64_t now_us);
   // As in Scheduler.
   void audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us);
+  void begin_audit() { wanted_ = false; }
   void request_audit() { wanted_ = true; }
-  bool wants_audit() const { return wanted_; }  // requested since the last audit
+  bool wants_audit() const { return wanted_; }  // requested since the latest one began
 
  private:
   Job& job_of(const queue::UnitView& view, std::int64_t now_us);

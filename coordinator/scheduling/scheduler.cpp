@@ -114,7 +114,10 @@ void Scheduler::on_event(const queue::Event& event, std::int64_t now_us) {
 }
 
 void Scheduler::on_unit_event(Unit& unit, const queue::Event& event, std::int64_t now_us) {
-  if (unit.where == Where::kEnded) return;
+  if (unit.where == Where::kEnded) {
+    if (event.type == "ready") recovery_.request_audit();  // Redis lost its end
+    return;
+  }
   if (event.type == "ready") {
     const auto reason = event.field("reason");
     // Until the registry reports that the worker drains, it would get the same unit again.
@@ -124,12 +127,14 @@ void Scheduler::on_unit_event(Unit& unit, const queue::Event& event, std::int64_
     if (!admitted)
       jobs_.set_past(unit, std::atoi(event.field("lapses").c_str()), queue::split_list(event.field("failed_on")),
                      now_us);
-    unit.touched_us = now_us;  // an audit that was asked for before, and has not seen it, must leave it alone
+    // An audit that was asked for before, and has not seen it, must leave it alone. But a unit that is held was either
+    // assigned ahead of its admission, which another event confirms, or admitted anew after Redis lost data.
+    if (!admitted || unit.where != Where::kHeld) unit.touched_us = now_us;
     if (!admitted && event.fields.contains("not_before_ms")) {
       jobs_.put_aside(unit, Where::kDelayed, now_us);  // another "ready" follows when the retry is due
     } else if (!admitted || unit.where == Where::kPending || unit.where == Where::kUnknown) {
       jobs_.ready(unit, event.at_ms * 1000, now_us);
-    }  // else it was assigned ahead of its admission
+    }
   } else if (event.type == "assigned" || event.type == "started") {
     const auto nonce = event.field("nonce");
     if (unit.where != Where::kHeld || (!nonce.empty() && unit.nonce != nonce)) {
@@ -141,6 +146,7 @@ void Scheduler::on_unit_event(Unit& unit, const queue::Event& event, std::int64_
   } else if (const auto state = job::state_from_name(event.type); state && job::is_terminal(*state)) {
     if (*state == job::State::kSucceeded) learn(unit, event);
     if (unit.where == Where::kHeld) note_outcome(unit, *state, now_us);
+    unit.touched_us = now_us;
     jobs_.end(unit, event.at_ms * 1000);
   }
 }

@@ -88,7 +88,10 @@ class Scheduler {
   // While Redis' clock is doubtful, no job is late.
   void hold_deadlines(bool hold) { deadlines_held_ = hold; }
   // Call it before the open units are read: jobs that end from then on stay ended in the next audit().
-  void begin_audit() { jobs_.note_ended(); }
+  void begin_audit() {
+    jobs_.note_ended();
+    recovery_.begin_audit();
+  }
   // Corrects the state to match `open`, which was requested at `asked_us`. Skips units that changed since then.
   void audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us) {
     recovery_.audit(open, asked_us, now_us);

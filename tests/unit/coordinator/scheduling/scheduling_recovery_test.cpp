@@ -16,6 +16,7 @@ TEST_F(SchedulerTest, an_audit_corrects_a_refused_assignment) {
   scheduler->on_assign_refused({"j", 0}, "n1", now);
   EXPECT_TRUE(scheduler->wants_audit());
   now += 10 * kMs;
+  scheduler->begin_audit();
   scheduler->audit(store.views(), now, now);
   EXPECT_FALSE(scheduler->wants_audit());
   EXPECT_EQ(scheduler->stats().held, 1u);
@@ -64,6 +65,66 @@ TEST_F(SchedulerTest, an_audit_does_not_bring_back_a_job_that_ended_while_it_was
   scheduler->audit(seen, asked, ++now);
   EXPECT_EQ(scheduler->stats().jobs, 1u);
   EXPECT_EQ(scheduler->stats().held, 1u);
+}
+
+// A replica that lagged has become the primary: it does not know that a unit ended.
+TEST_F(SchedulerTest, a_unit_whose_end_redis_has_lost_runs_again) {
+  workers({"a"});
+  submit("j", spec(R"("n":2)"));
+  store.start({"j", 0}, now);
+  settle();
+  const auto lagging = store.open;
+  store.finish({"j", 0}, now += kMs);
+  settle();
+  store.open = lagging;
+  now += kMs;
+  scheduler->audit(store.views(), now, now);
+  EXPECT_EQ(scheduler->stats().held, 2u);
+  store.lapse({"j", 0}, now += kMs);
+  for (const int unit : {1, 0}) {  // the unit that was lost with a worker runs alone
+    settle();
+    EXPECT_EQ(owner_of("j", unit), "a:1");
+    store.start({"j", unit}, now);
+    store.finish({"j", unit}, now += kMs);
+  }
+  settle();
+  EXPECT_EQ(scheduler->stats().jobs, 0u);
+}
+
+TEST_F(SchedulerTest, an_ended_unit_that_becomes_ready_requests_an_audit) {
+  workers({"a"});
+  submit("j", spec(R"("n":2)"));
+  store.start({"j", 0}, now);
+  settle();
+  store.finish({"j", 0}, now += kMs);
+  settle();
+  EXPECT_FALSE(scheduler->wants_audit());
+  scheduler->on_event({.job = "j", .type = "ready", .unit = 0, .fields = {{"reason", "lease lapsed"}}}, now);
+  EXPECT_TRUE(scheduler->wants_audit());
+}
+
+// Redis has lost the admission of a job whose unit is held: the job is admitted again while an audit is read.
+TEST_F(SchedulerTest, a_held_unit_that_is_admitted_again_is_assigned_again) {
+  workers({"a"});
+  submit("j");
+  const auto asked = now += kMs;
+  auto& view = store.open.at({"j", 0});
+  view.state = job::State::kReady;
+  view.owner.clear();
+  view.nonce.clear();
+  scheduler->on_event({.job = "j", .type = "ready", .unit = 0, .at_ms = now / 1000}, ++now);
+  scheduler->audit(store.views(), asked, ++now);
+  settle();
+  EXPECT_EQ(owner_of("j"), "a:1");
+  EXPECT_EQ(store.assignments.size(), 2u);
+}
+
+TEST_F(SchedulerTest, an_audit_does_not_answer_a_request_that_came_while_it_was_read) {
+  scheduler->begin_audit();
+  const auto asked = now;
+  scheduler->on_event({.job = "ghost", .type = "ready", .unit = 0}, ++now);
+  scheduler->audit({}, asked, ++now);
+  EXPECT_TRUE(scheduler->wants_audit());
 }
 
 TEST_F(SchedulerTest, an_unknown_unit_in_the_feed_requests_an_audit) {
