@@ -54,12 +54,11 @@ class Feed::Impl {
         co_return unavailable("[queue] the feed lost its connection to " + connection_->options().endpoint.display());
       }
       // Wakes up regularly to notice a reconnect.
-      asio::steady_timer timer(connection_->executor(),
-                               std::min(deadline.time_point(), Deadline::Clock::now() + kSlice));
-      state->alarm = &timer;
+      // Shared: a canceled caller leaves by an exception, and the next message still finds the timer.
+      state->alarm = std::make_shared<asio::steady_timer>(
+          connection_->executor(), std::min(deadline.time_point(), Deadline::Clock::now() + kSlice));
       boost::system::error_code ignored;
-      co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-      state->alarm = nullptr;
+      co_await state->alarm->async_wait(asio::redirect_error(asio::use_awaitable, ignored));
     }
     Batch batch;
     batch.gap = std::exchange(state->gap, false);
@@ -76,7 +75,7 @@ class Feed::Impl {
   struct State {
     std::vector<Event> events;
     bool gap = false;
-    asio::steady_timer* alarm = nullptr;
+    std::shared_ptr<asio::steady_timer> alarm;
     const std::string probe = "probe " + new_nonce() + " ";
     std::int64_t probes = 0, published = 0, heard = 0;  // the latest that was made, was accepted, came back
 
