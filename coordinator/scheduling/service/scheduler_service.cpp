@@ -59,6 +59,10 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
         "leadership",
         [](std::shared_ptr<Impl> self) -> asio::awaitable<void> { co_await self->keep_lead(); }(shared_from_this()),
         Vital::kForever);
+    tasks_.spawn(
+        "leadership.end",
+        [](std::shared_ptr<Impl> self) -> asio::awaitable<void> { co_await self->watch_lead(); }(shared_from_this()),
+        Vital::kForever);
   }
 
   void drop() {
@@ -108,12 +112,19 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
   std::int64_t now_us() { return clock_.now_us(monotonic_us()); }
 
  private:
+  // A leadership ends with its lease, also while calls wait for a Redis that does not answer.
+  asio::awaitable<void> watch_lead() {
+    for (;;) {
+      co_await pause(kPause);
+      apply(leadership_.on_tick(monotonic_us()));
+    }
+  }
+
   asio::awaitable<void> keep_lead() {
     std::int64_t sampled_us = -kSampleUs;
     for (;;) {
-      apply(leadership_.on_tick(monotonic_us()));
       if ((!loaded() && !co_await load()) || !co_await inspect_redis() || redis_refused()) {
-        co_await pause(kPause);  // a leadership ends with its lease
+        co_await pause(kPause);
         continue;
       }
       const auto now = monotonic_us();
