@@ -239,6 +239,29 @@ TEST_F(QueueAssign, AnotherEpochThanTheLeadersChangesNothing) {
   EXPECT_EQ(assign_units("w0:boot0", units), std::vector{true});
 }
 
+// Its end costs no unit a lapse, whether the assignment comes just before it or just after.
+TEST_F(QueueAssign, AWorkerThatLeavesReleasesWhatItHasNotReadAndGetsNothingMore) {
+  auto s = submission("job-1");
+  s.units = 2;
+  submit(s);
+  queue::Admission a = admission(intake().at(0));
+  a.units = 2;
+  const std::vector<queue::Admission> admissions{a};
+  ASSERT_TRUE(admit(admissions).ok());
+  const std::vector<queue::AssignRequest> first{{{"job-1", 0}, new_nonce(), "warm"}},
+      second{{{"job-1", 1}, new_nonce(), "warm"}};
+  ASSERT_EQ(assign_units("w0:boot0", first), std::vector{true});
+  ASSERT_TRUE(wait(client_->deregister("w0", "boot0", soon())).ok());
+  EXPECT_EQ(assign_units("w0:boot0", second), std::vector{false});
+  const auto open = wait(client_->open_units(std::chrono::seconds(1)));
+  ASSERT_TRUE(open.ok());
+  for (const auto& view : *open) {
+    EXPECT_EQ(view.state, job::State::kReady) << view.ref.unit;
+    EXPECT_EQ(view.lapses, 0);
+  }
+  EXPECT_EQ(assign_units("w0:boot1", second), std::vector{true}) << "another run of the worker";
+}
+
 TEST_F(QueueAssign, LeasesLapseAndDeadlinesExpire) {
   options_.lease_ms = 200;
   client_ = std::make_unique<queue::Client>(connection_, options_);

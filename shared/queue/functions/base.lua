@@ -2,8 +2,8 @@
 -- The queue's transitions, one Function each. README.md and ../README.md document the public Functions.
 --
 -- Rules:
---  * Keys come in KEYS. `checked`, `claim_key`, `workers`, `take`, `give_back` and inputs.lua derive further keys of
---    the same shard, which lie in the same slot.
+--  * Keys come in KEYS. `checked`, `claim_key`, `gone_key`, `deregister`, `workers`, `take`, `give_back` and inputs.lua
+--    derive further keys of the same shard, which lie in the same slot.
 --  * There is no rollback: a Function checks everything before it writes.
 --  * TIME is read once per call. Numbers become strings by string.format('%d'), never by '..'.
 --  * redis.call does not exist while the library loads; functions look it up when they run.
@@ -170,6 +170,9 @@ local function take(intake, tenant, use, quota)
   sum = sum - use
   return 'quota ' .. over .. ' ' .. int(over == 'bytes' and sum % one_unit * 1024 or math.floor(sum / one_unit))
 end
+
+-- Exists for a while after a run of a worker has left.
+local function gone_key(key, boot) return prefix_of(key) .. 'gone:' .. boot end
 
 -- The job that an idempotency key names and whether it was made from the same body. Nothing if the key is free or its
 -- job was forgotten: from now on it names `id`.

@@ -215,7 +215,7 @@ local most_mail_bytes = 1048576  -- of specs in an entry of a mailbox; with the 
 -- KEYS leader ready lease units open specs last events mailbox
 -- ARGV epoch owner lease_ms mailbox_ms, then (id unit nonce data drop) each; data: JSON for the event, at least
 -- one member; drop ("" none): adapters, for the mailbox as it is
--- each: 1 assigned, 0 not ready
+-- each: 1 assigned, 0 not ready, or the worker has left
 local function assign(keys, args)
   local _, ready, lease, units, open, specs, last, events, mailbox = unpack(keys)
   local _, owner, lease_ms, mailbox_ms = unpack(args, 1, 4)
@@ -226,13 +226,14 @@ local function assign(keys, args)
   local members, ids = members_of(args, 5, 5), ids_of(args, 5, 5)
   local records, jobs, job_specs = read_all(units, members), read_all(open, ids), read_all(specs, ids)
   local out, leases, assigned, updates, mail, mail_bytes = {}, {}, {}, {}, {}, 0
+  local left = rc('EXISTS', gone_key(mailbox, string.match(owner, '[^:]*$'))) == 1
   for i, member in ipairs(members) do
     local first = 5 * i
     local id, unit, nonce, data, drop = unpack(args, first, first + 4)
     local record = if_readable(unpack_unit, records[i])
     local job, illegible = if_readable(shown_job, jobs[i])
     out[i] = 0
-    if record and not illegible and record.state == 'ready' and not assigned[member] then
+    if record and not illegible and not left and record.state == 'ready' and not assigned[member] then
       local attempt = attempt_of(record)
       if mail_bytes > most_mail_bytes then
         rc('XADD', mailbox, '*', unpack(mail))

@@ -16,10 +16,25 @@ local function heartbeat(keys, args)
 end
 
 -- KEYS workers worker mailbox; ARGV name boot
+-- What the worker has not read is released, and it gets nothing more: its end costs no unit a lapse.
 local function deregister(keys, args)
   local workers, worker, mailbox = unpack(keys)
   local name, boot = unpack(args)
-  local rc = redis.call
+  local rc, prefix = redis.call, prefix_of(workers)
+  local _, at = now()
+  local journal = new_journal('feed', {events = prefix .. 'events', last = prefix .. 'last'})
+  local sets = {units = prefix .. 'units', ready = prefix .. 'ready', from = prefix .. 'lease'}
+  for _, entry in ipairs(rc('XRANGE', mailbox, '-', '+')) do
+    for i = 1, #entry[2], 2 do
+      local id, unit, nonce = string.match(entry[2][i + 1], '^assign (%S+) (%d+) (%x+)')
+      local record = entry[2][i] == 'm' and id and if_readable(unpack_unit, rc('HGET', sets.units, id .. ':' .. unit))
+      if held_state(record, nonce) == 'assigned' then
+        release(journal, sets, id, unit, record, at, '"reason":"handed back"')
+      end
+    end
+  end
+  write(journal)
+  rc('SET', gone_key(workers, boot), '1', 'PX', '60000')
   rc('DEL', mailbox)
   if rc('HGET', worker, 'boot') ~= boot then return 0 end
   rc('DEL', worker)
