@@ -87,6 +87,11 @@ std::string new_nonce() {
   return to_hex(random);
 }
 
+double random_fraction() {
+  constexpr std::uint32_t kSteps = 1 << 24;
+  return static_cast<double>(randombytes_uniform(kSteps)) / kSteps;
+}
+
 bool is_valid_id(std::string_view id) {
   if (id.empty() || id.size() > 64) return false;
   for (char c : id) {

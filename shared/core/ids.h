@@ -1,4 +1,4 @@
-// Unique ids. All functions are thread-safe.
+// Unique ids and random numbers. All functions are thread-safe.
 #pragma once
 
 #include <string>
@@ -12,6 +12,9 @@ std::string new_id();
 
 // 128 random bits as 32 hexadecimal digits: the nonce of an attempt, or the run id of a worker.
 std::string new_nonce();
+
+// A random number in [0, 1), for jitter. From libsodium, as ids are, so that a test can determine it.
+double random_fraction();
 
 // A job id that a client may choose: 1–64 characters of [A-Za-z0-9._-].
 bool is_valid_id(std::string_view id);

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <random>
 #include <thread>
 
 #include "shared/core/deadline.h"
+#include "shared/core/ids.h"
 
 namespace ditfleet::kernel_cache {
 
@@ -17,9 +17,7 @@ class Backoff {
   Backoff(std::chrono::milliseconds first, std::chrono::milliseconds last) : next_(first), last_(last) {}
   // Blocks for the next pause, but not past the deadline.
   void wait(Deadline until) {
-    thread_local std::minstd_rand engine{std::random_device{}()};
-    const auto full = std::chrono::duration_cast<std::chrono::microseconds>(next_).count();
-    const std::chrono::microseconds pause(std::uniform_int_distribution<std::int64_t>(full / 2, full)(engine));
+    const auto pause = std::chrono::duration_cast<std::chrono::microseconds>(next_ * (0.5 + 0.5 * random_fraction()));
     std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, until.left()));
     next_ = std::min(next_ * 2, last_);
   }

@@ -2,8 +2,8 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <random>
 
+#include "shared/core/ids.h"
 #include "shared/core/json.h"
 #include "shared/queue/calls.h"
 #include "shared/queue/records.h"
@@ -14,10 +14,7 @@ namespace {
 constexpr std::int64_t kKeepWorkerMs = 60'000;  // in the registry after its last heartbeat
 constexpr std::int64_t kMailboxMs = 600'000;
 
-int jitter_permille() {
-  thread_local std::minstd_rand engine{std::random_device{}()};
-  return std::uniform_int_distribution<int>(0, 1000)(engine);
-}
+int jitter_permille() { return static_cast<int>(1000 * random_fraction()); }
 
 Error not_held(const Attempt& attempt) {
   return Error{Code::kConflict,

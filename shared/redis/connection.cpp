@@ -9,9 +9,9 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <random>
 #include <unordered_map>
 
+#include "shared/core/ids.h"
 #include "shared/core/task_group.h"
 #include "shared/redis/session.h"
 #include "shared/redis/transport.h"
@@ -20,11 +20,6 @@ namespace ditfleet::redis {
 namespace {
 
 using boost::system::error_code;
-
-double random_fraction() {
-  thread_local std::minstd_rand engine{std::random_device{}()};
-  return std::uniform_real_distribution<double>(0, 1)(engine);
-}
 
 // One execute(): its timer is its deadline, and is canceled when the replies are there.
 struct Waiter {
