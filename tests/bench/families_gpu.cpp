@@ -75,11 +75,17 @@ class Folder {
     request.images.assign(static_cast<std::size_t>(pictures), picture_);
     return unwrap(model_->encode(request));
   }
-  // `steps`: gets the seconds of each step.
-  pipeline::Media draw(pipeline::Generation& generation, std::vector<double>* steps = nullptr) {
+  // `steps`: gets the seconds of each step. `state_s`: gets those of what a worker keeps from time to time.
+  pipeline::Media draw(pipeline::Generation& generation, std::vector<double>* steps = nullptr,
+                       double* state_s = nullptr) {
     auto last = Clock::now();
-    unwrap(model_->denoise(generation, [&](const pipeline::StepProgress&) {
+    unwrap(model_->denoise(generation, [&](const pipeline::StepProgress& progress) {
       if (steps) steps->push_back(since(std::exchange(last, Clock::now())));
+      for (int i = 0; state_s && progress.step == progress.total && i < 2; ++i) {  // the first waits for the device
+        const auto kept = Clock::now();
+        unwrap(progress.state(std::int64_t{1} << 30));
+        *state_s = since(kept);
+      }
       return true;
     }));
     return unwrap(model_->decode(generation));
@@ -169,6 +175,9 @@ void image() {
     steps.insert(steps.end(), of_image.begin() + 1, of_image.end());
   }
   row("step_ms", median(steps) * 1e3, "ms");
+  double state_s = 0;
+  folder.draw(*folder.encode(), nullptr, &state_s);
+  row("state_ms", state_s * 1e3, "ms");
   const auto whole = [&] { Folder::png(folder.draw(*folder.encode())); };
   row("peak_gib", peak.stop() * 1e9 / (1 << 30), "GiB");
   row("prompt_to_png_s", steady_s(whole, few ? 5 : 3), "s");

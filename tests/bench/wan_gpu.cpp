@@ -47,7 +47,7 @@ struct Request {
 struct Video {
   std::vector<double> steps;
   std::map<std::string, double> phases;
-  double file_s = 0, seconds = 0, peak_gb = 0;
+  double file_s = 0, seconds = 0, peak_gb = 0, state_s = 0, state_mb = 0;
 };
 
 struct Loaded {
@@ -99,8 +99,16 @@ Video generate(pipeline::Model& model, const Request& r, bool decode = true) {
   const auto start = Clock::now();
   auto generation = unwrap(model.encode(request));
   auto last = Clock::now();
-  unwrap(model.denoise(*generation, [&](const pipeline::StepProgress&) {
+  unwrap(model.denoise(*generation, [&](const pipeline::StepProgress& progress) {
     video.steps.push_back(since(std::exchange(last, Clock::now())));
+    if (progress.step == r.steps) {
+      // What a worker keeps from time to time. The first call waits for the device.
+      for (int i = 0; i < 2; ++i) {
+        const auto kept = Clock::now();
+        video.state_mb = static_cast<double>(unwrap(progress.state(std::int64_t{1} << 30)).size()) / 1e6;
+        video.state_s = since(kept);
+      }
+    }
     return true;
   }));
   if (decode) {
@@ -136,6 +144,8 @@ void forward() {
   row("81_s", median_from(longer, 1), "s", "forward" + suffix);
   row("peak_gb", longer.peak_gb, "GB", "forward" + suffix);
   row("extra_s", first.steps[0] - median_from(first, 2), "s", "cold" + suffix);
+  row("81_state_s", longer.state_s, "s", "forward" + suffix);
+  row("81_state_mb", longer.state_mb, "MB", "forward" + suffix);
   row("new_frames_extra_s", other.steps[0] - median_from(other, 1), "s", "warm" + suffix);
 }
 

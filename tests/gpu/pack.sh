@@ -27,7 +27,7 @@ for test in json.load(sys.stdin)["tests"]:
     print(test["name"], int(of["TIMEOUT"]), shlex.join(["env", *of.get("ENVIRONMENT", []),
           os.path.basename(program), *options]))' > "$work/pack/tests"
 [ -s "$work/pack/tests" ] || { echo "pack.sh: $build has no test with the label gpu" >&2; exit 1; }
-for name in $(grep -oE '[a-z_]+_test\b' <(cut -d' ' -f 3- "$work/pack/tests") | sort -u) $(cd "$build/tests" && echo *_gpu_bench); do
+for name in $(grep -oE '[a-z0-9_]+_test\b' <(cut -d' ' -f 3- "$work/pack/tests") | sort -u) $(cd "$build/tests" && echo *_gpu_bench); do
   [ -x "$build/tests/$name" ] || { echo "pack.sh: $build/tests/$name is missing; build the target tests_gpu" >&2; exit 1; }
   strip -o "$work/pack/bin/$name" "$build/tests/$name"
 done
