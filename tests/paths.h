@@ -10,7 +10,8 @@ namespace ditfleet {
 std::string source_path(const std::string& path = {});
 // A program of the build: "ditfleet" or "ditfleet-worker".
 std::string program_path(const std::string& name);
-// A library that only a test loads.
+// A program or library that only tests use.
+std::string test_program(const std::string& name);
 std::string test_library(const std::string& name);
 
 }  // namespace ditfleet
