@@ -27,19 +27,21 @@ struct ConfigFlags {
 // Files and folders of others, which must be there.
 void check_files(const config::Settings& settings, std::vector<std::string>& problems,
                  std::vector<std::string>& warnings) {
-  const auto& gateway = settings.gateway;
-  if (!gateway.tls_cert_file.empty() && !gateway.tls_key_file.empty()) {
-    const auto end = check_certificate(gateway.tls_cert_file, gateway.tls_key_file);
+  const auto check_pair = [&](const std::string& section, const std::string& cert_file, const std::string& key_file) {
+    if (cert_file.empty() || key_file.empty()) return;
+    const auto end = check_certificate(section, cert_file, key_file);
     if (!end) {
       problems.push_back(end.error().message);
     } else if (const auto left = *end - unix_ms() / 1000; left < kSoon) {
-      const std::string what = "gateway.tls_cert_file: '" + gateway.tls_cert_file + "' ";
+      const std::string what = section + ".tls_cert_file: '" + cert_file + "' ";
       if (left < 0)
         problems.push_back(what + "has expired; replace it");
       else
         warnings.push_back(what + "expires in " + short_duration(left * 1'000'000) + "; replace it");
     }
-  }
+  };
+  check_pair("gateway", settings.gateway.tls_cert_file, settings.gateway.tls_key_file);
+  check_pair("redis", settings.redis.tls_cert_file, settings.redis.tls_key_file);
   const auto& secret = settings.cache.secret_file;
   if (const auto read = secret.empty() ? Result<std::string>("") : read_secret_file(secret); !read)
     problems.push_back("cache.secret_file: " + read.error().message);

@@ -85,6 +85,13 @@ const Option kOptions[] = {
      .description = "CA certificates that must sign the certificate of a rediss:// server. If empty, the system's.",
      .form = Form::kPath},
     {DITFLEET_OPTION(redis.tls_verify), .description = "Verify the certificate and host name of a rediss:// server."},
+    {DITFLEET_OPTION(redis.tls_cert_file),
+     .description =
+         "Certificate chain in PEM that this process presents to a rediss:// server with `tls-auth-clients`. "
+         "Read again for each connection.",
+     .form = Form::kPath},
+    {DITFLEET_OPTION(redis.tls_key_file),
+     .description = "Unencrypted private key of redis.tls_cert_file in PEM, with mode 0600.", .form = Form::kPath},
     {DITFLEET_OPTION(redis.appendfsync),
      .description =
          "When the private Redis syncs its append-only file to disk. With everysec a power failure may lose the last "

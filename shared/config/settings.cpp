@@ -12,6 +12,7 @@
 #include "shared/config/options.h"
 #include "shared/config/sources.h"
 #include "shared/core/bytes.h"
+#include "shared/core/certificate.h"
 #include "shared/core/ids.h"
 #include "shared/core/listen_address.h"
 #include "shared/core/nearest_name.h"
@@ -342,6 +343,8 @@ Result<void> check_gateway(const Settings& s) {
   }
   if (s.gateway.tls_cert_file.empty() != s.gateway.tls_key_file.empty())
     return invalid_argument("only one of gateway.tls_cert_file and gateway.tls_key_file is set; set both or neither");
+  if (s.redis.tls_cert_file.empty() != s.redis.tls_key_file.empty())
+    return invalid_argument("only one of redis.tls_cert_file and redis.tls_key_file is set; set both or neither");
   return {};
 }
 
@@ -352,6 +355,11 @@ Result<redis::Endpoint> redis_endpoint(const Settings& settings) {
   if (!endpoint) return endpoint.error();
   endpoint->tls_ca_file = settings.redis.tls_ca_file;
   endpoint->tls_verify = settings.redis.tls_verify;
+  if (!endpoint->tls || settings.redis.tls_cert_file.empty()) return endpoint;
+  endpoint->tls_cert_file = settings.redis.tls_cert_file;
+  endpoint->tls_key_file = settings.redis.tls_key_file;
+  if (auto good = check_certificate("redis", endpoint->tls_cert_file, endpoint->tls_key_file); !good)
+    return good.error();
   return endpoint;
 }
 

@@ -92,7 +92,7 @@ struct Settings {
   } gateway;
   struct {
     std::string url;  // empty: `ditfleet up` sets the URL of its private Redis
-    std::string tls_ca_file;
+    std::string tls_ca_file, tls_cert_file, tls_key_file;
     bool tls_verify = true;
     std::string appendfsync = "everysec";
     std::string maxmemory;
@@ -208,7 +208,8 @@ Result<Settings> load_text(std::string_view yaml, const std::string& name);
 // data.dir, XDG_STATE_HOME and HOME are all unset.
 std::string data_folder(const Settings& settings);
 
-// The endpoint of redis.url with the TLS options of section `redis`. kInvalidArgument: the URL is invalid.
+// The endpoint of redis.url with the other options of section `redis`. Reads the client certificate, if one is set.
+// Errors: kInvalidArgument (the URL is invalid), those of check_certificate().
 Result<redis::Endpoint> redis_endpoint(const Settings& settings);
 
 // The quotas and webhooks of one tenant.

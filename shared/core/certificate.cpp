@@ -21,19 +21,20 @@ std::string reason() {
 
 }  // namespace
 
-Result<std::int64_t> check_certificate(const std::string& cert_file, const std::string& key_file) {
+Result<std::int64_t> check_certificate(const std::string& section, const std::string& cert_file,
+                                       const std::string& key_file) {
   if (auto key = read_secret_file(key_file); !key)
-    return Error{key.error().code, "gateway.tls_key_file: " + key.error().message, {}};
+    return Error{key.error().code, section + ".tls_key_file: " + key.error().message, {}};
   ERR_clear_error();
   const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_method()), SSL_CTX_free);
   // Without it, OpenSSL would ask for the password of an encrypted key on the terminal.
   SSL_CTX_set_default_passwd_cb(context.get(), [](char*, int, int, void*) { return 0; });
   if (SSL_CTX_use_certificate_chain_file(context.get(), cert_file.c_str()) != 1) {
-    return invalid_argument("gateway.tls_cert_file: '" + cert_file +
+    return invalid_argument(section + ".tls_cert_file: '" + cert_file +
                             "' is not a readable certificate chain in PEM: " + reason());
   }
   if (SSL_CTX_use_PrivateKey_file(context.get(), key_file.c_str(), SSL_FILETYPE_PEM) != 1) {
-    return invalid_argument("gateway.tls_key_file: '" + key_file +
+    return invalid_argument(section + ".tls_key_file: '" + key_file +
                             "' is not the unencrypted PEM private key of the certificate in '" + cert_file +
                             "': " + reason());
   }

@@ -19,11 +19,12 @@ struct Endpoint {
   std::string user, password;
   std::string tls_ca_file;  // empty: the system's certificates
   bool tls_verify = true;
+  std::string tls_cert_file, tls_key_file;  // of this client, in PEM; empty: none
 
   // kInvalidArgument: the message says which part is wrong, and never contains a password.
   static Result<Endpoint> parse(std::string_view url);
   std::string display() const;  // without credentials
-  std::string url() const;      // the text for parse(); without tls_ca_file and tls_verify
+  std::string url() const;      // the text for parse(); without the TLS files and tls_verify
 };
 
 }  // namespace ditfleet::redis

@@ -88,6 +88,11 @@ class TlsTransport final : public Transport {
     } else {
       context_.load_verify_file(endpoint_.tls_ca_file, context_error_);
     }
+    if (!endpoint_.tls_cert_file.empty()) {
+      if (!context_error_) context_.use_certificate_chain_file(endpoint_.tls_cert_file, context_error_);
+      if (!context_error_)
+        context_.use_private_key_file(endpoint_.tls_key_file, asio::ssl::context::pem, context_error_);
+    }
     SSL_CTX_set_min_proto_version(context_.native_handle(), TLS1_2_VERSION);
     stream_.emplace(std::move(executor), context_);
   }

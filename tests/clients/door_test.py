@@ -253,6 +253,7 @@ class Tls(WithFolder):
         secret.chmod(0o644)
         for sets, words in ((pair(self.folder / "none.pem", key), ["gateway.tls_cert_file", "none.pem", "No such file"]), (pair(cert, other), ["gateway.tls_key_file", "mismatch"]),
                             (pair(key, key), ["gateway.tls_cert_file", "not a readable certificate"]), (pair(self.folder / "gone.pem", key), ["has expired"]),
+                            ([f"redis.tls_cert_file={cert}", f"redis.tls_key_file={other}"], ["redis.tls_key_file", "mismatch"]),
                             (["redis.tls_ca_file=/none.pem"], ["redis.tls_ca_file: '/none.pem' does not exist"]),
                             ([f"cache.secret_file={secret}"], ["cache.secret_file", "chmod 600"]), (["cache.secret_file=/none"], ["cache.secret_file", "/none"]),
                             ([f"loras.folders={self.folder}:/none"], ["loras.folders: '/none' does not exist"]), (["compile.nvrtc=/none.so"], ["compile.nvrtc"]),
@@ -263,6 +264,15 @@ class Tls(WithFolder):
                 for word in words:
                     self.assertIn(word, done.stderr)
         self.assertEqual(check(f"redis.tls_ca_file={cert}").returncode, 0)
+        alone = check(f"redis.tls_cert_file={cert}")
+        self.assertEqual(alone.returncode, 2)
+        self.assertIn("only one of redis.tls_cert_file and redis.tls_key_file is set; set both or neither", alone.stderr)
+        for program in ([DITFLEET, "coordinator"], [BIN / "ditfleet-worker", "run"]):
+            words = [word for one in ("redis.url=rediss://127.0.0.1:1", f"redis.tls_cert_file={cert}", f"redis.tls_key_file={other}",
+                                      f"models.tiny.path={tiny_model()}") for word in ("--set", one)]
+            refused = run(*program, *words)
+            self.assertIn(refused.returncode, (1, 2), refused)
+            self.assertIn("redis.tls_key_file", refused.stderr + refused.stdout)
 
     def test_files_that_do_not_fit(self):
         cert, key = self.certificate()

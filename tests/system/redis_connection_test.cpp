@@ -77,6 +77,18 @@ TEST_F(RedisConnection, TlsIsVerified) {
   EXPECT_FALSE(ask(plain).ok());
 }
 
+TEST_F(RedisConnection, AServerMayRequireAClientCertificate) {
+  RedisServer server({.tls = true, .extra = {"tls-auth-clients yes"}});
+  auto endpoint = server.endpoint();
+  auto refused = ask(endpoint);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("certificate required"), std::string::npos) << refused.error().message;
+  endpoint.tls_cert_file = server.ca_file();
+  endpoint.tls_key_file = std::filesystem::path(server.ca_file()).replace_filename("key.pem");
+  auto accepted = ask(endpoint);
+  EXPECT_TRUE(accepted.ok()) << accepted.error().message;
+}
+
 TEST_F(RedisConnection, ALostServerIsToldAndFoundAgain) {
   RedisServer server;
   auto connection = connect(server.endpoint());

@@ -42,7 +42,7 @@ constexpr std::size_t kSmallAnswer = 64u << 10;  // sent even if too many answer
 
 // TLS 1.2 or later with this certificate chain and private key.
 Result<std::unique_ptr<asio::ssl::context>> tls_context(const std::string& cert_file, const std::string& key_file) {
-  const auto end = check_certificate(cert_file, key_file);
+  const auto end = check_certificate("gateway", cert_file, key_file);
   if (!end) return end.error();
   auto context = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_server);
   SSL_CTX_set_min_proto_version(context->native_handle(), TLS1_2_VERSION);
