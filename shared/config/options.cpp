@@ -80,7 +80,12 @@ const Option kOptions[] = {
      .range = {1000, kDayMs}},
 
     {DITFLEET_OPTION(redis.url),
-     .description = "URL of the queue's Redis. If empty, `ditfleet up` starts a private one.", .form = Form::kRedisUrl},
+     .description =
+         "URL of the queue's Redis: `redis://[user:password@]host[:port][/db]`, `rediss://…` for TLS, "
+         "`unix:///path[?db=N]`, or with Sentinel "
+         "`redis+sentinel://[user:password@]host[:port][,host[:port]…]/service[/db]` (`rediss+sentinel://…`). "
+         "If empty, `ditfleet up` starts a private one.",
+     .form = Form::kRedisUrl},
     {DITFLEET_OPTION(redis.tls_ca_file),
      .description = "CA certificates that must sign the certificate of a rediss:// server. If empty, the system's.",
      .form = Form::kPath},
@@ -92,6 +97,12 @@ const Option kOptions[] = {
      .form = Form::kPath},
     {DITFLEET_OPTION(redis.tls_key_file),
      .description = "Unencrypted private key of redis.tls_cert_file in PEM, with mode 0600.", .form = Form::kPath},
+    {DITFLEET_OPTION(redis.sentinel_user),
+     .description = "User at the sentinels of a redis+sentinel:// URL. If empty, the default user."},
+    {DITFLEET_OPTION(redis.sentinel_password),
+     .description = "Password at the sentinels. The password in redis.url is sent only to the master. If empty, the "
+                    "sentinels require none.",
+     .form = Form::kPassword},
     {DITFLEET_OPTION(redis.appendfsync),
      .description =
          "When the private Redis syncs its append-only file to disk. With everysec a power failure may lose the last "
@@ -489,6 +500,7 @@ bool has_form(Form form, std::string_view text) {
     case Form::kAny:
     case Form::kPath:
     case Form::kPaths: return true;
+    case Form::kPassword: return text.find_first_of("\r\n") == std::string_view::npos;
     case Form::kListen:
     case Form::kListenIfAny: return ListenAddress::parse(text).ok();
     case Form::kHttpUrl: return !http_url_problem(text);
@@ -519,10 +531,11 @@ std::string_view form_text(Form form) {
     case Form::kListenIfAny: return "HOST:PORT";
     case Form::kHttpUrl: return "http:// or https:// URL";
     case Form::kOrigins: return "* or origins, as https://app.example,http://localhost:3000, without paths and spaces";
-    case Form::kRedisUrl: return "redis://, rediss:// or unix:// URL";
+    case Form::kRedisUrl: return "redis://, rediss://, redis+sentinel://, rediss+sentinel:// or unix:// URL";
     case Form::kMemory: return "a size such as 512mb or 4gb";
     case Form::kDevice: return "auto, cpu, cuda or cuda:N";
     case Form::kSecret: return "16 to 4096 characters on one line";
+    case Form::kPassword: return "text on one line";
     case Form::kName: return "a name of at most 64 characters without spaces, colons, slashes or braces";
   }
   return "text";
@@ -537,7 +550,7 @@ std::optional<bool> parse_bool(std::string_view text) {
 // Why `text` was refused, as the end of a sentence. Does not repeat secrets or URLs, which may contain a password.
 std::string refusal_of(const Option& option, const std::string& text) {
   const std::string right = "; it must be " + type_text(option);
-  if (option.form == Form::kSecret ||
+  if (option.form == Form::kSecret || option.form == Form::kPassword ||
       ((option.form == Form::kRedisUrl || option.form == Form::kHttpUrl) && !is_valid_utf8(text)))
     return "is malformed" + right;
   if (option.form == Form::kRedisUrl) {

@@ -26,7 +26,8 @@ enum class Form {
   kMemory,
   kDevice,
   kName,
-  kSecret
+  kSecret,
+  kPassword
 };
 
 struct Option {

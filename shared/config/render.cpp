@@ -42,7 +42,8 @@ void emit_options(YAML::Emitter& out, const Settings& settings, bool with_secret
     const std::string name(section.empty() ? option.key : option.key.substr(section.size() + 1));
     std::string value = value_text(option, settings);
     if (option.form == Form::kRedisUrl && !with_secrets) value = without_password(value);
-    if (option.form == Form::kSecret && !with_secrets && !value.empty()) value = "***";
+    const bool secret = option.form == Form::kSecret || option.form == Form::kPassword;
+    if (secret && !with_secrets && !value.empty()) value = "***";
     out << YAML::Key << name << YAML::Value;
     if (is_text(option))
       out << YAML::DoubleQuoted << value;

@@ -355,6 +355,8 @@ Result<redis::Endpoint> redis_endpoint(const Settings& settings) {
   if (!endpoint) return endpoint.error();
   endpoint->tls_ca_file = settings.redis.tls_ca_file;
   endpoint->tls_verify = settings.redis.tls_verify;
+  endpoint->sentinel_user = settings.redis.sentinel_user;
+  endpoint->sentinel_password = settings.redis.sentinel_password;
   if (!endpoint->tls || settings.redis.tls_cert_file.empty()) return endpoint;
   endpoint->tls_cert_file = settings.redis.tls_cert_file;
   endpoint->tls_key_file = settings.redis.tls_key_file;

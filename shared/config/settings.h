@@ -94,6 +94,7 @@ struct Settings {
     std::string url;  // empty: `ditfleet up` sets the URL of its private Redis
     std::string tls_ca_file, tls_cert_file, tls_key_file;
     bool tls_verify = true;
+    std::string sentinel_user, sentinel_password;
     std::string appendfsync = "everysec";
     std::string maxmemory;
     bool allow_eviction = false;
@@ -223,7 +224,7 @@ Result<void> check_gateway(const Settings& settings);
 // A worker without a heartbeat for this time counts as silent: three heartbeat intervals, plus 0.5 s for latency.
 std::int64_t silent_after_ms(const Settings& settings);
 
-// All settings as YAML that load() accepts. Unless `with_secrets`, the password in redis.url and cache.secret are
+// All settings as YAML that load() accepts. Unless `with_secrets`, the password in redis.url and secrets are
 // replaced by ***, and the text no longer loads if cache.secret was set.
 std::string to_yaml(const Settings& settings, bool with_secrets = false);
 std::string reference_markdown();  // config/REFERENCE.md

@@ -13,6 +13,7 @@
 
 #include "shared/core/ids.h"
 #include "shared/core/task_group.h"
+#include "shared/redis/sentinel.h"
 #include "shared/redis/session.h"
 #include "shared/redis/transport.h"
 
@@ -20,6 +21,8 @@ namespace ditfleet::redis {
 namespace {
 
 using boost::system::error_code;
+
+constexpr std::chrono::seconds kAskSentinels{2};
 
 // One execute(): its timer is its deadline, and is canceled when the replies are there.
 struct Waiter {
@@ -39,12 +42,15 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
         options_(std::move(options)),
         session_(options_, random_fraction),
         alarm_(executor_),
-        greeting_limit_(executor_) {}
+        greeting_limit_(executor_),
+        next_question_(executor_) {}
 
   void start() {
     if (started_) return;
     started_ = true;
     asio::co_spawn(executor_, run(shared_from_this()), end_process_on_exception("Redis connection"));
+    if (!options_.endpoint.sentinels.empty())
+      asio::co_spawn(executor_, watch(shared_from_this()), end_process_on_exception("Redis sentinels"));
   }
 
   void stop() {
@@ -53,6 +59,7 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
     if (transport_) transport_->close();
     alarm_.cancel();
     greeting_limit_.cancel();
+    next_question_.cancel();
     deliver();
   }
 
@@ -94,6 +101,21 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
  private:
   static asio::awaitable<void> run(std::shared_ptr<Impl> self) { co_await self->loop(); }
 
+  // Leaves a server that is no longer the master. Such a server may still reply, or hang and keep the connection.
+  static asio::awaitable<void> watch(std::shared_ptr<Impl> self) {
+    while (!self->session_.stopped()) {
+      self->next_question_.expires_after(kAskSentinels);
+      error_code ignored;
+      co_await self->next_question_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+      if (!self->session_.ready()) continue;
+      const auto epoch = self->epoch_;
+      const auto master = co_await find_master(self->executor_, self->options_.endpoint, self->sentinel_);
+      if (!master || epoch != self->epoch_) continue;
+      if (master->host == self->server_.host && master->port == self->server_.port) continue;
+      self->drop("its sentinels name " + master->display() + " as the new master");
+    }
+  }
+
   asio::awaitable<void> loop() {
     Step step = session_.start();
     while (step.what != Step::Do::kEnd) {
@@ -126,7 +148,16 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
   }
 
   asio::awaitable<Step> connect() {
-    transport_ = Transport::create(executor_, options_.endpoint);
+    server_ = options_.endpoint;
+    if (!server_.sentinels.empty()) {
+      // Another one after a failure: the last one may name an earlier master.
+      const std::size_t first = sentinel_++;
+      auto master = co_await find_master(executor_, server_, first);
+      if (!master) co_return session_.connect_failed(master.error().message);
+      if (session_.stopped()) co_return Step{Step::Do::kEnd};
+      server_ = std::move(*master);
+    }
+    transport_ = Transport::create(executor_, server_);
     ++epoch_;
     writing_ = false;
     // Covers the greeting too: the peer may accept and then send nothing.
@@ -140,8 +171,10 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
     greeting_limit_.cancel();
     transport_->close();
     const bool timed_out = error == asio::error::operation_aborted;
-    co_return session_.connect_failed(
-        timed_out ? "no reply within " + std::to_string(options_.connect_timeout.count()) + " ms" : error.message());
+    const std::string why =
+        timed_out ? "no reply within " + std::to_string(options_.connect_timeout.count()) + " ms" : error.message();
+    const bool found = !options_.endpoint.sentinels.empty();
+    co_return session_.connect_failed(found ? "the master " + server_.display() + ": " + why : why);
   }
 
   // `error` is the socket's; none if the session asked to close it.
@@ -186,13 +219,15 @@ class Connection::Impl : public std::enable_shared_from_this<Connection::Impl> {
   }
 
   bool started_ = false;
+  Endpoint server_;           // options_.endpoint, or the master that its sentinels named
+  std::size_t sentinel_ = 0;  // which one is asked first
   std::unique_ptr<Transport> transport_;
   std::uint64_t epoch_ = 0;  // counts transports: identifies late handlers of an earlier one
   bool greeting_ = false;
   bool writing_ = false;
   std::string writing_bytes_, drop_reason_;
   std::unique_ptr<std::array<char, 65536>> buffer_ = std::make_unique<std::array<char, 65536>>();
-  asio::steady_timer alarm_, greeting_limit_;
+  asio::steady_timer alarm_, greeting_limit_, next_question_;
   std::unordered_map<Session::Id, std::shared_ptr<Waiter>> waiters_;
 };
 

@@ -38,24 +38,65 @@ Result<int> number(std::string_view text, int low, int high, const char* part) {
                           "'; it must be from " + std::to_string(low) + " to " + std::to_string(high));
 }
 
+bool is_name(std::string_view text, std::string_view also) {
+  return std::all_of(text.begin(), text.end(), [also](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           also.find(c) != std::string_view::npos;
+  });
+}
+
+// host[:port] or [IPv6][:port].
+Result<Endpoint::Node> node_of(std::string_view text, int default_port) {
+  Endpoint::Node node{.host = {}, .port = default_port};
+  const bool v6 = text.starts_with('[');
+  std::string_view port;
+  if (v6) {
+    const auto close = text.find(']');
+    if (close == std::string_view::npos) return invalid_argument("[redis] the URL's host has no closing ]");
+    node.host = text.substr(1, close - 1);
+    port = text.substr(close + 1);
+  } else {
+    const auto colon = text.find(':');
+    node.host = text.substr(0, colon);
+    if (colon != std::string_view::npos) port = text.substr(colon);
+  }
+  if (node.host.empty()) return invalid_argument("[redis] the URL has no host; write redis://host[:port][/db]");
+  if (!is_name(node.host, v6 ? ".-:%" : ".-_") || v6 != (node.host.find(':') != std::string::npos)) {
+    return invalid_argument("[redis] the URL's host '" + excerpt(node.host, 64) +
+                            "' is neither a name of letters, digits, '.', '-' and '_' nor an IPv6 address in []");
+  }
+  if (!port.empty()) {
+    auto value = port[0] == ':' ? number(port.substr(1), 1, 65535, "port")
+                                : Result<int>(invalid_argument("[redis] the URL has '" + excerpt(port, 64) +
+                                                               "' after the host; a port starts with :"));
+    if (!value) return value.error();
+    node.port = *value;
+  }
+  return node;
+}
+
+std::string text_of(const std::string& host, int port) {
+  return (host.find(':') != std::string::npos ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
 }  // namespace
 
 Result<Endpoint> Endpoint::parse(std::string_view url) {
   Endpoint endpoint;
   bool local = false;
   const auto scheme_end = url.find("://");
-  const std::string_view scheme = scheme_end == std::string_view::npos ? std::string_view() : url.substr(0, scheme_end);
+  std::string_view scheme = scheme_end == std::string_view::npos ? std::string_view() : url.substr(0, scheme_end);
+  const bool sentinel = scheme == "redis+sentinel" || scheme == "rediss+sentinel";
+  if (sentinel) scheme = scheme.substr(0, scheme.find('+'));
   if (scheme == "rediss") {
     endpoint.tls = true;
   } else if (scheme == "unix") {
     local = true;
   } else if (scheme != "redis") {
     // The text before "://" may contain a password.
-    const bool plain = std::all_of(scheme.begin(), scheme.end(),
-                                   [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); });
     return invalid_argument("[redis] the URL's scheme is " +
-                            (plain ? "'" + excerpt(scheme, 64) + "'" : std::string("unknown")) +
-                            "; it must be redis://, rediss:// or unix://");
+                            (is_name(scheme, "+") ? "'" + excerpt(scheme, 64) + "'" : std::string("unknown")) +
+                            "; it must be redis://, rediss://, redis+sentinel://, rediss+sentinel:// or unix://");
   }
   std::string_view rest = url.substr(scheme_end + 3);
   // Otherwise the rest of a password would become the database and appear in a message.
@@ -105,43 +146,32 @@ Result<Endpoint> Endpoint::parse(std::string_view url) {
     return endpoint;
   }
 
-  if (const auto slash = rest.find('/'); slash != std::string_view::npos) {
-    const std::string_view path = rest.substr(slash + 1);
-    rest = rest.substr(0, slash);
-    if (!path.empty()) {
-      auto db = number(path, 0, 1'000'000, "database");
-      if (!db) return db.error();
-      endpoint.db = *db;
+  const auto slash = rest.find('/');
+  std::string_view path = slash == std::string_view::npos ? std::string_view() : rest.substr(slash + 1);
+  rest = rest.substr(0, slash);
+  if (sentinel) {
+    endpoint.service = take_part(path, '/');
+    if (endpoint.service.empty() || !is_name(endpoint.service, ".-_:")) {
+      return invalid_argument("[redis] the URL's service is '" + excerpt(endpoint.service, 64) +
+                              "'; write the name that the sentinels monitor, of letters, digits, '.', '-', '_' and "
+                              "':': redis+sentinel://host[:port][,host[:port]]/service[/db]");
     }
   }
-  std::string_view port;
-  if (rest.starts_with('[')) {  // an IPv6 address
-    const auto close = rest.find(']');
-    if (close == std::string_view::npos) return invalid_argument("[redis] the URL's host has no closing ]");
-    endpoint.host = rest.substr(1, close - 1);
-    port = rest.substr(close + 1);
-  } else {
-    const auto colon = rest.find(':');
-    endpoint.host = rest.substr(0, colon);
-    if (colon != std::string_view::npos) port = rest.substr(colon);
+  if (!path.empty()) {
+    auto db = number(path, 0, 1'000'000, "database");
+    if (!db) return db.error();
+    endpoint.db = *db;
   }
-  if (endpoint.host.empty()) return invalid_argument("[redis] the URL has no host; write redis://host[:port][/db]");
-  const bool v6 = rest.starts_with('[');
-  const bool named = std::all_of(endpoint.host.begin(), endpoint.host.end(), [v6](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '-' ||
-           (v6 ? c == ':' || c == '%' : c == '_');
-  });
-  if (!named || v6 != (endpoint.host.find(':') != std::string::npos)) {
-    return invalid_argument("[redis] the URL's host '" + excerpt(endpoint.host, 64) +
-                            "' is neither a name of letters, digits, '.', '-' and '_' nor an IPv6 address in []");
+  for (const std::string_view part : sentinel ? split(rest, ',') : std::vector<std::string_view>()) {
+    auto node = node_of(part, Node().port);
+    if (!node) return node.error();
+    endpoint.sentinels.push_back(std::move(*node));
   }
-  if (!port.empty()) {
-    auto value = port[0] == ':' ? number(port.substr(1), 1, 65535, "port")
-                                : Result<int>(invalid_argument("[redis] the URL has '" + excerpt(port, 64) +
-                                                               "' after the host; a port starts with :"));
-    if (!value) return value.error();
-    endpoint.port = *value;
-  }
+  if (!endpoint.sentinels.empty()) return endpoint;
+  auto node = node_of(rest, endpoint.port);
+  if (!node) return node.error();
+  endpoint.host = std::move(node->host);
+  endpoint.port = node->port;
   return endpoint;
 }
 
@@ -159,8 +189,11 @@ std::string Endpoint::url() const {
 std::string Endpoint::display() const {
   const std::string suffix = db != 0 ? (unix_path.empty() ? "/" : "?db=") + std::to_string(db) : std::string();
   if (!unix_path.empty()) return "unix://" + unix_path + suffix;
-  const bool v6 = host.find(':') != std::string::npos;
-  return (tls ? "rediss://" : "redis://") + (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port) + suffix;
+  std::string scheme = tls ? "rediss" : "redis";
+  if (sentinels.empty()) return scheme + "://" + text_of(host, port) + suffix;
+  std::string nodes;
+  for (const Node& node : sentinels) nodes += (nodes.empty() ? "" : ",") + text_of(node.host, node.port);
+  return scheme + "+sentinel://" + nodes + "/" + service + suffix;
 }
 
 }  // namespace ditfleet::redis

@@ -92,7 +92,9 @@ void Session::become_ready() {
 
 Error Session::read_only() const {
   return no_answer(Code::kUnavailable, "[redis] " + options_.endpoint.display() +
-                                           " is a read-only replica; redis.url must name the primary");
+                                           (options_.endpoint.sentinels.empty()
+                                                ? " is a read-only replica; redis.url must name the primary"
+                                                : " leads to a read-only replica; a failover may not be over yet"));
 }
 
 Step Session::greeted(const Reply& reply) {

@@ -240,6 +240,89 @@ class Fleet:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+class Redis:
+    """A redis-server on a loopback port, with lines of redis.conf as options."""
+
+    def __init__(self, *options, password="", conf=None, port=None):
+        self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
+        self.port, self.user, self.password = port or free_port(), "default", password
+        self.url = f"redis://{f':{password}@' if password else ''}127.0.0.1:{self.port}"
+        self.argv = ["redis-server", *([conf] if conf else []), "--port", self.port, "--bind", "127.0.0.1", "--dir", self.folder, *options]
+        if password:
+            self.argv += ["--requirepass", password]
+        self.start()
+
+    def start(self):
+        self.process = start(self.argv, stdout=subprocess.DEVNULL)
+        until(lambda: self.cli("ping") == "PONG", "redis-server is up")
+
+    def cli(self, *words, user=None, password=None):
+        login = [] if (user or self.user) == "default" else ["--user", user or self.user]
+        secret = {"REDISCLI_AUTH": password or self.password} if password or self.password else {}
+        return run("redis-cli", "-p", self.port, *login, *words, env=clean_environment(**secret)).stdout.strip()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        self.process.terminate()
+        self.process.send_signal(signal.SIGCONT)
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Members:
+    """`with Members("redis.url=…") as members:` runs coordinators and workers on a Redis of the test, each with these
+    options. On exit every one must end with status 0."""
+
+    def __init__(self, *sets, config=""):
+        self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
+        (self.folder / "ditfleet.yaml").write_text(config)
+        self.sets = [f"models.tiny.path={tiny_model()}", f"data.dir={self.folder}", "worker.device=cpu", "worker.threads=1", *sets]
+        if programs := os.environ.get("DITFLEET_TEST_PROGRAMS"):
+            self.sets.append(f"cache.dir={programs}")
+        self.processes = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        try:
+            if not kind:
+                for name in sorted(self.processes, reverse=True):  # workers first
+                    self.stop(name)
+            else:
+                for name in self.processes:
+                    print(f"--- {name}\n" + "\n".join(self.log(name).splitlines()[-30:]), file=sys.stderr)
+        finally:
+            for process in self.processes.values():
+                process.kill()
+                process.wait()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def flags(self, *sets):
+        return ["--config", self.folder / "ditfleet.yaml", *(word for one in (*self.sets, *sets) for word in ("--set", one))]
+
+    def start(self, name, *sets):
+        """A coordinator if the name begins with "coordinator", else a worker of this name."""
+        words = [DITFLEET, "coordinator"] if name.startswith("coordinator") else [BIN / "ditfleet-worker", "run", "--name", name]
+        with open(self.folder / f"{name}.log", "a") as log:
+            self.processes[name] = start([*words, *self.flags(*sets)], stdout=log)
+
+    def stop(self, name):
+        process = self.processes.pop(name)
+        process.terminate()
+        try:
+            status = process.wait(60)
+        finally:
+            process.kill()
+        assert status == 0, f"{name} ended with status {status}:\n{self.log(name)[-4000:]}"
+
+
 class SpanSink:
     """`with SpanSink() as url:` receives spans and discards them."""
 

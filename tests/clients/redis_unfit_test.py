@@ -10,28 +10,9 @@ import unittest
 from pathlib import Path
 
 from api import Client
-from fleet import DITFLEET, Listener, free_port, run, start, tiny_model, until
+from fleet import DITFLEET, Listener, Redis, free_port, start, tiny_model, until
 
 JOB = {"prompt": "a red circle", "width": 16, "height": 16, "num_inference_steps": 1}
-
-
-class Redis:
-    """A redis-server on a loopback port, with lines of redis.conf as options."""
-
-    def __init__(self, *options):
-        self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
-        self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}"
-        self.process = start(["redis-server", "--port", self.port, "--bind", "127.0.0.1", "--dir", self.folder, "--save", "", *options])
-        until(lambda: self.cli("ping") == "PONG", "redis-server is up")
-
-    def cli(self, *words):
-        return run("redis-cli", "-p", self.port, *words).stdout.strip()
-
-    def stop(self):
-        self.process.terminate()
-        self.process.communicate()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Proxy(Listener):

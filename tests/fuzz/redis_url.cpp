@@ -19,7 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto again = Endpoint::parse(endpoint->url());
   if (!again || again->url() != endpoint->url() || again->password != endpoint->password ||
       again->user != endpoint->user || again->host != endpoint->host || again->port != endpoint->port ||
-      again->db != endpoint->db || again->tls != endpoint->tls || again->unix_path != endpoint->unix_path)
+      again->db != endpoint->db || again->tls != endpoint->tls || again->unix_path != endpoint->unix_path ||
+      again->sentinels != endpoint->sentinels || again->service != endpoint->service)
     std::abort();
   Endpoint open = *endpoint;
   open.user.clear();

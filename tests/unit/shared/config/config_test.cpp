@@ -370,7 +370,8 @@ TEST(Settings, AWrongRedisUrlIsNotRepeated) {
   EXPECT_THAT(message, HasSubstr("redis://"));
   EXPECT_THAT(message, testing::Not(HasSubstr("secret")));
   for (const char* url : {"redis://u:hunter2@h:99999", "redis://u:hun/ter2@h", "redis://u:hun?ter2@h",
-                          "u:hunter2@redis://h", "redis://u:hunter2@", "u:hunter2@h", "redis://u:%hunter2@h"})
+                          "u:hunter2@redis://h", "redis://u:hunter2@", "u:hunter2@h", "redis://u:%hunter2@h",
+                          "redis+sentinel://u:hunter2@h", "redis+sentinel://u:hun,ter2@h:x/s"})
     EXPECT_THAT(refusal("redis: {url: '" + std::string(url) + "'}"),
                 testing::AllOf(HasSubstr("redis.url"), testing::Not(HasSubstr("ter2"))))
         << url;

@@ -210,19 +210,43 @@ TEST(RedisEndpoint, ReadsEveryForm) {
   EXPECT_EQ(tls->db, 3);
   EXPECT_EQ(Endpoint::parse("unix:///run/redis.sock?db=2")->unix_path, "/run/redis.sock");
   EXPECT_EQ(Endpoint::parse("redis://example.com")->port, 6379);
-  for (const char* bad :
-       {"", "example.com", "http://example.com", "redis://", "redis://h:port", "redis://h:0", "redis://h:70000",
-        "redis://h/x", "unix://", "redis://[h]", "redis://[[::1]:1", "redis://a b"}) {
+  for (const char* bad : {"",
+                          "example.com",
+                          "http://example.com",
+                          "redis://",
+                          "redis://h:port",
+                          "redis://h:0",
+                          "redis://h:70000",
+                          "redis://h/x",
+                          "unix://",
+                          "redis://[h]",
+                          "redis://[[::1]:1",
+                          "redis://a b",
+                          "redis://a,b",
+                          "redis+sentinel://h",
+                          "redis+sentinel:///queue",
+                          "redis+sentinel://h//0",
+                          "redis+sentinel://a,,b/queue",
+                          "redis+sentinel://h/queue/x",
+                          "redis+sentinel://h:0/queue",
+                          "redis+sentinel://h/a b",
+                          "unix+sentinel:///queue"}) {
     const auto endpoint = Endpoint::parse(bad);
     EXPECT_FALSE(endpoint.ok()) << bad;
     if (!endpoint) {
       EXPECT_EQ(endpoint.error().code, Code::kInvalidArgument) << bad;
     }
   }
-  for (const char* url : {"rediss://user:pa%40ss@example.com:7000/3",
-                          "unix://:a%2Fb%25@/srv/my%20data%3F/redis.sock?db=2", "redis://[::1]:1"}) {
+  for (const char* url :
+       {"rediss://user:pa%40ss@example.com:7000/3", "unix://:a%2Fb%25@/srv/my%20data%3F/redis.sock?db=2",
+        "redis://[::1]:1", "rediss+sentinel://user:pa%2Fss@a:1,[::1]:26379/queue/2"}) {
     EXPECT_EQ(Endpoint::parse(url)->url(), url);
   }
+  const auto sentinels = Endpoint::parse("redis+sentinel://:s3cret@a,b:7/queue");
+  ASSERT_TRUE(sentinels.ok()) << sentinels.error().message;
+  EXPECT_EQ(sentinels->sentinels, (std::vector<Endpoint::Node>{{"a", 26379}, {"b", 7}}));
+  EXPECT_EQ(sentinels->service, "queue");
+  EXPECT_EQ(sentinels->display(), "redis+sentinel://a:26379,b:7/queue");
   EXPECT_EQ(Endpoint::parse("unix://:a%2Fb%25@/srv/my%20data%3F/redis.sock?db=2")->password, "a/b%");
   const auto secret = Endpoint::parse("redis://u:hunter2@h:port");
   ASSERT_FALSE(secret.ok());
