@@ -47,7 +47,7 @@ redisReplyObjectFunctions kFunctions = {create_string, create_array, create_inte
 
 // The code for the first word of an error reply.
 Code code_of(std::string_view word) {
-  static constexpr std::array<std::pair<std::string_view, Code>, 16> kCodes = {{
+  static constexpr std::array<std::pair<std::string_view, Code>, 18> kCodes = {{
       {"LOADING", Code::kUnavailable},
       {"MASTERDOWN", Code::kUnavailable},
       {"READONLY", Code::kUnavailable},
@@ -56,6 +56,8 @@ Code code_of(std::string_view word) {
       {"MISCONF", Code::kUnavailable},     // its disk is full
       {"NOREPLICAS", Code::kUnavailable},  // fewer than min-replicas-to-write
       {"TRYAGAIN", Code::kUnavailable},
+      {"MOVED", Code::kUnavailable},  // a cluster that was split
+      {"ASK", Code::kUnavailable},
       {"OOM", Code::kResourceExhausted},
       {"NOAUTH", Code::kPermissionDenied},
       {"NOPERM", Code::kPermissionDenied},

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "shared/core/text.h"
+#include "shared/redis/info.h"
+
 namespace ditfleet::redis {
 namespace {
 
@@ -97,6 +100,14 @@ Error Session::read_only() const {
                                                 : " leads to a read-only replica; a failover may not be over yet"));
 }
 
+Error Session::clustered() const {
+  return no_answer(
+      Code::kUnavailable,
+      "[redis] " + options_.endpoint.display() +
+          " is a node of a Redis Cluster with several shards, but DiTFleet needs one server with all keys; "
+          "use a single Redis, with replicas and Sentinel (redis+sentinel://) if it must be available");
+}
+
 Step Session::greeted(const Reply& reply) {
   const bool hello = greetings_left_ == 1;  // a proxy may not know it
   if (reply.type == Reply::Type::kError && !hello) {
@@ -106,8 +117,18 @@ Step Session::greeted(const Reply& reply) {
     return {Step::Do::kClose};
   }
   for (std::size_t i = 0; hello && i + 1 < reply.elements.size(); i += 2) {
-    if (reply.elements[i].text != "role" || reply.elements[i + 1].text == "master") continue;
-    last_error_ = read_only();
+    const std::string &name = reply.elements[i].text, &value = reply.elements[i + 1].text;
+    if (name == "role" && value != "master") {
+      last_error_ = read_only();
+      return {Step::Do::kClose};
+    }
+    if (name == "mode" && value == "cluster") {  // a cluster of one shard has all keys
+      (Command("CLUSTER") << "INFO").append_to(out_);
+      ++greetings_left_;
+    }
+  }
+  if (number_of(info_value(reply.text, "cluster_size"), 2, 1'000'000)) {
+    last_error_ = clustered();
     return {Step::Do::kClose};
   }
   if (--greetings_left_ == 0) become_ready();
@@ -129,10 +150,12 @@ Step Session::received(std::string_view bytes) {
       const Step step = greeted(**next);
       if (step.what == Step::Do::kClose) return step;
     } else {
-      const bool demoted = (*next)->type == Reply::Type::kError && (*next)->text.starts_with("READONLY");
+      const bool refused = (*next)->type == Reply::Type::kError;
+      const bool demoted = refused && (*next)->text.starts_with("READONLY");
+      const bool moved = refused && (*next)->text.starts_with("MOVED ");
       take_reply(std::move(**next));
-      if (demoted) {
-        last_error_ = read_only();
+      if (demoted || moved) {
+        last_error_ = demoted ? read_only() : clustered();
         return {Step::Do::kClose};
       }
     }

@@ -86,6 +86,7 @@ class Session {
 
   std::string greeting();
   Error read_only() const;
+  Error clustered() const;
   Step greeted(const Reply& reply);
   void take_reply(Reply reply);
   void become_ready();

@@ -121,6 +121,29 @@ class Unfit(unittest.TestCase):
         self.until_ready(http)
         self.assertIn("do not come back", self.log.read_text())
 
+    def test_a_cluster_must_have_all_keys_on_one_node(self):
+        nodes = [self.redis("--appendonly", "yes", "--cluster-enabled", "yes", "--cluster-node-timeout", "1000") for _ in range(3)]
+        nodes[0].cli("cluster", "addslotsrange", "0", "16383")
+        http = self.serve(nodes[0])
+        self.until_ready(http)
+        self.assertEqual(http.request("POST", "/v1/jobs", JOB).status, 202)
+        for node in nodes[1:]:
+            node.cli("cluster", "meet", "127.0.0.1", str(nodes[0].port))
+        until(lambda: all(node.cli("cluster", "nodes").count(" connected") == 3 and "state:ok" in node.cli("cluster", "info") for node in nodes),
+              "the nodes know each other", 30)
+        # df:{lora}:version and the first slots move to another node while the coordinator is connected.
+        names = [node.cli("cluster", "myid") for node in nodes]
+        moved = nodes[0].cli("cluster", "keyslot", "df:{lora}:version")
+        for slot, name in ((moved, names[1]), ("0", names[2])):
+            for node in nodes:
+                node.cli("cluster", "setslot", slot, "node", name)
+        until(lambda: all("cluster_size:3" in node.cli("cluster", "info") for node in nodes), "three nodes have slots", 30)
+        self.until_ready(http, 503)
+        for node in nodes[:2]:
+            self.serve(node)
+            until(lambda: "is a node of a Redis Cluster with several shards" in self.log.read_text() and "redis+sentinel://" in self.log.read_text(),
+                  "the log says what to do", 30)
+
     def test_a_job_is_acknowledged_once_replicas_have_it(self):
         redis, replica = self.redis("--appendonly", "yes"), self.redis()
         http = self.serve(redis, "queue.wait_replicas=1")

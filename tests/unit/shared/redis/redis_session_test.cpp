@@ -194,6 +194,29 @@ TEST_F(RedisLogin, ARedisThatLoadsItsFileIsNotReady) {
   EXPECT_FALSE(session_.ready());
 }
 
+TEST_F(RedisSession, AClusterOfSeveralShardsIsRefused) {
+  constexpr char kCluster[] = "+PONG\r\n*4\r\n$4\r\nmode\r\n$7\r\ncluster\r\n$4\r\nrole\r\n$6\r\nmaster\r\n";
+  session_.start();
+  session_.connected();
+  session_.take_output();
+  EXPECT_EQ(session_.received(kCluster).what, Step::Do::kRead);
+  EXPECT_EQ(session_.take_output(), "*2\r\n$7\r\nCLUSTER\r\n$4\r\nINFO\r\n");
+  EXPECT_EQ(session_.received("$34\r\ncluster_state:ok\r\ncluster_size:3\r\n\r\n").what, Step::Do::kClose);
+  EXPECT_NE(session_.close_reason().message.find("Redis Cluster with several shards"), std::string::npos);
+  session_.closed();
+  session_.waited();
+  session_.connected();
+  session_.received(kCluster);
+  EXPECT_EQ(session_.received("$34\r\ncluster_state:ok\r\ncluster_size:1\r\n\r\n").what, Step::Do::kRead);
+  EXPECT_TRUE(session_.ready());
+  const auto id = session_.submit({Command("GET") << "a"});
+  EXPECT_EQ(session_.received("-MOVED 15495 127.0.0.1:7001\r\n").what, Step::Do::kClose);
+  const auto done = session_.take_done();
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].id, *id);
+  EXPECT_EQ(done[0].replies.at(0).error().code, Code::kUnavailable);
+}
+
 TEST(RedisReply, AnErrorReplyHasACodeAndAKind) {
   EXPECT_EQ(error_of_reply("OOM command not allowed").code, Code::kResourceExhausted);
   EXPECT_EQ(error_of_reply("OOM command not allowed").kind, "OOM");
