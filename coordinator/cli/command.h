@@ -72,6 +72,7 @@ void add_coordinator(CLI::App& app, Invocation& run);
 void add_generate(CLI::App& app, Invocation& run);
 void add_batch(CLI::App& app, Invocation& run);
 void add_jobs(CLI::App& app, Invocation& run);
+void add_redis(CLI::App& app, Invocation& run);
 void add_replay(CLI::App& app, Invocation& run);
 void add_keys(CLI::App& app, Invocation& run);  // and tenants
 void add_loras(CLI::App& app, Invocation& run);

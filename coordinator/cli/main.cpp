@@ -120,6 +120,7 @@ int main(int argc, char** argv) {
   ditfleet::cli::add_workers_start(app, run);
   ditfleet::cli::add_cache(app, run);
   ditfleet::cli::add_config(app, run);
+  ditfleet::cli::add_redis(app, run);
   ditfleet::cli::add_coordinator(app, run);
   ditfleet::cli::add_history(app, run);
   ditfleet::cli::add_capacity(app, run);

@@ -80,7 +80,14 @@ asio::awaitable<Result<void>> Client::Impl::load(Deadline deadline) {
   redis::Command load("FUNCTION");
   load << "LOAD"
        << "REPLACE" << loadable_library();
-  co_return without_value(co_await connection_->execute(std::move(load), deadline));
+  const auto loaded = co_await connection_->execute(std::move(load), deadline);
+  if (!loaded && loaded.error().kind == "NOPERM") {
+    co_return unavailable("[queue] Redis at " + connection_->options().endpoint.display() +
+                          " has no Functions of this version yet, and this process may not load them; start a "
+                          "coordinator of this version, which does (" +
+                          loaded.error().message + ")");
+  }
+  co_return without_value(loaded);
 }
 
 asio::awaitable<Result<redis::Reply>> Client::Impl::call_with_replicas(redis::Command command, Deadline deadline) {

@@ -95,8 +95,10 @@ Result<std::optional<Reply>> ReplyReader::next() {
 }
 
 Error error_of_reply(std::string_view text) {
-  const bool no_function = text == "ERR Function not found";  // Redis has no word of its own for it
-  const std::string_view word = no_function ? "NOFUNCTION" : text.substr(0, text.find(' '));
+  // Redis has no words of its own for these.
+  const bool no_function = text == "ERR Function not found";
+  const bool no_permission = text.find("The user executing the script can't ") != std::string_view::npos;
+  const std::string_view word = no_function ? "NOFUNCTION" : no_permission ? "NOPERM" : text.substr(0, text.find(' '));
   return {.code = code_of(word),
           .message = "[redis] " + std::string(text),
           .source = Source::kRedis,

@@ -171,7 +171,13 @@ void Session::take_reply(Reply reply) {
   }
   Request& request = in_flight_.front();
   if (reply.type == Reply::Type::kError) {
-    request.replies.emplace_back(error_of_reply(reply.text));
+    Error error = error_of_reply(reply.text);
+    if (error.kind == "NOPERM") {
+      const std::string& user = options_.endpoint.user;
+      error.message += "; `ditfleet redis acl` prints the permissions that the user '" +
+                       (user.empty() ? "default" : user) + "' of " + options_.endpoint.display() + " needs";
+    }
+    request.replies.emplace_back(std::move(error));
   } else {
     request.replies.emplace_back(std::move(reply));
   }

@@ -217,6 +217,21 @@ TEST_F(RedisSession, AClusterOfSeveralShardsIsRefused) {
   EXPECT_EQ(done[0].replies.at(0).error().code, Code::kUnavailable);
 }
 
+TEST_F(RedisSession, AMissingPermissionNamesTheUserAndTheCommandThatPrintsThem) {
+  greet();
+  (void)session_.submit({Command("GET"), Command("FCALL")});
+  session_.received("-NOPERM User default has no permissions to run the 'get' command\r\n");
+  session_.received("-ERR The user executing the script can't run this command or subcommand script: x\r\n");
+  const auto done = session_.take_done();
+  ASSERT_EQ(done.size(), 1u);
+  for (const auto& reply : done[0].replies) {
+    ASSERT_FALSE(reply.ok());
+    EXPECT_EQ(reply.error().code, Code::kPermissionDenied);
+    EXPECT_NE(reply.error().message.find("`ditfleet redis acl`"), std::string::npos) << reply.error().message;
+    EXPECT_NE(reply.error().message.find("'default'"), std::string::npos) << reply.error().message;
+  }
+}
+
 TEST(RedisReply, AnErrorReplyHasACodeAndAKind) {
   EXPECT_EQ(error_of_reply("OOM command not allowed").code, Code::kResourceExhausted);
   EXPECT_EQ(error_of_reply("OOM command not allowed").kind, "OOM");
