@@ -243,9 +243,9 @@ class Fleet:
 class Redis:
     """A redis-server on a loopback port, with lines of redis.conf as options."""
 
-    def __init__(self, *options, password="", conf=None, port=None):
+    def __init__(self, *options, password="", conf=None, port=None, env=None):
         self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
-        self.port, self.user, self.password = port or free_port(), "default", password
+        self.port, self.user, self.password, self.env = port or free_port(), "default", password, env or {}
         self.url = f"redis://{f':{password}@' if password else ''}127.0.0.1:{self.port}"
         self.argv = ["redis-server", *([conf] if conf else []), "--port", self.port, "--bind", "127.0.0.1", "--dir", self.folder, *options]
         if password:
@@ -253,7 +253,7 @@ class Redis:
         self.start()
 
     def start(self):
-        self.process = start(self.argv, stdout=subprocess.DEVNULL)
+        self.process = start(self.argv, stdout=subprocess.DEVNULL, env=clean_environment(**self.env))
         until(lambda: self.cli("ping") == "PONG", "redis-server is up")
 
     def cli(self, *words, user=None, password=None):
