@@ -243,9 +243,10 @@ class Fleet:
 class Redis:
     """A redis-server on a loopback port, with lines of redis.conf as options."""
 
-    def __init__(self, *options, password="", conf=None, port=None, env=None):
+    def __init__(self, *options, password="", conf=None, port=None, env=None, cli=()):
         self.folder = Path(tempfile.mkdtemp(prefix="ditfleet-"))
         self.port, self.user, self.password, self.env = port or free_port(), "default", password, env or {}
+        self.cli_words = ["redis-cli", "-p", self.port, *cli]
         self.url = f"redis://{f':{password}@' if password else ''}127.0.0.1:{self.port}"
         self.argv = ["redis-server", *([conf] if conf else []), "--port", self.port, "--bind", "127.0.0.1", "--dir", self.folder, *options]
         if password:
@@ -259,7 +260,7 @@ class Redis:
     def cli(self, *words, user=None, password=None):
         login = [] if (user or self.user) == "default" else ["--user", user or self.user]
         secret = {"REDISCLI_AUTH": password or self.password} if password or self.password else {}
-        return run("redis-cli", "-p", self.port, *login, *words, env=clean_environment(**secret)).stdout.strip()
+        return run(*self.cli_words, *login, *words, env=clean_environment(**secret)).stdout.strip()
 
     def kill(self):
         self.process.kill()

@@ -5,12 +5,14 @@ import itertools
 import json
 import os
 import signal
+import tempfile
 import threading
 import time
 import unittest
+from pathlib import Path
 
 from api import Client
-from fleet import Background, Members, Redis, cli, free_port, free_ports, until
+from fleet import Background, Members, Redis, cli, free_port, free_ports, run, until
 
 JOB = {"prompt": "a red circle", "width": 16, "height": 16, "num_inference_steps": 1}
 PASSWORD, WATCH = "queue-password", "watch-password"
@@ -82,6 +84,25 @@ class Sentinels(unittest.TestCase):
         sentinel = Redis("--sentinel", conf=conf, port=port, password=WATCH)
         self.addCleanup(sentinel.stop)
         return sentinel
+
+    def test_tls_with_client_certificates(self):
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="ditfleet-")))
+        cert, key, ports = folder / "cert.pem", folder / "key.pem", free_ports(2)
+        made = run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+                   "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        (folder / "sentinel.conf").write_text("sentinel resolve-hostnames yes\nsentinel announce-hostnames yes\n"
+                                              f"sentinel monitor queue localhost {ports[0]} 1\n")
+        options = ["--port", "0", "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "yes",
+                   "--tls-replication", "yes"]
+        servers = [Redis(*more, *options, "--tls-port", port, port=port, conf=conf, cli=("--tls", "--cacert", cert, "--cert", cert, "--key", key))
+                   for port, conf, more in ((ports[0], None, ["--save", "", "--appendonly", "yes"]), (ports[1], folder / "sentinel.conf", ["--sentinel"]))]
+        for server in servers:
+            self.addCleanup(server.stop)
+        with Members(f"redis.url=rediss+sentinel://localhost:{ports[1]}/queue", f"redis.tls_ca_file={cert}", f"redis.tls_cert_file={cert}",
+                     f"redis.tls_key_file={key}") as members:
+            members.start("coordinator", f"gateway.listen=127.0.0.1:{free_port()}")
+            until(lambda: servers[0].cli("exists", "df:{0}:leader") == "1", "a coordinator leads", 30)
 
     def master(self):
         """The port that a majority of the sentinels names."""
