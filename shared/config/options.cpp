@@ -100,8 +100,9 @@ const Option kOptions[] = {
     {DITFLEET_OPTION(redis.sentinel_user),
      .description = "User at the sentinels of a redis+sentinel:// URL. If empty, the default user."},
     {DITFLEET_OPTION(redis.sentinel_password),
-     .description = "Password at the sentinels. The password in redis.url is sent only to the master. If empty, the "
-                    "sentinels require none.",
+     .description =
+         "Password at the sentinels. The password in redis.url is sent only to the master. If empty, the "
+         "sentinels require none. Prefer the configuration file or the environment, which keep it out of sight.",
      .form = Form::kPassword},
     {DITFLEET_OPTION(redis.appendfsync),
      .description =

@@ -404,7 +404,8 @@ TEST(Settings, APortThatCannotBeIsRefusedWhereverOneStands) {
 
 TEST(Settings, WhatIsShownLoadsBackAndHidesThePassword) {
   const auto first = load_text(
-      "redis: {url: 'redis://u:hunter2@h'}\ncache: {secret: hunter2hunter2hunter2}\nmodels: {demo: /m}\ntenants: {a: "
+      "redis: {url: 'redis://u:hunter2@h', sentinel_password: hunter2}\ncache: {secret: "
+      "hunter2hunter2hunter2}\nmodels: {demo: /m}\ntenants: {a: "
       "{weight: 3}}\n",
       "x");
   ASSERT_TRUE(first.ok()) << first.error().message;
