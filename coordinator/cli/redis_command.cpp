@@ -24,7 +24,7 @@ constexpr Role kRoles[] = {
      "cluster|info del eval exists function|load get getrange hdel hexists hget hgetall hincrby hkeys hlen hmget hscan "
      "hset hsetnx incr info persist pexpire ping pttl publish sadd select set smembers srem strlen subscribe time "
      "unlink wait xadd xdel xlen xrange xread xrevrange xsetid xtrim zadd zcard zmscore zrange zrangebyscore zrem "
-     "zremrangebyrank zremrangebyscore zrevrangebyscore zscore",
+     "zremrangebyrank zrevrangebyscore zscore",
      "admit admit_raw assign cancel expire_inputs keep_input lead mend reap reject remove_input resign revoke submit "
      "sweep sweep_led virtual_times",
      "due events job list open version workers"},
