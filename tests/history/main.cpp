@@ -1,6 +1,7 @@
 // Runs histories of a fleet under virtual time. README.md describes them.
 //
-//   histories [--from SEED] [--count N | --seconds S] [--processes N]   prints broken seeds, then a line of figures
+//   histories [--from SEED] [--count N | --seconds S] [--processes N] [--stop]   prints broken seeds, then a line of
+//                                                                                figures; --stop: ends with the first
 //   histories --seed SEED [--without-jobs 0,2] [--without-faults 1] [--log]   one, with its plan
 //   histories --seed SEED --record FILE   writes the commands that Redis executed; status 3: it lost data or was full
 //   histories --shrink SEED   removes jobs and faults while it stays broken
@@ -196,7 +197,7 @@ int main(int argc, char** argv) {
   std::map<std::string, std::string> options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    options[name] = name == "--log" || i + 1 >= argc ? "" : argv[++i];
+    options[name] = name == "--log" || name == "--stop" || i + 1 >= argc ? "" : argv[++i];
   }
   const auto option = [&](const char* name, std::uint64_t value) {
     const auto it = options.find(name);
@@ -229,7 +230,7 @@ int main(int argc, char** argv) {
     if (::fork() != 0) continue;
     for (;;) {
       const std::uint64_t number = figures.next++;
-      if (number >= count || real_s() - began > limit) ::_exit(0);
+      if (number >= count || real_s() - began > limit || (figures.broken > 0 && options.contains("--stop"))) ::_exit(0);
       const std::string broken = run_apart(Plan::of(from + number), &figures);
       ++figures.histories;
       if (broken.empty()) continue;

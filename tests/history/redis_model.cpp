@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <optional>
 
@@ -13,133 +12,168 @@
 namespace ditfleet::history {
 namespace {
 
-Reply nil() { return {}; }
-Reply text(std::string value) { return {.type = Reply::Type::kString, .text = std::move(value)}; }
-Reply text(std::string_view value) { return text(std::string(value)); }
-Reply text(const char* value) { return text(std::string(value)); }
-Reply status(const char* value) { return {.type = Reply::Type::kStatus, .text = value}; }
-Reply number(std::int64_t value) { return {.type = Reply::Type::kInteger, .integer = value}; }
-Reply array() { return {.type = Reply::Type::kArray}; }
-Reply error(std::string value) { return {.type = Reply::Type::kError, .text = std::move(value)}; }
-Reply wrong_type() { return error("WRONGTYPE Operation against a key holding the wrong kind of value"); }
-Reply syntax() { return error("ERR syntax error"); }
-Reply not_integer() { return error("ERR value is not an integer or out of range"); }
-Reply bad_id() { return error("ERR Invalid stream ID specified as stream command argument"); }
+using Type = Reply::Type;
 
-std::optional<std::int64_t> integer(std::string_view digits) {
+Reply text(std::string_view value) { return {.type = Type::kString, .text = std::string(value)}; }
+Reply number(auto value) { return {.type = Type::kInteger, .integer = static_cast<std::int64_t>(value)}; }
+Reply ok() { return {.type = Type::kStatus, .text = "OK"}; }
+Reply error(std::string value) { return {.type = Type::kError, .text = std::move(value)}; }
+Reply array(std::vector<Reply> elements = {}) { return {.type = Type::kArray, .elements = std::move(elements)}; }
+
+// Ends a command that has not changed anything yet.
+[[noreturn]] void refuse(const char* why) { throw error(why); }
+[[noreturn]] void refuse_syntax() { refuse("ERR syntax error"); }
+
+std::int64_t integer(std::string_view digits) {
   std::int64_t value = 0;
   const auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  const bool plain = !digits.empty() && digits != "-0" && !digits.starts_with("+") &&
-                     (digits == "0" || digits[digits[0] == '-' ? 1 : 0] != '0');
-  if (failed != std::errc() || end != digits.data() + digits.size() || !plain) return std::nullopt;
+  const bool plain = digits == std::to_string(value);
+  if (failed != std::errc() || !plain) refuse("ERR value is not an integer or out of range");
   return value;
 }
 
-std::optional<double> real(std::string_view digits) {
-  const std::string copy(digits);
-  if (copy.empty() || std::isspace(static_cast<unsigned char>(copy[0]))) return std::nullopt;
-  char* end = nullptr;
-  const double value = std::strtod(copy.c_str(), &end);
-  if (end != copy.c_str() + copy.size() || std::isnan(value)) return std::nullopt;
+double real(std::string_view digits, const char* otherwise) {
+  double value = 0;
+  if (digits == "inf" || digits == "+inf") return std::numeric_limits<double>::infinity();
+  if (digits == "-inf") return -std::numeric_limits<double>::infinity();
+  const auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (failed != std::errc() || end != digits.data() + digits.size()) refuse(otherwise);
   return value;
 }
 
 // As Redis writes scores.
-std::string score_text(double value) {
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+Reply score(double value) {
   char out[64];
-  const bool whole = value == std::floor(value) && std::fabs(value) < 1e17;
-  std::snprintf(out, sizeof out, whole ? "%.0f" : "%.17g", value);
-  return out;
+  if (std::isinf(value)) return text(value > 0 ? "inf" : "-inf");
+  std::snprintf(out, sizeof out, value == std::floor(value) && std::fabs(value) < 1e17 ? "%.0f" : "%.17g", value);
+  return text(out);
 }
 
-bool same(std::string_view a, std::string_view b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](char x, char y) {
-           return std::toupper(static_cast<unsigned char>(x)) == std::toupper(static_cast<unsigned char>(y));
-         });
+// From `first` to `last`, which count from the end if they are negative.
+std::pair<std::int64_t, std::int64_t> range_of(std::string_view first, std::string_view last, std::size_t size) {
+  const auto place = [&](std::string_view one) {
+    const std::int64_t at = integer(one);
+    return at < 0 ? static_cast<std::int64_t>(size) + at : at;
+  };
+  return {std::max<std::int64_t>(0, place(first)), std::min(static_cast<std::int64_t>(size) - 1, place(last))};
 }
+
+// ---- streams
 
 constexpr StreamId kLastId{std::numeric_limits<std::uint64_t>::max(), std::numeric_limits<std::uint64_t>::max()};
 
 // "ms-sequence", or "ms" with `sequence`.
-std::optional<StreamId> stream_id(std::string_view id, std::uint64_t sequence) {
-  const auto part = [](std::string_view digits, std::uint64_t& out) {
-    const auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), out);
-    return failed == std::errc() && end == digits.data() + digits.size() && !digits.empty();
-  };
+StreamId stream_id(std::string_view id, std::uint64_t sequence = 0) {
   StreamId out{0, sequence};
+  const auto part = [](std::string_view digits, std::uint64_t& to) {
+    const auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), to);
+    if (failed != std::errc() || end != digits.data() + digits.size())
+      refuse("ERR Invalid stream ID specified as stream command argument");
+  };
   const auto dash = id.find('-');
-  if (!part(id.substr(0, dash), out.ms)) return std::nullopt;
-  if (dash != std::string_view::npos && !part(id.substr(dash + 1), out.sequence)) return std::nullopt;
+  part(id.substr(0, dash), out.ms);
+  if (dash != std::string_view::npos) part(id.substr(dash + 1), out.sequence);
   return out;
 }
 
 StreamId after(StreamId id) {
-  if (id.sequence == kLastId.sequence) return {id.ms + 1, 0};
-  return {id.ms, id.sequence + 1};
+  return id.sequence == kLastId.sequence ? StreamId{id.ms + 1, 0} : StreamId{id.ms, id.sequence + 1};
+}
+StreamId before(StreamId id) {
+  return id.sequence == 0 ? StreamId{id.ms - 1, kLastId.sequence} : StreamId{id.ms, id.sequence - 1};
 }
 
-Reply entry_of(const StreamId& id, const std::vector<std::string>& fields) {
-  Reply pair = array(), values = array();
-  for (const auto& field : fields) values.elements.push_back(text(field));
-  pair.elements.push_back(text(id.text()));
-  pair.elements.push_back(std::move(values));
-  return pair;
+// An end of the range of XRANGE.
+StreamId edge(std::string_view id, bool low) {
+  if (id == "-") return {};
+  if (id == "+") return kLastId;
+  const bool open = id.starts_with('(');
+  const StreamId out = stream_id(id.substr(open ? 1 : 0), low ? 0 : kLastId.sequence);
+  return !open ? out : low ? after(out) : before(out);
 }
 
-// Trims in front: the part of XADD and XTRIM from MAXLEN or MINID on. Sets `at` behind it. With `~`, Redis removes only
-// whole nodes; this model nothing of less than 100 entries.
-std::optional<Reply> trim(Stream& stream, const Arguments& command, std::size_t& at, std::int64_t& removed) {
-  const bool by_length = same(command[at], "MAXLEN");
-  if (++at >= command.size()) return syntax();
-  const bool roughly = command[at] == "~";
-  if (command[at] == "~" || command[at] == "=") ++at;
-  if (at >= command.size()) return syntax();
-  const auto limit = by_length ? integer(command[at]) : 0;
-  const auto least = by_length ? StreamId() : stream_id(command[at], 0);
-  if (!limit || !least) return by_length ? not_integer() : bad_id();
-  if (*limit < 0) return error("ERR The MAXLEN argument must be >= 0.");
-  ++at;
-  if (roughly && stream.entries.size() < 100) return std::nullopt;
-  while (!stream.entries.empty() && (by_length ? static_cast<std::int64_t>(stream.entries.size()) > *limit
-                                               : stream.entries.begin()->first < *least)) {
-    stream.entries.erase(stream.entries.begin());
-    ++removed;
+Reply entry(const std::pair<const StreamId, std::vector<std::string>>& one) {
+  Reply fields = array();
+  for (const auto& field : one.second) fields.elements.push_back(text(field));
+  return array({text(one.first.text()), std::move(fields)});
+}
+
+// What XADD and XTRIM say of trimming, from command[at] on. Sets `at` behind it.
+struct Trim {
+  Trim(const Arguments& command, std::size_t& at) : by_length(command[at] == "MAXLEN") {
+    if (!by_length && command[at] != "MINID") refuse_syntax();
+    if (++at < command.size() && (command[at] == "~" || command[at] == "=")) roughly = command[at++] == "~";
+    if (at >= command.size()) refuse_syntax();
+    if (by_length) {
+      limit = integer(command[at++]);
+    } else {
+      least = stream_id(command[at++]);
+    }
+    if (limit < 0) refuse("ERR The MAXLEN argument must be >= 0.");
   }
-  return std::nullopt;
-}
-
-struct Bound {
-  double value = 0;
-  bool open = false;
+  // With `~`, Redis removes only whole nodes; this model nothing of less than 100 entries.
+  std::int64_t run(Stream& stream) const {
+    std::int64_t removed = 0;
+    auto& entries = stream.entries;
+    if (roughly && entries.size() < 100) return 0;
+    for (; !entries.empty() &&
+           (by_length ? static_cast<std::int64_t>(entries.size()) > limit : entries.begin()->first < least);
+         ++removed)
+      entries.erase(entries.begin());
+    return removed;
+  }
+  bool by_length, roughly = false;
+  std::int64_t limit = 0;
+  StreamId least;
 };
-std::optional<Bound> bound(std::string_view limit) {
-  Bound out;
-  if (limit.starts_with('(')) {
-    out.open = true;
-    limit.remove_prefix(1);
+
+// The streams of XREAD: where their keys begin, how many there are, and the limit of entries.
+struct Read {
+  explicit Read(const Arguments& a) {
+    for (at = 1; at + 1 < a.size() && a[at] != "STREAMS"; at += 2) {
+      if (a[at] == "COUNT") limit = integer(a[at + 1]);
+    }
+    if (++at >= a.size() || (a.size() - at) % 2 != 0) refuse_syntax();
+    streams = (a.size() - at) / 2;
   }
-  const auto value = real(limit);
-  if (!value) return std::nullopt;
-  out.value = *value;
-  return out;
-}
-bool within(double score, const Bound& low, const Bound& high) {
-  return (low.open ? score > low.value : score >= low.value) && (high.open ? score < high.value : score <= high.value);
-}
+  std::size_t at = 0, streams = 0;
+  std::int64_t limit = -1;
+};
+
+// ---- sorted sets
+
+// Scores from one bound to another; "(5" excludes 5.
+struct Scores {
+  Scores(std::string_view low, std::string_view high)
+      : low(bound(low)), high(bound(high)), open_low(low.starts_with('(')), open_high(high.starts_with('(')) {}
+  static double bound(std::string_view text) {
+    return real(text.substr(text.starts_with('(') ? 1 : 0), "ERR min or max is not a float");
+  }
+  bool contain(double value) const {
+    return (open_low ? value > low : value >= low) && (open_high ? value < high : value <= high);
+  }
+  double low, high;
+  bool open_low, open_high;
+};
 
 void add_scored(Reply& out, const std::pair<double, std::string>& one, bool with_scores) {
   out.elements.push_back(text(one.second));
-  if (with_scores) out.elements.push_back(text(score_text(one.first)));
+  if (with_scores) out.elements.push_back(score(one.first));
+}
+
+Reply texts_of(const auto& collection) {
+  Reply out = array();
+  for (const auto& one : collection) out.elements.push_back(text(one));
+  return out;
 }
 
 }  // namespace
 
+std::string StreamId::text() const { return std::to_string(ms) + "-" + std::to_string(sequence); }
+
 Hash::const_iterator Hash::find(std::string_view field) const {
   return std::find_if(begin(), end(), [field](const auto& one) { return one.first == field; });
 }
-
-std::string StreamId::text() const { return std::to_string(ms) + "-" + std::to_string(sequence); }
 
 // ---- the keyspace
 
@@ -167,16 +201,17 @@ std::vector<std::string> RedisModel::keys() {
 }
 
 template <class T>
-const T* RedisModel::read(std::string_view key, bool& wrong) {
+const T& RedisModel::read(std::string_view key) {
+  static const T none;
   const Value* value = peek(key);
-  const T* typed = value ? std::get_if<T>(value) : nullptr;
-  wrong = value && !typed;
-  return typed;
+  if (value && !std::holds_alternative<T>(*value))
+    refuse("WRONGTYPE Operation against a key holding the wrong kind of value");
+  return value ? std::get<T>(*value) : none;
 }
 
-// Precondition: the key has this type or none.
 template <class T>
 T& RedisModel::write(std::string_view key) {
+  (void)read<T>(key);
   Entry* entry = find(key);
   if (!entry) entry = &entries_.emplace(std::string(key), Entry{std::make_shared<Value>(T())}).first->second;
   if (entry->value.use_count() > 1) entry->value = std::make_shared<Value>(*entry->value);
@@ -185,699 +220,426 @@ T& RedisModel::write(std::string_view key) {
 
 template <class T>
 void RedisModel::drop_if_empty(std::string_view key) {
-  const T* value = peek_as<T>(key);
-  if (!value) return;
+  const T& value = read<T>(key);
   bool empty = false;
   if constexpr (std::is_same_v<T, SortedSet>) {
-    empty = value->scores.empty();
+    empty = value.scores.empty();
   } else {
-    empty = value->empty();
+    empty = value.empty();
   }
-  if (empty) entries_.erase(entries_.find(key));
+  if (empty && find(key)) entries_.erase(entries_.find(key));
 }
 
-// ---- strings and keys
+// ---- the commands: `a` has the name first
 
-Reply RedisModel::get(const Arguments& a) {
-  bool wrong = false;
-  const auto* value = read<std::string>(a[1], wrong);
-  return wrong ? wrong_type() : value ? text(*value) : nil();
-}
+using R = RedisModel;
+using A = const Arguments&;
 
-Reply RedisModel::set(const Arguments& a) {
-  bool absent = false, present = false, old = false, keep = false;
-  std::int64_t expires_ms = 0;
-  for (std::size_t i = 3; i < a.size(); ++i) {
-    if (same(a[i], "NX")) {
-      absent = true;
-    } else if (same(a[i], "XX")) {
-      present = true;
-    } else if (same(a[i], "GET")) {
-      old = true;
-    } else if (same(a[i], "KEEPTTL")) {
-      keep = true;
-    } else if ((same(a[i], "PX") || same(a[i], "EX")) && i + 1 < a.size()) {
-      const auto time = integer(a[i + 1]);
-      if (!time) return not_integer();
-      if (*time <= 0) return error("ERR invalid expire time in 'set' command");
-      expires_ms = now_ms() + *time * (same(a[i], "EX") ? 1000 : 1);
+struct Commands {
+  static Reply get(R& m, A a) { return m.find(a[1]) ? text(m.read<std::string>(a[1])) : Reply(); }
+
+  static Reply set(R& m, A a) {
+    bool absent = false, present = false, old = false;
+    std::int64_t expires_ms = 0;
+    for (std::size_t i = 3; i < a.size(); ++i) {
+      absent = absent || a[i] == "NX";
+      present = present || a[i] == "XX";
+      old = old || a[i] == "GET";
+      if (a[i] != "PX" && a[i] != "EX") continue;
+      if (i + 1 == a.size()) refuse_syntax();
+      const std::int64_t time = integer(a[i + 1]) * (a[i] == "EX" ? 1000 : 1);
+      if (time <= 0) refuse("ERR invalid expire time in 'set' command");
+      expires_ms = m.now_ms() + time;
       ++i;
-    } else {
-      return syntax();
     }
+    const Reply before = old ? get(m, a) : Reply();
+    if (m.find(a[1]) ? absent : present) return before;
+    m.entries_[std::string(a[1])] = {std::make_shared<Value>(std::string(a[2])), expires_ms};
+    return old ? before : ok();
   }
-  Entry* entry = find(a[1]);
-  Reply before;
-  if (old) {
-    before = get({"GET", a[1]});
-    if (before.type == Reply::Type::kError) return before;
-  }
-  if ((absent && entry) || (present && !entry)) return old ? before : nil();
-  if (!entry) entry = &entries_[std::string(a[1])];
-  entry->value = std::make_shared<Value>(std::string(a[2]));
-  if (!keep) entry->expires_ms = expires_ms;
-  return old ? before : status("OK");
-}
 
-Reply RedisModel::del(const Arguments& a) {
-  std::int64_t count = 0;
-  for (std::size_t i = 1; i < a.size(); ++i) {
-    if (!find(a[i])) continue;
-    entries_.erase(entries_.find(a[i]));
-    ++count;
-  }
-  return number(count);
-}
-
-Reply RedisModel::exists(const Arguments& a) {
-  std::int64_t count = 0;
-  for (std::size_t i = 1; i < a.size(); ++i) count += find(a[i]) ? 1 : 0;
-  return number(count);
-}
-
-Reply RedisModel::incr(const Arguments& a) {
-  bool wrong = false;
-  const auto* value = read<std::string>(a[1], wrong);
-  if (wrong) return wrong_type();
-  const auto before = value ? integer(*value) : 0;
-  if (!before) return not_integer();
-  write<std::string>(a[1]) = std::to_string(*before + 1);
-  return number(*before + 1);
-}
-
-Reply RedisModel::strlen(const Arguments& a) {
-  bool wrong = false;
-  const auto* value = read<std::string>(a[1], wrong);
-  return wrong ? wrong_type() : number(value ? static_cast<std::int64_t>(value->size()) : 0);
-}
-
-Reply RedisModel::getrange(const Arguments& a) {
-  bool wrong = false;
-  const auto* value = read<std::string>(a[1], wrong);
-  const auto from = integer(a[2]), to = integer(a[3]);
-  if (!from || !to) return not_integer();
-  if (wrong) return wrong_type();
-  const auto size = static_cast<std::int64_t>(value ? value->size() : 0);
-  const std::int64_t first = std::max<std::int64_t>(0, *from < 0 ? size + *from : *from);
-  // As Redis: -6 of two bytes is the first one.
-  const std::int64_t last = std::min(size - 1, std::max<std::int64_t>(0, *to < 0 ? size + *to : *to));
-  if (first > last || (*from < 0 && *to < 0 && *from > *to)) return text("");
-  return text(value->substr(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first + 1)));
-}
-
-Reply RedisModel::getex(const Arguments& a) {
-  Reply value = get(a);
-  if (a.size() != 4 || !same(a[2], "EX")) return syntax();
-  const auto time = integer(a[3]);
-  if (!time) return not_integer();
-  if (value.type == Reply::Type::kString) find(a[1])->expires_ms = now_ms() + *time * 1000;
-  return value;
-}
-
-Reply RedisModel::pttl(const Arguments& a) {
-  const Entry* entry = find(a[1]);
-  return number(!entry ? -2 : entry->expires_ms == 0 ? -1 : entry->expires_ms - now_ms());
-}
-
-Reply RedisModel::pexpire(const Arguments& a) {
-  const auto time = integer(a[2]);
-  if (!time) return not_integer();
-  Entry* entry = find(a[1]);
-  if (!entry) return number(0);
-  entry->expires_ms = now_ms() + *time;
-  if (*time <= 0) entries_.erase(entries_.find(a[1]));
-  return number(1);
-}
-
-Reply RedisModel::persist(const Arguments& a) {
-  Entry* entry = find(a[1]);
-  return number(entry && std::exchange(entry->expires_ms, 0) != 0 ? 1 : 0);
-}
-
-// ---- hashes
-
-Reply RedisModel::hget(const Arguments& a) {
-  bool wrong = false;
-  const auto* hash = read<Hash>(a[1], wrong);
-  if (wrong) return wrong_type();
-  if (!hash) return nil();
-  const auto it = hash->find(a[2]);
-  return it == hash->end() ? nil() : text(it->second);
-}
-
-Reply RedisModel::hset(const Arguments& a) {
-  if (a.size() % 2 != 0) return error("ERR wrong number of arguments for 'hset' command");
-  bool wrong = false;
-  (void)read<Hash>(a[1], wrong);
-  if (wrong) return wrong_type();
-  auto& hash = write<Hash>(a[1]);
-  std::int64_t added = 0;
-  for (std::size_t i = 2; i < a.size(); i += 2) {
-    const auto it = hash.find(a[i]);
-    if (it == hash.end()) {
-      hash.emplace_back(a[i], a[i + 1]);
-      ++added;
-    } else {
-      it->second = a[i + 1];
+  static Reply del(R& m, A a) {
+    std::int64_t count = 0;
+    for (std::size_t i = 1; i < a.size(); ++i) {
+      if (m.find(a[i])) count += static_cast<std::int64_t>(m.entries_.erase(std::string(a[i])));
     }
+    return number(count);
   }
-  return number(added);
-}
 
-Reply RedisModel::hsetnx(const Arguments& a) {
-  const Reply before = hexists(a);
-  if (before.type == Reply::Type::kError || before.integer == 1)
-    return before.type == Reply::Type::kError ? before : number(0);
-  write<Hash>(a[1]).emplace_back(a[2], a[3]);
-  return number(1);
-}
-
-Reply RedisModel::hdel(const Arguments& a) {
-  bool wrong = false;
-  const auto* found = read<Hash>(a[1], wrong);
-  if (wrong) return wrong_type();
-  if (!found) return number(0);
-  auto& hash = write<Hash>(a[1]);
-  std::int64_t removed = 0;
-  for (std::size_t i = 2; i < a.size(); ++i) {
-    const auto it = hash.find(a[i]);
-    if (it == hash.end()) continue;
-    hash.erase(it);
-    ++removed;
+  static Reply exists(R& m, A a) {
+    return number(std::count_if(a.begin() + 1, a.end(), [&](std::string_view key) { return m.find(key) != nullptr; }));
   }
-  drop_if_empty<Hash>(a[1]);
-  return number(removed);
-}
 
-Reply RedisModel::hexists(const Arguments& a) {
-  bool wrong = false;
-  const auto* hash = read<Hash>(a[1], wrong);
-  return wrong ? wrong_type() : number(hash && hash->contains(a[2]) ? 1 : 0);
-}
+  static Reply incr(R& m, A a) {
+    const std::int64_t sum = (m.find(a[1]) ? integer(m.read<std::string>(a[1])) : 0) + 1;
+    m.write<std::string>(a[1]) = std::to_string(sum);
+    return number(sum);
+  }
 
-Reply RedisModel::hgetall(const Arguments& a) {
-  bool wrong = false;
-  const auto* hash = read<Hash>(a[1], wrong);
-  if (wrong) return wrong_type();
-  Reply out = array();
-  if (hash)
-    for (const auto& [field, value] : *hash) {
-      out.elements.push_back(text(field));
+  static Reply getrange(R& m, A a) {
+    const std::int64_t from = integer(a[2]), to = integer(a[3]);
+    const std::string& value = m.read<std::string>(a[1]);
+    auto [first, last] = range_of(a[2], a[3], value.size());
+    if (from < 0 && to < 0 && from > to) return text("");
+    if (to < 0) last = std::max<std::int64_t>(0, last);  // as Redis: -6 of two bytes is the first one
+    last = std::min(last, static_cast<std::int64_t>(value.size()) - 1);
+    return text(
+        first > last ? "" : value.substr(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first + 1)));
+  }
+
+  static Reply getex(R& m, A a) {
+    if (a.size() != 4 || a[2] != "EX") refuse_syntax();
+    const std::int64_t ms = integer(a[3]) * 1000;
+    Reply value = get(m, a);
+    if (auto* entry = m.find(a[1])) entry->expires_ms = m.now_ms() + ms;
+    return value;
+  }
+
+  static Reply pttl(R& m, A a) {
+    const auto* entry = m.find(a[1]);
+    return number(!entry ? -2 : entry->expires_ms == 0 ? -1 : entry->expires_ms - m.now_ms());
+  }
+
+  static Reply pexpire(R& m, A a) {
+    const std::int64_t ms = integer(a[2]);
+    auto* entry = m.find(a[1]);
+    if (!entry) return number(0);
+    entry->expires_ms = m.now_ms() + ms;
+    if (ms <= 0) m.entries_.erase(std::string(a[1]));
+    return number(1);
+  }
+
+  static Reply persist(R& m, A a) {
+    auto* entry = m.find(a[1]);
+    return number(entry && std::exchange(entry->expires_ms, 0) != 0 ? 1 : 0);
+  }
+
+  // ---- hashes
+
+  static Reply field(const Hash& hash, std::string_view name) {
+    const auto at = hash.find(name);
+    return at == hash.end() ? Reply() : text(at->second);
+  }
+  static bool put(Hash& hash, std::string_view name, std::string_view value) {
+    const auto at = hash.find(name);
+    const bool fresh = at == hash.end();
+    if (fresh) {
+      hash.emplace_back(name, value);
+    } else {
+      at->second = value;
+    }
+    return fresh;
+  }
+
+  static Reply hget(R& m, A a) { return field(m.read<Hash>(a[1]), a[2]); }
+
+  static Reply hset(R& m, A a) {
+    if (a.size() % 2 != 0) refuse("ERR wrong number of arguments for 'hset' command");
+    auto& hash = m.write<Hash>(a[1]);
+    std::int64_t added = 0;
+    for (std::size_t i = 2; i < a.size(); i += 2) added += put(hash, a[i], a[i + 1]) ? 1 : 0;
+    return number(added);
+  }
+
+  static Reply hsetnx(R& m, A a) {
+    if (m.read<Hash>(a[1]).contains(a[2])) return number(0);
+    return number(put(m.write<Hash>(a[1]), a[2], a[3]) ? 1 : 0);
+  }
+
+  static Reply hdel(R& m, A a) {
+    if (m.read<Hash>(a[1]).empty()) return number(0);
+    auto& hash = m.write<Hash>(a[1]);
+    std::int64_t removed = 0;
+    for (std::size_t i = 2; i < a.size(); ++i) {
+      const auto at = hash.find(a[i]);
+      if (at == hash.end()) continue;
+      hash.erase(at);
+      ++removed;
+    }
+    m.drop_if_empty<Hash>(a[1]);
+    return number(removed);
+  }
+
+  static Reply hgetall(R& m, A a) {
+    Reply out = array();
+    for (const auto& [name, value] : m.read<Hash>(a[1])) {
+      out.elements.push_back(text(name));
       out.elements.push_back(text(value));
     }
-  return out;
-}
-
-Reply RedisModel::hincrby(const Arguments& a) {
-  bool wrong = false;
-  const auto* hash = read<Hash>(a[1], wrong);
-  if (wrong) return wrong_type();
-  const auto by = integer(a[3]);
-  if (!by) return not_integer();
-  const auto it = hash ? hash->find(a[2]) : Hash::const_iterator();
-  const auto before = hash && it != hash->end() ? integer(it->second) : 0;
-  if (!before) return error("ERR hash value is not an integer");
-  std::int64_t sum = 0;
-  if (__builtin_add_overflow(*before, *by, &sum)) return error("ERR increment or decrement would overflow");
-  auto& changed = write<Hash>(a[1]);
-  if (const auto at = changed.find(a[2]); at != changed.end()) {
-    at->second = std::to_string(sum);
-  } else {
-    changed.emplace_back(a[2], std::to_string(sum));
+    return out;
   }
-  return number(sum);
-}
 
-Reply RedisModel::hkeys(const Arguments& a) {
-  bool wrong = false;
-  const auto* hash = read<Hash>(a[1], wrong);
-  if (wrong) return wrong_type();
-  Reply out = array();
-  if (hash)
-    for (const auto& [field, value] : *hash) out.elements.push_back(text(field));
-  return out;
-}
-
-Reply RedisModel::hlen(const Arguments& a) {
-  bool wrong = false;
-  const auto* hash = read<Hash>(a[1], wrong);
-  return wrong ? wrong_type() : number(hash ? static_cast<std::int64_t>(hash->size()) : 0);
-}
-
-Reply RedisModel::hmget(const Arguments& a) {
-  bool wrong = false;
-  const auto* hash = read<Hash>(a[1], wrong);
-  if (wrong) return wrong_type();
-  Reply out = array();
-  for (std::size_t i = 2; i < a.size(); ++i) {
-    const auto it = hash ? hash->find(a[i]) : Hash::const_iterator();
-    out.elements.push_back(hash && it != hash->end() ? text(it->second) : nil());
+  static Reply hincrby(R& m, A a) {
+    const Hash& hash = m.read<Hash>(a[1]);
+    const std::int64_t by = integer(a[3]);
+    const auto at = hash.find(a[2]);
+    std::int64_t sum = 0;
+    if (__builtin_add_overflow(at == hash.end() ? 0 : integer(at->second), by, &sum))
+      refuse("ERR increment or decrement would overflow");
+    put(m.write<Hash>(a[1]), a[2], std::to_string(sum));
+    return number(sum);
   }
-  return out;
-}
 
-// All of it is one page, as of a hash that Redis keeps compact.
-Reply RedisModel::hscan(const Arguments& a) {
-  Reply page = hgetall(a);
-  if (page.type == Reply::Type::kError) return page;
-  Reply out = array();
-  out.elements = {text("0"), std::move(page)};
-  return out;
-}
+  static Reply hkeys(R& m, A a) {
+    Reply out = array();
+    for (const auto& [name, value] : m.read<Hash>(a[1])) out.elements.push_back(text(name));
+    return out;
+  }
 
-// ---- sets
+  static Reply hmget(R& m, A a) {
+    Reply out = array();
+    for (std::size_t i = 2; i < a.size(); ++i) out.elements.push_back(field(m.read<Hash>(a[1]), a[i]));
+    return out;
+  }
 
-Reply RedisModel::sadd(const Arguments& a) {
-  bool wrong = false;
-  (void)read<Set>(a[1], wrong);
-  if (wrong) return wrong_type();
-  auto& set = write<Set>(a[1]);
-  std::int64_t added = 0;
-  for (std::size_t i = 2; i < a.size(); ++i) added += set.emplace(a[i]).second ? 1 : 0;
-  return number(added);
-}
+  // All of it is one page, as of a hash that Redis keeps compact.
+  static Reply hscan(R& m, A a) { return array({text("0"), hgetall(m, a)}); }
 
-Reply RedisModel::srem(const Arguments& a) {
-  bool wrong = false;
-  if (!read<Set>(a[1], wrong)) return wrong ? wrong_type() : number(0);
-  auto& set = write<Set>(a[1]);
-  std::int64_t removed = 0;
-  for (std::size_t i = 2; i < a.size(); ++i) removed += static_cast<std::int64_t>(set.erase(std::string(a[i])));
-  drop_if_empty<Set>(a[1]);
-  return number(removed);
-}
+  // ---- sets
 
-Reply RedisModel::smembers(const Arguments& a) {
-  bool wrong = false;
-  const auto* set = read<Set>(a[1], wrong);
-  if (wrong) return wrong_type();
-  Reply out = array();
-  if (set)
-    for (const auto& member : *set) out.elements.push_back(text(member));
-  return out;
-}
+  static Reply sadd(R& m, A a) {
+    auto& set = m.write<Set>(a[1]);
+    return number(std::count_if(a.begin() + 2, a.end(), [&](std::string_view one) { return set.emplace(one).second; }));
+  }
 
-// ---- sorted sets
+  static Reply srem(R& m, A a) {
+    if (m.read<Set>(a[1]).empty()) return number(0);
+    auto& set = m.write<Set>(a[1]);
+    const auto removed =
+        std::count_if(a.begin() + 2, a.end(), [&](std::string_view one) { return set.erase(std::string(one)) > 0; });
+    m.drop_if_empty<Set>(a[1]);
+    return number(removed);
+  }
 
-Reply RedisModel::zadd(const Arguments& a) {
-  std::size_t at = 2;
-  bool greater = false, less = false, known_only = false;
-  for (; at < a.size(); ++at) {
-    if (same(a[at], "GT")) {
-      greater = true;
-    } else if (same(a[at], "LT")) {
-      less = true;
-    } else if (same(a[at], "XX")) {
-      known_only = true;
-    } else {
-      break;
+  // ---- sorted sets
+
+  static Reply zadd(R& m, A a) {
+    std::size_t at = 2;
+    bool greater = false, less = false, known_only = false;
+    for (; at < a.size() && (a[at] == "GT" || a[at] == "LT" || a[at] == "XX"); ++at) {
+      greater = greater || a[at] == "GT";
+      less = less || a[at] == "LT";
+      known_only = known_only || a[at] == "XX";
     }
-  }
-  if (at >= a.size() || (a.size() - at) % 2 != 0) return syntax();
-  bool wrong = false;
-  (void)read<SortedSet>(a[1], wrong);
-  std::vector<double> scores;
-  for (std::size_t i = at; i < a.size(); i += 2) {
-    const auto score = real(a[i]);
-    if (!score) return error("ERR value is not a valid float");
-    scores.push_back(*score);
-  }
-  if (wrong) return wrong_type();
-  if (known_only && !find(a[1])) return number(0);
-  auto& set = write<SortedSet>(a[1]);
-  std::int64_t added = 0;
-  for (std::size_t i = at; i < a.size(); i += 2) {
-    const double score = scores[(i - at) / 2];
-    const auto it = set.scores.find(a[i + 1]);
-    if (it == set.scores.end()) {
-      if (known_only) continue;
-      set.scores.emplace(a[i + 1], score);
-      set.order.emplace(score, a[i + 1]);
-      ++added;
-    } else if (it->second != score && !(greater && score < it->second) && !(less && score > it->second)) {
-      set.order.erase({it->second, it->first});
-      it->second = score;
-      set.order.emplace(score, a[i + 1]);
+    if (at >= a.size() || (a.size() - at) % 2 != 0) refuse_syntax();
+    std::vector<double> scores;
+    for (std::size_t i = at; i < a.size(); i += 2) scores.push_back(real(a[i], "ERR value is not a valid float"));
+    (void)m.read<SortedSet>(a[1]);
+    if (known_only && !m.find(a[1])) return number(0);
+    auto& set = m.write<SortedSet>(a[1]);
+    std::int64_t added = 0;
+    for (std::size_t i = at; i < a.size(); i += 2) {
+      const double value = scores[(i - at) / 2];
+      const auto known = set.scores.find(a[i + 1]);
+      if (known == set.scores.end() ? known_only
+                                    : (greater && value < known->second) || (less && value > known->second))
+        continue;
+      if (known == set.scores.end()) {
+        ++added;
+      } else {
+        set.order.erase({known->second, known->first});
+      }
+      set.scores.insert_or_assign(std::string(a[i + 1]), value);
+      set.order.emplace(value, a[i + 1]);
     }
+    return number(added);
   }
-  return number(added);
-}
 
-Reply RedisModel::zrem(const Arguments& a) {
-  bool wrong = false;
-  if (!read<SortedSet>(a[1], wrong)) return wrong ? wrong_type() : number(0);
-  auto& set = write<SortedSet>(a[1]);
-  std::int64_t removed = 0;
-  for (std::size_t i = 2; i < a.size(); ++i) {
-    const auto it = set.scores.find(a[i]);
-    if (it == set.scores.end()) continue;
-    set.order.erase({it->second, it->first});
-    set.scores.erase(it);
-    ++removed;
-  }
-  drop_if_empty<SortedSet>(a[1]);
-  return number(removed);
-}
-
-Reply RedisModel::zcard(const Arguments& a) {
-  bool wrong = false;
-  const auto* set = read<SortedSet>(a[1], wrong);
-  return wrong ? wrong_type() : number(set ? static_cast<std::int64_t>(set->scores.size()) : 0);
-}
-
-Reply RedisModel::zscore(const Arguments& a) {
-  Reply all = zmscore(a);
-  return all.type == Reply::Type::kError ? all : std::move(all.elements[0]);
-}
-
-Reply RedisModel::zmscore(const Arguments& a) {
-  bool wrong = false;
-  const auto* set = read<SortedSet>(a[1], wrong);
-  if (wrong) return wrong_type();
-  Reply out = array();
-  for (std::size_t i = 2; i < a.size(); ++i) {
-    const auto it = set ? set->scores.find(a[i]) : std::map<std::string, double, std::less<>>::const_iterator();
-    out.elements.push_back(set && it != set->scores.end() ? text(score_text(it->second)) : nil());
-  }
-  return out;
-}
-
-// By rank.
-Reply RedisModel::zrange(const Arguments& a) {
-  bool with_scores = false;
-  for (std::size_t i = 4; i < a.size(); ++i) {
-    if (!same(a[i], "WITHSCORES")) return syntax();
-    with_scores = true;
-  }
-  const auto from = integer(a[2]), to = integer(a[3]);
-  if (!from || !to) return not_integer();
-  bool wrong = false;
-  const auto* set = read<SortedSet>(a[1], wrong);
-  if (wrong) return wrong_type();
-  Reply out = array();
-  if (!set) return out;
-  const auto size = static_cast<std::int64_t>(set->order.size());
-  const std::int64_t first = std::max<std::int64_t>(0, *from < 0 ? size + *from : *from);
-  const std::int64_t last = std::min(size - 1, *to < 0 ? size + *to : *to);
-  std::int64_t rank = 0;
-  for (const auto& one : set->order) {
-    if (rank >= first && rank <= last) add_scored(out, one, with_scores);
-    ++rank;
-  }
-  return out;
-}
-
-Reply RedisModel::zrangebyscore(const Arguments& a) {
-  const bool backwards = same(a[0], "ZREVRANGEBYSCORE");
-  const auto low = bound(a[backwards ? 3 : 2]), high = bound(a[backwards ? 2 : 3]);
-  if (!low || !high) return error("ERR min or max is not a float");
-  bool with_scores = false;
-  std::int64_t skip = 0, limit = -1;
-  for (std::size_t i = 4; i < a.size(); ++i) {
-    if (same(a[i], "WITHSCORES")) {
-      with_scores = true;
-    } else if (same(a[i], "LIMIT") && i + 2 < a.size()) {
-      const auto first = integer(a[i + 1]), count = integer(a[i + 2]);
-      if (!first || !count) return not_integer();
-      skip = *first;
-      limit = *count;
-      i += 2;
-    } else {
-      return syntax();
+  static Reply remove(R& m, std::string_view key, const std::vector<std::string>& members) {
+    if (m.read<SortedSet>(key).scores.empty()) return number(0);
+    auto& set = m.write<SortedSet>(key);
+    std::int64_t removed = 0;
+    for (const auto& member : members) {
+      const auto known = set.scores.find(member);
+      if (known == set.scores.end()) continue;
+      set.order.erase({known->second, known->first});
+      set.scores.erase(known);
+      ++removed;
     }
+    m.drop_if_empty<SortedSet>(key);
+    return number(removed);
   }
-  bool wrong = false;
-  const auto* set = read<SortedSet>(a[1], wrong);
-  if (wrong) return wrong_type();
-  Reply out = array();
-  if (!set) return out;
-  std::vector<const std::pair<double, std::string>*> found;
-  for (const auto& one : set->order)
-    if (within(one.first, *low, *high)) found.push_back(&one);
-  if (backwards) std::reverse(found.begin(), found.end());
-  if (skip < 0) return out;
-  for (std::size_t i = static_cast<std::size_t>(skip); i < found.size() && limit != 0; ++i) {
-    add_scored(out, *found[i], with_scores);
-    if (limit > 0) --limit;
-  }
-  return out;
-}
+  static Reply zrem(R& m, A a) { return remove(m, a[1], {a.begin() + 2, a.end()}); }
 
-Reply RedisModel::zremrangebyscore(const Arguments& a) {
-  const auto low = bound(a[2]), high = bound(a[3]);
-  if (!low || !high) return error("ERR min or max is not a float");
-  bool wrong = false;
-  const auto* set = read<SortedSet>(a[1], wrong);
-  if (wrong) return wrong_type();
-  if (!set) return number(0);
-  std::vector<std::string> gone;
-  for (const auto& [score, member] : set->order)
-    if (within(score, *low, *high)) gone.push_back(member);
-  Arguments remove{"ZREM", a[1]};
-  remove.insert(remove.end(), gone.begin(), gone.end());
-  return gone.empty() ? number(0) : zrem(remove);
-}
-
-Reply RedisModel::zremrangebyrank(const Arguments& a) {
-  Reply gone = zrange({"ZRANGE", a[1], a[2], a[3]});
-  if (gone.type == Reply::Type::kError) return gone;
-  Arguments remove{"ZREM", a[1]};
-  for (const auto& member : gone.elements) remove.push_back(member.text);
-  return gone.elements.empty() ? number(0) : zrem(remove);
-}
-
-// ---- streams
-
-Reply RedisModel::xadd(const Arguments& a) {
-  bool wrong = false;
-  const auto* known = read<Stream>(a[1], wrong);
-  if (wrong) return wrong_type();
-  std::size_t at = 2;
-  Stream none;
-  std::int64_t removed = 0;
-  const std::size_t options = at;
-  if (same(a[at], "MAXLEN") || same(a[at], "MINID")) {
-    if (auto failed = trim(none, a, at, removed)) return *failed;
-  }
-  if (at + 2 >= a.size() || (a.size() - at) % 2 == 0) return error("ERR wrong number of arguments for 'xadd' command");
-  const StreamId last = known ? known->last : StreamId();
-  StreamId id;
-  if (a[at] == "*") {
-    if (last == kLastId) return error("ERR The stream has exhausted the last possible ID, unable to add more items");
-    const auto ms = static_cast<std::uint64_t>(now_ms());
-    id = ms > last.ms ? StreamId{ms, 0} : after(last);
-  } else {
-    const auto given = stream_id(a[at], 0);
-    if (!given) return bad_id();
-    if (*given == StreamId()) return error("ERR The ID specified in XADD must be greater than 0-0");
-    if (*given <= last)
-      return error("ERR The ID specified in XADD is equal or smaller than the target stream top item");
-    id = *given;
-  }
-  auto& stream = write<Stream>(a[1]);
-  stream.last = id;
-  stream.entries.emplace(id, std::vector<std::string>(a.begin() + static_cast<std::ptrdiff_t>(at) + 1, a.end()));
-  if (at != options) {
-    std::size_t again = options;
-    (void)trim(stream, a, again, removed);
-  }
-  return text(id.text());
-}
-
-Reply RedisModel::xdel(const Arguments& a) {
-  bool wrong = false;
-  if (!read<Stream>(a[1], wrong)) return wrong ? wrong_type() : number(0);
-  std::vector<StreamId> ids;
-  for (std::size_t i = 2; i < a.size(); ++i) {
-    const auto id = stream_id(a[i], 0);
-    if (!id) return bad_id();
-    ids.push_back(*id);
-  }
-  auto& stream = write<Stream>(a[1]);
-  std::int64_t removed = 0;
-  for (const auto& id : ids) removed += static_cast<std::int64_t>(stream.entries.erase(id));
-  return number(removed);
-}
-
-Reply RedisModel::xlen(const Arguments& a) {
-  bool wrong = false;
-  const auto* stream = read<Stream>(a[1], wrong);
-  return wrong ? wrong_type() : number(stream ? static_cast<std::int64_t>(stream->entries.size()) : 0);
-}
-
-Reply RedisModel::xrange(const Arguments& a) {
-  const bool backwards = same(a[0], "XREVRANGE");
-  const auto edge = [](std::string_view id, bool low) -> std::optional<StreamId> {
-    if (id == "-") return StreamId();
-    if (id == "+") return kLastId;
-    const bool open = id.starts_with('(');
-    auto out = stream_id(id.substr(open ? 1 : 0), low ? 0 : kLastId.sequence);
-    if (out && open) {
-      if (low) return after(*out);
-      return out->sequence > 0 ? StreamId{out->ms, out->sequence - 1} : StreamId{out->ms - 1, kLastId.sequence};
+  static Reply zmscore(R& m, A a) {
+    const auto& scores = m.read<SortedSet>(a[1]).scores;
+    Reply out = array();
+    for (std::size_t i = 2; i < a.size(); ++i) {
+      const auto known = scores.find(a[i]);
+      out.elements.push_back(known == scores.end() ? Reply() : score(known->second));
     }
     return out;
-  };
-  const auto low = edge(a[backwards ? 3 : 2], true), high = edge(a[backwards ? 2 : 3], false);
-  if (!low || !high) return bad_id();
-  std::int64_t limit = -1;
-  if (a.size() > 4) {
-    const auto count = a.size() == 6 && same(a[4], "COUNT") ? integer(a[5]) : std::nullopt;
-    if (!count) return syntax();
-    limit = *count;
   }
-  bool wrong = false;
-  const auto* stream = read<Stream>(a[1], wrong);
-  if (wrong) return wrong_type();
-  Reply out = array();
-  if (!stream || *high < *low) return out;
-  if (a.size() > 4 && limit <= 0) return nil();
-  auto first = stream->entries.lower_bound(*low);
-  auto last = stream->entries.upper_bound(*high);
-  while (first != last && limit != 0) {
-    if (backwards) --last;
-    const auto& one = backwards ? *last : *first;
-    out.elements.push_back(entry_of(one.first, one.second));
-    if (!backwards) ++first;
-    if (limit > 0) --limit;
+
+  // By rank.
+  static Reply zrange(R& m, A a) {
+    if (a.size() > 5 || (a.size() == 5 && a[4] != "WITHSCORES")) refuse_syntax();
+    const auto& order = m.read<SortedSet>(a[1]).order;
+    const auto [first, last] = range_of(a[2], a[3], order.size());
+    Reply out = array();
+    std::int64_t rank = 0;
+    for (const auto& one : order) {
+      if (rank >= first && rank <= last) add_scored(out, one, a.size() == 5);
+      ++rank;
+    }
+    return out;
   }
-  return out;
-}
 
-Reply RedisModel::xtrim(const Arguments& a) {
-  bool wrong = false;
-  Stream none;
-  std::size_t at = 2;
-  std::int64_t removed = 0;
-  if (!same(a[2], "MAXLEN") && !same(a[2], "MINID")) return syntax();
-  const bool known = read<Stream>(a[1], wrong) != nullptr;
-  if (wrong) return wrong_type();
-  if (auto failed = trim(known ? write<Stream>(a[1]) : none, a, at, removed)) return *failed;
-  return number(removed);
-}
+  static Reply zrangebyscore(R& m, A a) {
+    const bool backwards = a[0] == "ZREVRANGEBYSCORE";
+    const Scores scores(a[backwards ? 3 : 2], a[backwards ? 2 : 3]);
+    bool with_scores = false;
+    std::int64_t skip = 0, limit = -1;
+    for (std::size_t i = 4; i < a.size(); ++i) {
+      if (a[i] == "WITHSCORES") {
+        with_scores = true;
+      } else if (a[i] == "LIMIT" && i + 2 < a.size()) {
+        skip = integer(a[i + 1]);
+        limit = integer(a[i + 2]);
+        i += 2;
+      } else {
+        refuse_syntax();
+      }
+    }
+    std::vector<std::pair<double, std::string>> found;
+    for (const auto& one : m.read<SortedSet>(a[1]).order)
+      if (scores.contain(one.first)) found.push_back(one);
+    if (backwards) std::reverse(found.begin(), found.end());
+    Reply out = array();
+    if (skip < 0) return out;
+    for (std::size_t i = static_cast<std::size_t>(skip); i < found.size() && limit != 0; ++i, --limit)
+      add_scored(out, found[i], with_scores);
+    return out;
+  }
 
-Reply RedisModel::xsetid(const Arguments& a) {
-  bool wrong = false;
-  const auto* stream = read<Stream>(a[1], wrong);
-  if (wrong) return wrong_type();
-  if (!stream) return error("ERR no such key");
-  const auto id = stream_id(a[2], 0);
-  if (!id) return bad_id();
-  if (!stream->entries.empty() && *id < stream->entries.rbegin()->first)
-    return error("ERR The ID specified in XSETID is smaller than the target stream top item");
-  write<Stream>(a[1]).last = *id;
-  return status("OK");
-}
+  static Reply zremrangebyscore(R& m, A a) {
+    const Scores scores(a[2], a[3]);
+    std::vector<std::string> gone;
+    for (const auto& [value, member] : m.read<SortedSet>(a[1]).order)
+      if (scores.contain(value)) gone.push_back(member);
+    return remove(m, a[1], gone);
+  }
 
-namespace {
-// Where the keys of XREAD begin, and how many there are.
-std::optional<std::pair<std::size_t, std::size_t>> streams_of(const Arguments& a, std::int64_t& count) {
-  for (std::size_t i = 1; i + 1 < a.size(); ++i) {
-    if (same(a[i], "COUNT")) {
-      count = integer(a[++i]).value_or(-1);
-    } else if (same(a[i], "BLOCK")) {
-      ++i;
-    } else if (same(a[i], "STREAMS")) {
-      const std::size_t rest = a.size() - i - 1;
-      if (rest % 2 != 0) return std::nullopt;
-      return std::pair(i + 1, rest / 2);
+  static Reply zremrangebyrank(R& m, A a) {
+    std::vector<std::string> gone;
+    for (const auto& member : zrange(m, a).elements) gone.push_back(member.text);
+    return remove(m, a[1], gone);
+  }
+
+  // ---- streams
+
+  static Reply xadd(R& m, A a) {
+    std::size_t at = 2;
+    std::optional<Trim> trim;
+    if (a[at] == "MAXLEN" || a[at] == "MINID") trim.emplace(a, at);
+    if (at + 2 >= a.size() || (a.size() - at) % 2 == 0) refuse("ERR wrong number of arguments for 'xadd' command");
+    const StreamId last = m.read<Stream>(a[1]).last;
+    StreamId id{static_cast<std::uint64_t>(m.now_ms()), 0};
+    if (a[at] == "*") {
+      if (last == kLastId) refuse("ERR The stream has exhausted the last possible ID, unable to add more items");
+      if (id.ms <= last.ms) id = after(last);
     } else {
-      return std::nullopt;
+      id = stream_id(a[at]);
+      if (id == StreamId()) refuse("ERR The ID specified in XADD must be greater than 0-0");
+      if (id <= last) refuse("ERR The ID specified in XADD is equal or smaller than the target stream top item");
     }
+    auto& stream = m.write<Stream>(a[1]);
+    stream.last = id;
+    stream.entries.emplace(id, std::vector<std::string>(a.begin() + static_cast<std::ptrdiff_t>(at) + 1, a.end()));
+    if (trim) trim->run(stream);
+    return text(id.text());
   }
-  return std::nullopt;
-}
-}  // namespace
 
-std::vector<std::string> RedisModel::from_now(const Arguments& command) {
-  std::vector<std::string> out(command.begin(), command.end());
-  std::int64_t count = -1;
-  if (const auto at = streams_of(command, count)) {
-    for (std::size_t i = 0; i < at->second; ++i) {
-      auto& id = out[at->first + at->second + i];
-      const auto* stream = peek_as<Stream>(command[at->first + i]);
-      if (id == "$") id = stream ? stream->last.text() : "0-0";
+  static Reply xdel(R& m, A a) {
+    (void)m.read<Stream>(a[1]);
+    if (!m.find(a[1])) return number(0);
+    std::vector<StreamId> ids;
+    for (std::size_t i = 2; i < a.size(); ++i) ids.push_back(stream_id(a[i]));
+    auto& entries = m.write<Stream>(a[1]).entries;
+    return number(std::count_if(ids.begin(), ids.end(), [&](const StreamId& id) { return entries.erase(id) > 0; }));
+  }
+
+  static Reply xrange(R& m, A a) {
+    const bool backwards = a[0] == "XREVRANGE";
+    const StreamId low = edge(a[backwards ? 3 : 2], true), high = edge(a[backwards ? 2 : 3], false);
+    if (a.size() > 4 && (a.size() != 6 || a[4] != "COUNT")) refuse_syntax();
+    std::int64_t limit = a.size() > 4 ? integer(a[5]) : -1;
+    const auto& entries = m.read<Stream>(a[1]).entries;
+    if (!m.find(a[1]) || high < low) return array();
+    if (a.size() > 4 && limit <= 0) return {};
+    Reply out = array();
+    auto first = entries.lower_bound(low), last = entries.upper_bound(high);
+    for (; first != last && limit != 0; --limit) out.elements.push_back(entry(backwards ? *--last : *first++));
+    return out;
+  }
+
+  static Reply xtrim(R& m, A a) {
+    std::size_t at = 2;
+    const Trim trim(a, at);
+    (void)m.read<Stream>(a[1]);
+    return number(m.find(a[1]) ? trim.run(m.write<Stream>(a[1])) : 0);
+  }
+
+  static Reply xsetid(R& m, A a) {
+    const StreamId id = stream_id(a[2]);
+    const auto& entries = m.read<Stream>(a[1]).entries;
+    if (!m.find(a[1])) refuse("ERR no such key");
+    if (!entries.empty() && id < entries.rbegin()->first)
+      refuse("ERR The ID specified in XSETID is smaller than the target stream top item");
+    m.write<Stream>(a[1]).last = id;
+    return ok();
+  }
+
+  // Without BLOCK.
+  static Reply xread(R& m, A a) {
+    const Read read(a);
+    Reply out = array();
+    for (std::size_t i = 0; i < read.streams; ++i) {
+      const StreamId since = stream_id(a[read.at + read.streams + i]);
+      const auto& known = m.read<Stream>(a[read.at + i]).entries;
+      Reply entries = array();
+      for (auto at = known.upper_bound(since); at != known.end(); ++at) {
+        if (read.limit > 0 && std::ssize(entries.elements) == read.limit) break;
+        entries.elements.push_back(entry(*at));
+      }
+      if (!entries.elements.empty()) out.elements.push_back(array({text(a[read.at + i]), std::move(entries)}));
     }
+    return out.elements.empty() ? Reply() : out;
   }
-  return out;
-}
 
-Reply RedisModel::read_streams(const Arguments& a) {
-  std::int64_t count = -1;
-  const auto at = streams_of(a, count);
-  if (!at) return syntax();
-  Reply out = array();
-  for (std::size_t i = 0; i < at->second; ++i) {
-    const auto key = a[at->first + i];
-    const auto since = stream_id(a[at->first + at->second + i], 0);
-    bool wrong = false;
-    const auto* stream = read<Stream>(key, wrong);
-    if (wrong) return wrong_type();
-    if (!since) return bad_id();
-    if (!stream) continue;
-    Reply entries = array();
-    for (auto it = stream->entries.upper_bound(*since); it != stream->entries.end(); ++it) {
-      if (count > 0 && static_cast<std::int64_t>(entries.elements.size()) == count) break;
-      entries.elements.push_back(entry_of(it->first, it->second));
-    }
-    if (entries.elements.empty()) continue;
-    Reply pair = array();
-    pair.elements.push_back(text(key));
-    pair.elements.push_back(std::move(entries));
-    out.elements.push_back(std::move(pair));
+  // ---- the server
+
+  static Reply time(R& m, A) {
+    const std::int64_t us = m.now_us_();
+    return array({text(std::to_string(us / 1'000'000)), text(std::to_string(us % 1'000'000))});
   }
-  return out.elements.empty() ? nil() : out;
-}
 
-// ---- the server
-
-Reply RedisModel::time(const Arguments&) {
-  const std::int64_t us = now_us_();
-  Reply out = array();
-  out.elements = {text(std::to_string(us / 1'000'000)), text(std::to_string(us % 1'000'000))};
-  return out;
-}
-
-Reply RedisModel::publish(const Arguments& a) { return number(on_publish ? on_publish(a[1], a[2]) : 0); }
-
-Reply RedisModel::info(const Arguments&) {
-  return text("# Server\r\nredis_version:7.0.15\r\nrun_id:" + run_id +
-              "\r\n# Memory\r\nused_memory:1000000\r\nmaxmemory:1000000000\r\nmaxmemory_policy:noeviction\r\n"
-              "# Persistence\r\nloading:0\r\naof_enabled:1\r\naof_last_write_status:ok\r\n");
-}
-
-Reply RedisModel::keys_like(const Arguments& a) {
-  Reply out = array();
-  const auto star = a[1].find('*');
-  const auto front = a[1].substr(0, star);
-  const auto back = star == std::string_view::npos ? std::string_view() : a[1].substr(star + 1);
-  for (const auto& key : keys()) {
-    const bool fits = star == std::string_view::npos
-                          ? key == a[1]
-                          : key.size() >= front.size() + back.size() && key.starts_with(front) && key.ends_with(back);
-    if (fits) out.elements.push_back(text(key));
+  static Reply info(R& m, A) {
+    return text("# Server\r\nredis_version:7.0.15\r\nrun_id:" + m.run_id +
+                "\r\n# Memory\r\nused_memory:1000000\r\nmaxmemory:1000000000\r\nmaxmemory_policy:noeviction\r\n"
+                "# Persistence\r\nloading:0\r\naof_enabled:1\r\naof_last_write_status:ok\r\n");
   }
-  return out;
-}
 
-Reply RedisModel::flushall(const Arguments&) {
-  entries_.clear();
-  return status("OK");
-}
+  static Reply keys(R& m, A a) {  // "prefix*"
+    auto all = m.keys();
+    std::erase_if(all, [&](const std::string& key) { return !key.starts_with(a[1].substr(0, a[1].size() - 1)); });
+    return texts_of(all);
+  }
+};
 
-Reply RedisModel::function(const Arguments& a) {
-  if (same(a[1], "FLUSH")) {
+Reply RedisModel::load(const Arguments& a) {
+  if (a[1] == "FLUSH") {
     functions_.clear();
-    return status("OK");
+    return ok();
   }
-  if (!same(a[1], "LOAD")) return error("ERR unknown subcommand '" + std::string(a[1]) + "'. Try FUNCTION HELP.");
+  if (a[1] != "LOAD") refuse("ERR unknown subcommand");
   const auto& loaded = Script::load(std::string(a.back()));
   if (!loaded.error.empty()) return error(loaded.error);
-  if (!same(a[2], "REPLACE"))
-    for (const auto& [name, function] : loaded.functions)
-      if (functions_.contains(name)) return error("ERR Library '" + loaded.library + "' already exists");
-  // Libraries have names of their own, so that another one with this name is what it replaces.
-  std::erase_if(functions_, [&](const auto& one) { return one.first.starts_with(loaded.library + "_"); });
+  // Functions' names begin with their library's.
+  const auto of_library = [&](const auto& one) { return one.first.starts_with(loaded.library + "_"); };
+  if (a[2] != "REPLACE" && std::any_of(functions_.begin(), functions_.end(), of_library))
+    return error("ERR Library '" + loaded.library + "' already exists");
+  std::erase_if(functions_, of_library);
   for (const auto& [name, function] : loaded.functions) functions_[name] = &function;
   return text(loaded.library);
 }
@@ -885,99 +647,110 @@ Reply RedisModel::function(const Arguments& a) {
 Reply RedisModel::fcall(const Arguments& a) {
   ++calls;
   const auto it = functions_.find(a[1]);
-  if (it == functions_.end()) return error("ERR Function not found");
-  const auto count = integer(a[2]);
-  if (!count || *count < 0) return error("ERR Bad number of keys provided");
-  if (static_cast<std::size_t>(*count) > a.size() - 3)
-    return error("ERR Number of keys can't be greater than number of args");
-  if (same(a[0], "FCALL_RO") && it->second->writes)
-    return error("ERR Can not execute a script with write flag using *_ro command.");
-  if (out_of_memory && it->second->writes && !it->second->allows_oom)
-    return error("OOM allow-oom flag is not set on the script, can not run it when used memory > 'maxmemory'");
-  scripted_ = true;
-  may_write_ = it->second->writes;
-  may_grow_ = !out_of_memory || it->second->allows_oom;
-  Reply out = Script::call(*this, *it->second, a, static_cast<std::size_t>(*count));
-  scripted_ = false;
-  may_write_ = may_grow_ = true;
+  if (it == functions_.end()) refuse("ERR Function not found");
+  const Function& function = *it->second;
+  const auto keys = static_cast<std::size_t>(integer(a[2]));
+  if (keys > a.size() - 3) refuse("ERR Number of keys can't be greater than number of args");
+  if (a[0] == "FCALL_RO" && function.writes) refuse("ERR Can not execute a script with write flag using *_ro command.");
+  if (out_of_memory && function.writes && !function.allows_oom)
+    refuse("OOM allow-oom flag is not set on the script, can not run it when used memory > 'maxmemory'");
+  running_ = &function;
+  Reply out = Script::call(*this, function, a, keys);
+  running_ = nullptr;
   return out;
 }
 
-const std::unordered_map<std::string_view, RedisModel::CommandInfo>& RedisModel::commands() {
-  using R = RedisModel;
-  static const std::unordered_map<std::string_view, CommandInfo> all{
-      {"GET", {&R::get, 2}},
-      {"SET", {&R::set, 3, true, true}},
-      {"DEL", {&R::del, 2, true}},
-      {"UNLINK", {&R::del, 2, true}},
-      {"EXISTS", {&R::exists, 2}},
-      {"INCR", {&R::incr, 2, true, true}},
-      {"STRLEN", {&R::strlen, 2}},
-      {"GETRANGE", {&R::getrange, 4}},
-      {"GETEX", {&R::getex, 2, true}},
-      {"PTTL", {&R::pttl, 2}},
-      {"PEXPIRE", {&R::pexpire, 3, true}},
-      {"PERSIST", {&R::persist, 2, true}},
-      {"HGET", {&R::hget, 3}},
-      {"HSET", {&R::hset, 4, true, true}},
-      {"HSETNX", {&R::hsetnx, 4, true, true}},
-      {"HDEL", {&R::hdel, 3, true}},
-      {"HEXISTS", {&R::hexists, 3}},
-      {"HGETALL", {&R::hgetall, 2}},
-      {"HINCRBY", {&R::hincrby, 4, true, true}},
-      {"HKEYS", {&R::hkeys, 2}},
-      {"HLEN", {&R::hlen, 2}},
-      {"HMGET", {&R::hmget, 3}},
-      {"HSCAN", {&R::hscan, 3}},
-      {"SADD", {&R::sadd, 3, true, true}},
-      {"SREM", {&R::srem, 3, true}},
-      {"SMEMBERS", {&R::smembers, 2}},
-      {"ZADD", {&R::zadd, 4, true, true}},
-      {"ZREM", {&R::zrem, 3, true}},
-      {"ZCARD", {&R::zcard, 2}},
-      {"ZSCORE", {&R::zscore, 3}},
-      {"ZMSCORE", {&R::zmscore, 3}},
-      {"ZRANGE", {&R::zrange, 4}},
-      {"ZRANGEBYSCORE", {&R::zrangebyscore, 4}},
-      {"ZREVRANGEBYSCORE", {&R::zrangebyscore, 4}},
-      {"ZREMRANGEBYSCORE", {&R::zremrangebyscore, 4, true}},
-      {"ZREMRANGEBYRANK", {&R::zremrangebyrank, 4, true}},
-      {"XADD", {&R::xadd, 5, true, true}},
-      {"XDEL", {&R::xdel, 3, true}},
-      {"XLEN", {&R::xlen, 2}},
-      {"XRANGE", {&R::xrange, 4}},
-      {"XREVRANGE", {&R::xrange, 4}},
-      {"XTRIM", {&R::xtrim, 4, true}},
-      {"XSETID", {&R::xsetid, 3, true, true}},
-      {"TIME", {&R::time, 1}},
-      {"PUBLISH", {&R::publish, 3}},
-      {"INFO", {&R::info, 1}},
-      {"KEYS", {&R::keys_like, 2}},
-      {"FLUSHALL", {&R::flushall, 1, true}},
-      {"FUNCTION", {&R::function, 2, true, true}},
-      {"FCALL", {&R::fcall, 3}},
-      {"FCALL_RO", {&R::fcall, 3}},
-  };
-  return all;
+Reply RedisModel::read_streams(const Arguments& command) {
+  try {
+    return Commands::xread(*this, command);
+  } catch (const Reply& refused) {
+    return refused;
+  }
+}
+
+std::vector<std::string> RedisModel::from_now(const Arguments& command) {
+  std::vector<std::string> out(command.begin(), command.end());
+  const Read read(command);
+  for (std::size_t i = 0; i < read.streams; ++i) {
+    auto& id = out[read.at + read.streams + i];
+    if (id == "$") id = this->read<Stream>(command[read.at + i]).last.text();
+  }
+  return out;
 }
 
 Reply RedisModel::run(const Arguments& command) {
-  const auto it = commands().find(command[0]);
-  if (it == commands().end()) {
-    const std::string name(command[0]);
-    return error(scripted_ ? "ERR Unknown Redis command called from script" : "ERR unknown command '" + name + "'");
-  }
-  const CommandInfo& info = it->second;
-  if (command.size() < static_cast<std::size_t>(info.least)) {
-    std::string name(command[0]);
-    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return error(scripted_ ? "ERR Wrong number of args calling Redis command from script"
-                           : "ERR wrong number of arguments for '" + name + "' command");
-  }
-  if (info.writes && !may_write_) return error("ERR Write commands are not allowed from read-only scripts.");
-  if (info.needs_memory && (scripted_ ? !may_grow_ : out_of_memory))
+  enum Needs { kNothing, kWrites, kGrows };
+  struct Known {
+    Reply (*run)(R&, A);
+    std::size_t least;  // arguments with the name
+    Needs needs = kNothing;
+  };
+  using C = Commands;
+  static const std::unordered_map<std::string_view, Known> all{
+      {"GET", {C::get, 2}},
+      {"SET", {C::set, 3, kGrows}},
+      {"DEL", {C::del, 2, kWrites}},
+      {"UNLINK", {C::del, 2, kWrites}},
+      {"EXISTS", {C::exists, 2}},
+      {"INCR", {C::incr, 2, kGrows}},
+      {"STRLEN", {[](R& m, A a) { return number(m.read<std::string>(a[1]).size()); }, 2}},
+      {"GETRANGE", {C::getrange, 4}},
+      {"GETEX", {C::getex, 2, kWrites}},
+      {"PTTL", {C::pttl, 2}},
+      {"PEXPIRE", {C::pexpire, 3, kWrites}},
+      {"PERSIST", {C::persist, 2, kWrites}},
+      {"HGET", {C::hget, 3}},
+      {"HSET", {C::hset, 4, kGrows}},
+      {"HSETNX", {C::hsetnx, 4, kGrows}},
+      {"HDEL", {C::hdel, 3, kWrites}},
+      {"HEXISTS", {[](R& m, A a) { return number(m.read<Hash>(a[1]).contains(a[2]) ? 1 : 0); }, 3}},
+      {"HGETALL", {C::hgetall, 2}},
+      {"HINCRBY", {C::hincrby, 4, kGrows}},
+      {"HKEYS", {C::hkeys, 2}},
+      {"HLEN", {[](R& m, A a) { return number(m.read<Hash>(a[1]).size()); }, 2}},
+      {"HMGET", {C::hmget, 3}},
+      {"HSCAN", {C::hscan, 3}},
+      {"SADD", {C::sadd, 3, kGrows}},
+      {"SREM", {C::srem, 3, kWrites}},
+      {"SMEMBERS", {[](R& m, A a) { return texts_of(m.read<Set>(a[1])); }, 2}},
+      {"ZADD", {C::zadd, 4, kGrows}},
+      {"ZREM", {C::zrem, 3, kWrites}},
+      {"ZCARD", {[](R& m, A a) { return number(m.read<SortedSet>(a[1]).scores.size()); }, 2}},
+      {"ZSCORE", {[](R& m, A a) { return C::zmscore(m, a).elements[0]; }, 3}},
+      {"ZMSCORE", {C::zmscore, 3}},
+      {"ZRANGE", {C::zrange, 4}},
+      {"ZRANGEBYSCORE", {C::zrangebyscore, 4}},
+      {"ZREVRANGEBYSCORE", {C::zrangebyscore, 4}},
+      {"ZREMRANGEBYSCORE", {C::zremrangebyscore, 4, kWrites}},
+      {"ZREMRANGEBYRANK", {C::zremrangebyrank, 4, kWrites}},
+      {"XADD", {C::xadd, 5, kGrows}},
+      {"XDEL", {C::xdel, 3, kWrites}},
+      {"XLEN", {[](R& m, A a) { return number(m.read<Stream>(a[1]).entries.size()); }, 2}},
+      {"XRANGE", {C::xrange, 4}},
+      {"XREVRANGE", {C::xrange, 4}},
+      {"XTRIM", {C::xtrim, 4, kWrites}},
+      {"XSETID", {C::xsetid, 3, kGrows}},
+      {"TIME", {C::time, 1}},
+      {"PUBLISH", {[](R& m, A a) { return number(m.on_publish ? m.on_publish(a[1], a[2]) : 0); }, 3}},
+      {"INFO", {C::info, 1}},
+      {"KEYS", {C::keys, 2}},
+      {"FUNCTION", {[](R& m, A a) { return m.load(a); }, 2, kGrows}},
+      {"FCALL", {[](R& m, A a) { return m.fcall(a); }, 3}},
+      {"FCALL_RO", {[](R& m, A a) { return m.fcall(a); }, 3}},
+  };
+  const auto it = all.find(command[0]);
+  if (it == all.end()) return error("ERR unknown command '" + std::string(command[0]) + "'");
+  const Known& known = it->second;
+  if (command.size() < known.least) return error("ERR wrong number of arguments");
+  if (known.needs != kNothing && running_ && !running_->writes)
+    return error("ERR Write commands are not allowed from read-only scripts.");
+  if (known.needs == kGrows && out_of_memory && !(running_ && running_->allows_oom))
     return error("OOM command not allowed when used memory > 'maxmemory'.");
-  return (this->*info.run)(command);
+  try {
+    return known.run(*this, command);
+  } catch (const Reply& refused) {
+    return refused;
+  }
 }
 
 }  // namespace ditfleet::history

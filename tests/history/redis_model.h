@@ -78,6 +78,7 @@ class RedisModel {
   std::int64_t calls = 0;  // of Functions
 
  private:
+  friend struct Commands;
   struct Entry {
     std::shared_ptr<Value> value;
     std::int64_t expires_ms = 0;  // 0: never
@@ -86,44 +87,23 @@ class RedisModel {
     using is_transparent = void;
     std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
   };
-  using Handler = Reply (RedisModel::*)(const Arguments&);
-  struct CommandInfo {
-    Handler run;
-    int least;  // arguments with the name
-    bool writes = false, needs_memory = false;
-  };
-  static const std::unordered_map<std::string_view, CommandInfo>& commands();
-  friend struct Script;
-
   std::int64_t now_ms() const { return now_us_() / 1000; }
   Entry* find(std::string_view key);
+  // The value, or an empty one. Throws if the key has another type, as write() does.
   template <class T>
-  const T* read(std::string_view key, bool& wrong);
+  const T& read(std::string_view key);
   template <class T>
   T& write(std::string_view key);
+  // Removes an empty collection, as Redis does.
   template <class T>
   void drop_if_empty(std::string_view key);
-  bool has_type(std::string_view key, std::size_t type);
-
-  Reply get(const Arguments&), set(const Arguments&), del(const Arguments&), exists(const Arguments&),
-      incr(const Arguments&), strlen(const Arguments&), getrange(const Arguments&), getex(const Arguments&),
-      pttl(const Arguments&), pexpire(const Arguments&), persist(const Arguments&);
-  Reply hget(const Arguments&), hset(const Arguments&), hsetnx(const Arguments&), hdel(const Arguments&),
-      hexists(const Arguments&), hgetall(const Arguments&), hincrby(const Arguments&), hkeys(const Arguments&),
-      hlen(const Arguments&), hmget(const Arguments&), hscan(const Arguments&);
-  Reply sadd(const Arguments&), srem(const Arguments&), smembers(const Arguments&);
-  Reply zadd(const Arguments&), zrem(const Arguments&), zcard(const Arguments&), zscore(const Arguments&),
-      zmscore(const Arguments&), zrange(const Arguments&), zrangebyscore(const Arguments&),
-      zremrangebyscore(const Arguments&), zremrangebyrank(const Arguments&);
-  Reply xadd(const Arguments&), xdel(const Arguments&), xlen(const Arguments&), xrange(const Arguments&),
-      xtrim(const Arguments&), xsetid(const Arguments&);
-  Reply time(const Arguments&), publish(const Arguments&), info(const Arguments&), function(const Arguments&),
-      fcall(const Arguments&), keys_like(const Arguments&), flushall(const Arguments&);
+  Reply load(const Arguments& command);
+  Reply fcall(const Arguments& command);
 
   std::function<std::int64_t()> now_us_;
   std::unordered_map<std::string, Entry, TextHash, std::equal_to<>> entries_;
   std::unordered_map<std::string, const Function*, TextHash, std::equal_to<>> functions_;
-  bool scripted_ = false, may_write_ = true, may_grow_ = true;  // the rights of the Function that runs
+  const Function* running_ = nullptr;
 };
 
 }  // namespace ditfleet::history

@@ -148,30 +148,21 @@ int redis_status_reply(lua_State* lua) {
   return 1;
 }
 
-// register_function{function_name=, callback=, flags={}} or register_function(name, callback).
+// register_function{function_name=, callback=, flags={}}.
 int redis_register_function(lua_State* lua) {
   Function function;
-  const char* name = nullptr;
-  if (lua_istable(lua, 1) != 0) {
-    lua_getfield(lua, 1, "function_name");
-    name = lua_tostring(lua, -1);
-    lua_getfield(lua, 1, "flags");
-    for (int i = 1; lua_istable(lua, -1) != 0; ++i) {
-      lua_rawgeti(lua, -1, i);
-      if (lua_isnil(lua, -1)) {
-        lua_pop(lua, 1);
-        break;
-      }
-      const std::string_view flag = lua_tostring(lua, -1);
-      if (flag == "no-writes") function.writes = false;
-      if (flag == "allow-oom") function.allows_oom = true;
-      lua_pop(lua, 1);
-    }
-    lua_getfield(lua, 1, "callback");
-  } else {
-    name = luaL_checkstring(lua, 1);
-    lua_pushvalue(lua, 2);
+  lua_getfield(lua, 1, "function_name");
+  const char* name = lua_tostring(lua, -1);
+  lua_getfield(lua, 1, "flags");
+  for (int i = 1;; ++i) {
+    lua_rawgeti(lua, -1, i);
+    if (lua_isnil(lua, -1)) break;
+    const std::string_view flag = lua_tostring(lua, -1);
+    function.writes = function.writes && flag != "no-writes";
+    function.allows_oom = function.allows_oom || flag == "allow-oom";
+    lua_pop(lua, 1);
   }
+  lua_getfield(lua, 1, "callback");
   function.callback = luaL_ref(lua, LUA_REGISTRYINDEX);
   loading->functions[name] = function;
   return 0;
