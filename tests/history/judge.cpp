@@ -143,7 +143,7 @@ bool may_end(const Fleet& fleet, const Ordered& order, const std::string& state)
   for (const auto& fault : plan.faults) deaths += fault.kind == Kind::kKillWorker ? 1 : 0;
   for (const auto& job : plan.jobs)
     deaths += job.nature == Nature::kKillsWorkers || job.nature == Nature::kHangs ? job.units : 0;
-  const bool unlucky = deaths >= 2 || plan.losses() >= 3 || clock || plan.has(Kind::kBrokenStore) ||
+  const bool unlucky = deaths >= 2 || plan.losses() >= (deaths > 0 ? 2 : 3) || clock || plan.has(Kind::kBrokenStore) ||
                        plan.has(Kind::kSlowStore) || plan.has(Kind::kFailOver);
   switch (order.plan.nature) {
     case Nature::kFails: return state == "failed";

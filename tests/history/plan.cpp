@@ -88,12 +88,16 @@ Plan Plan::of(std::uint64_t seed, const std::set<int>& without_jobs, const std::
 int Plan::lapses() const {
   // Its units, one that is finishing, and as many again until the scheduler notices.
   const int held = 2 * (capacity + 1);
+  const bool cut_off = std::any_of(faults.begin(), faults.end(), [](const PlannedFault& fault) {
+    return fault.kind >= Kind::kCut && fault.kind <= Kind::kCrashRedis;
+  });
   int count = 0;
   for (const auto& fault : faults) {
     // A worker renews every 300 ms, and gives up a silent connection after three calls of half a second.
     const bool longer = fault.lasts > 700 * kMs;
     switch (fault.kind) {
       case Kind::kKillWorker: count += held; break;
+      case Kind::kDrainWorker: count += cut_off ? held : 0; break;  // its farewell may not arrive
       case Kind::kStopWorker:
       case Kind::kHold: count += longer ? held : 0; break;
       case Kind::kPartition:
