@@ -8,15 +8,23 @@
 #                           fuzz       libFuzzer on each parser of untrusted input, one minute each, in build/fuzz
 #                           tidy       clang-tidy over the product's sources; takes half an hour on two cores
 #                           mutants    tests/fault/mutants.sh: a test must notice each of 52 wrong lines; takes an hour
+#   tests/run.sh trials [--count N] [--seed S]   jobs on real processes that are killed, stopped, cut off; a line for each of
+#                                                N trials (20), which takes about seven seconds
 # Tests that need something this machine does not have (GPU, Chromium, foreign clients) are skipped with a message.
 # The last line is "PASSED passed, FAILED failed, SKIPPED skipped". The exit status is 0 only if nothing failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+if [ "${1:-}" = trials ]; then
+  shift
+  deploy/setup.sh
+  exec python3 -B tests/clients/trials.py "$@"
+fi
+
 kLabels='unit parity system fault bench release gpu sanitize fuzz tidy mutants'
 for label in "$@"; do
   case $label in
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *[!a-z]* | '') known=no ;;
     *) case " $kLabels " in *" $label "*) known=yes ;; *) known=no ;; esac ;;
   esac
