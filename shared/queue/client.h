@@ -221,11 +221,11 @@ class Client {
   asio::awaitable<Result<void>> hand_back(std::span<const Attempt> attempts, Deadline deadline);
   // Confirms that the worker has stopped a canceled unit.
   asio::awaitable<Result<void>> canceled(const Attempt& attempt, Deadline deadline);
-  // A text that the next attempt at the unit reads: where its progress is. It expires with the job's results
+  // A text that the next attempt at the unit reads: where its checkpoint is. It expires with the job's results
   // (QueueOptions::retention_ms). Attempts are not told apart: each text is right as long as it exists.
-  asio::awaitable<Result<void>> keep_state(const UnitRef& unit, const std::string& text, Deadline deadline);
-  asio::awaitable<Result<std::string>> kept_state(const UnitRef& unit, Deadline deadline);  // empty: none
-  asio::awaitable<Result<void>> drop_state(const UnitRef& unit, Deadline deadline);
+  asio::awaitable<Result<void>> store_checkpoint(const UnitRef& unit, const std::string& text, Deadline deadline);
+  asio::awaitable<Result<std::string>> checkpoint(const UnitRef& unit, Deadline deadline);  // empty: none
+  asio::awaitable<Result<void>> drop_checkpoint(const UnitRef& unit, Deadline deadline);
 
  private:
   class Impl;

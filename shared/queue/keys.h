@@ -43,9 +43,9 @@ class Keys {
   std::string workers() const { return prefix_ + "workers"; }    // zset: worker names by latest heartbeat
   std::string forecast() const { return prefix_ + "forecast"; }  // string: FleetForecast as JSON, expires
   std::string outlook() const { return prefix_ + "outlook"; }    // string: "<job> <position> <eta>" lines, expires
-  // What is kept of a unit's progress; a string of the workers' own.
-  std::string state(std::string_view job, int unit) const {
-    return join("state:", std::string(job) + ":" + std::to_string(unit));
+  // string: where the checkpoint of a unit is stored, in a format of the workers' own
+  std::string checkpoint(std::string_view job, int unit) const {
+    return join("checkpoint:", std::string(job) + ":" + std::to_string(unit));
   }
   std::string link_secret(std::int64_t id) const { return join("links:", std::to_string(id)); }  // string
   std::string worker(std::string_view name) const { return join("worker:", name); }

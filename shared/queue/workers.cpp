@@ -201,26 +201,27 @@ asio::awaitable<Result<void>> Client::canceled(const Attempt& attempt, Deadline 
       deadline));
 }
 
-asio::awaitable<Result<void>> Client::keep_state(const UnitRef& unit, const std::string& text, Deadline deadline) {
+asio::awaitable<Result<void>> Client::store_checkpoint(const UnitRef& unit, const std::string& text,
+                                                       Deadline deadline) {
   const auto impl = impl_;
   redis::Command command("SET");
-  command << impl->keys_.state(unit.job, unit.unit) << text << "PX" << impl->options_.retention_ms;
+  command << impl->keys_.checkpoint(unit.job, unit.unit) << text << "PX" << impl->options_.retention_ms;
   co_return without_value(co_await impl->connection_->execute(std::move(command), deadline));
 }
 
-asio::awaitable<Result<std::string>> Client::kept_state(const UnitRef& unit, Deadline deadline) {
+asio::awaitable<Result<std::string>> Client::checkpoint(const UnitRef& unit, Deadline deadline) {
   const auto impl = impl_;
   redis::Command command("GET");
-  command << impl->keys_.state(unit.job, unit.unit);
+  command << impl->keys_.checkpoint(unit.job, unit.unit);
   auto reply = co_await impl->connection_->execute(std::move(command), deadline);
   if (!reply) co_return reply.error();
   co_return reply->is_nil() ? std::string() : std::move(reply->text);
 }
 
-asio::awaitable<Result<void>> Client::drop_state(const UnitRef& unit, Deadline deadline) {
+asio::awaitable<Result<void>> Client::drop_checkpoint(const UnitRef& unit, Deadline deadline) {
   const auto impl = impl_;
   redis::Command command("DEL");
-  command << impl->keys_.state(unit.job, unit.unit);
+  command << impl->keys_.checkpoint(unit.job, unit.unit);
   co_return without_value(co_await impl->connection_->execute(std::move(command), deadline));
 }
 

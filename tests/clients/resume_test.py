@@ -19,7 +19,7 @@ MODELS = {"tiny": tiny_model("dev"), "video": ROOT / "tests/fixtures/wan/two/mod
 class Resumes(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.fleet = cls.enterClassContext(Fleet(workers=2, models=MODELS, sets=["worker.keep_ms=200", "queue.lease_ms=1500", "queue.renew_ms=300", "worker.drain_ms=300",
+        cls.fleet = cls.enterClassContext(Fleet(workers=2, models=MODELS, sets=["worker.checkpoint_ms=200", "queue.lease_ms=1500", "queue.renew_ms=300", "worker.drain_ms=300",
                                                                                 "queue.max_crashes=100", "queue.max_attempts=100", "queue.retry_backoff_ms=100"]))
         cls.http = Client(cls.fleet.url)
         cls.redis = Redis(cls.fleet.redis_socket)
@@ -61,33 +61,33 @@ class Resumes(unittest.TestCase):
                 step = self.interrupt(id, how)
                 self.assertEqual(self.result(self.http.wait(id)), wanted[fields["model"]])
                 log = self.fleet.log.read_text()
-                found = re.search(f"unit {id}/0: goes on after step (\\d+) of an earlier attempt", log)
+                found = re.search(f"unit {id}/0: goes on from the checkpoint after step (\\d+)", log)
                 self.assertTrue(found, f"after step {step}: it began again")
                 resumed += 1
                 if how == signal.SIGTERM:
-                    self.assertGreaterEqual(int(found[1]), step, "a worker that leaves keeps what it has done")
-                until(lambda: not self.redis("KEYS", f"df:{{0}}:state:{id}:*") and not self.redis("KEYS", f"df:{{0}}:blob:{id}:0:*-*"), "nothing is kept of an ended job")
+                    self.assertGreaterEqual(int(found[1]), step, "a worker that leaves stores what it has done")
+                until(lambda: not self.redis("KEYS", f"df:{{0}}:checkpoint:{id}:*") and not self.redis("KEYS", f"df:{{0}}:blob:{id}:0:*-*"), "nothing is kept of an ended job")
                 self.restore()
         print(f"{resumed} of {COUNT} went on")
 
-    def test_a_state_that_is_gone_or_damaged_costs_only_progress(self):
+    def test_a_checkpoint_that_is_gone_or_damaged_costs_only_progress(self):
         wanted = self.result(self.http.wait(self.http.submit(seed=4, **LONG)))
         for harm in ("gone", "damaged"):
             id = self.http.submit(seed=4, **LONG)
-            until(lambda: self.redis("GET", f"df:{{0}}:state:{id}:0"), "a state is kept", 60)
+            until(lambda: self.redis("GET", f"df:{{0}}:checkpoint:{id}:0"), "a checkpoint is stored", 60)
             unit = self.http.job(id)["unit_records"][0]
             os.kill(self.pid_of(unit["worker"]), signal.SIGKILL)
             for key in self.redis("KEYS", f"df:{{0}}:blob:{id}:0:*"):
                 self.redis("DEL", key) if harm == "gone" else self.redis("SETRANGE", key, "5000", "damage")
             self.assertEqual(self.result(self.http.wait(id)), wanted)
-            self.assertRegex(self.fleet.log.read_text(), f"unit {id}/0: begins again: the state of an earlier attempt cannot be read")
+            self.assertRegex(self.fleet.log.read_text(), f"unit {id}/0: begins again: the checkpoint of an earlier attempt cannot be read")
             self.restore()
 
-    def test_short_jobs_keep_nothing(self):
+    def test_short_jobs_store_none(self):
         with Fleet(workers=1, models={"tiny": tiny_model()}) as fleet:
             http = Client(fleet.url)
             self.result(http.wait(http.submit(width=256, height=256, num_inference_steps=20)))
-            self.assertEqual(Redis(fleet.redis_socket)("KEYS", "df:{0}:state:*"), [])
+            self.assertEqual(Redis(fleet.redis_socket)("KEYS", "df:{0}:checkpoint:*"), [])
 
 
 if __name__ == "__main__":

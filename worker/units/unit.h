@@ -42,12 +42,12 @@ struct Unit {
   std::shared_ptr<media::MediaWriter> writer;    // of the result
   std::int64_t first_step_us = 0, compiled = 0;  // as in results::Manifest
 
-  // How far it is, in the store; without a key: nothing is kept. Used on the io thread.
-  results::Manifest kept;
-  bool keeping = false;             // a state is being stored
-  int went_on_from = 0;             // the step of an earlier attempt
+  // Its latest checkpoint; without a key: none. Used on the io thread.
+  results::Manifest checkpoint;
+  bool storing = false;             // a checkpoint is being stored
+  int went_on_from = 0;             // the step of the checkpoint of an earlier attempt
   std::string begun_by;             // receipt_of_model of that attempt, if it differs
-  std::atomic<bool> leaves{false};  // it stops to be handed back: its state is to be kept
+  std::atomic<bool> leaves{false};  // it stops to be handed back, with a checkpoint
 
   // Used on the io thread. The span's context does not change and may be read on any thread.
   telemetry::SpanTimer span;

@@ -61,7 +61,8 @@ bool is_outage(const Error& error) {
 
 }  // namespace
 
-UnitRunner::UnitRunner(Parts parts) : parts_(std::move(parts)), keeper_(parts_.queue, parts_.store, parts_.keep) {}
+UnitRunner::UnitRunner(Parts parts)
+    : parts_(std::move(parts)), checkpoints_(parts_.queue, parts_.store, parts_.checkpoint_interval) {}
 
 void UnitRunner::spawn(const char* what, const UnitPtr& unit, asio::awaitable<void> task) {
   ++tasks_running_;
@@ -249,7 +250,7 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
       }
     }
   }
-  auto found = co_await keeper_.find(unit);
+  auto found = co_await checkpoints_.find(unit);
   const auto state = std::make_shared<std::string>(std::move(found));
   // A variable, because GCC 12 destroys a temporary in a co_await expression twice.
   const std::function<Result<void>()> work = [unit, inputs, state, context = unit->span.context()]() -> Result<void> {
@@ -316,8 +317,8 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   std::optional<telemetry::ScopedSpan> span;
   span.emplace("first_step");
   StepTimer timer(unit->spec.model);
-  auto kept_at = Clock::now();
-  bool keeps = keeper_.interval() > 0ms;
+  auto stored_at = Clock::now();
+  bool stores = checkpoints_.interval() > 0ms;
   const auto on_step = [&](const pipeline::StepProgress& progress) {
     const auto took = timer.ended(progress);
     if (progress.step == 1) {
@@ -328,19 +329,20 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
         span->attribute("ditfleet.steps", std::int64_t{progress.total - 1});
       }
     }
-    // A worker that leaves keeps the state even if a little is lost.
-    const auto unkept = Clock::now() - kept_at;
-    const bool due_now = unkept >= keeper_.interval() || (unit->leaves && unkept >= keeper_.interval() / 10);
-    if (keeps && due_now && progress.step < progress.total && progress.state) {
-      kept_at = Clock::now();
-      if (auto state = progress.state(parts_.keep_bytes); !state) {
-        keeps = false;  // the next ones would not be smaller
-        unit->log(spdlog::level::info, "its progress is not kept: {}", state.error().message);
+    // A worker that leaves stores a checkpoint unless only a little would be lost.
+    const auto unstored = Clock::now() - stored_at;
+    const bool due_now =
+        unstored >= checkpoints_.interval() || (unit->leaves && unstored >= checkpoints_.interval() / 10);
+    if (stores && due_now && progress.step < progress.total && progress.state) {
+      stored_at = Clock::now();
+      if (auto state = progress.state(parts_.checkpoint_bytes); !state) {
+        stores = false;  // the next ones would not be smaller
+        unit->log(spdlog::level::info, "no checkpoint is stored: {}", state.error().message);
       } else {
         asio::post(parts_.executor, [this, unit, step = progress.step, state = std::move(*state)]() mutable {
-          if (unit->keeping) return;
-          unit->keeping = true;
-          spawn("keep the state of", unit, keep_state(unit, step, std::move(state)));
+          if (unit->storing) return;
+          unit->storing = true;
+          spawn("store a checkpoint of", unit, store_checkpoint(unit, step, std::move(state)));
         });
       }
     }
@@ -412,12 +414,12 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   parts_.table_changed();
 }
 
-asio::awaitable<void> UnitRunner::keep_state(UnitPtr unit, int step, std::string state) {
+asio::awaitable<void> UnitRunner::store_checkpoint(UnitPtr unit, int step, std::string state) {
   struct Guard {
     Unit& unit;
-    ~Guard() { unit.keeping = false; }
+    ~Guard() { unit.storing = false; }
   } guard{*unit};
-  co_await keeper_.keep(unit, step, std::move(state));
+  co_await checkpoints_.store(unit, step, std::move(state));
 }
 
 asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image) {
@@ -543,8 +545,8 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
     record_unit(unit->spec.model, unit->phases_us, unit->prepared->device_phases_us(), unit->model->memory().plan);
     if (!std::exchange(first_image_, true)) record_boot("first_image");
     unit->log(spdlog::level::info, "succeeded in {} ms, {} bytes", us_since(unit->received) / 1000, manifest.bytes);
-    co_await until_kept(unit);
-    co_await keeper_.drop(unit);
+    co_await until_stored(unit);
+    co_await checkpoints_.drop(unit);
   } else if (completed.error().code != Code::kConflict) {
     // A call may have completed the unit although its answer was lost. Only a refusal proves that none did, so the
     // result stays.
@@ -594,7 +596,7 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
   if (!lapsed) unit->span.rename();  // the next assignment has the number of this attempt
   end_span(*unit, lapsed ? "stale" : "handed_back");
   unit->log(spdlog::level::info, "handed back: {}", text);
-  co_await until_kept(unit);
+  co_await until_stored(unit);
   const auto attempt = unit->attempt();
   const auto call = [&] { return parts_.queue.hand_back({&attempt, 1}, Deadline::after(kCallTimeout)); };
   // The queue counts a lapse as a crash of this worker until the report arrives, however long Redis is unreachable.
@@ -606,16 +608,16 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
   (void)co_await report(call, give_up, kMaxPause);
 }
 
-// At most as long as a state takes to be stored.
-asio::awaitable<void> UnitRunner::until_kept(UnitPtr unit) {
-  for (int i = 0; i < 1000 && unit->keeping; ++i) co_await pause(10ms);
+// At most as long as a checkpoint takes to be stored.
+asio::awaitable<void> UnitRunner::until_stored(UnitPtr unit) {
+  for (int i = 0; i < 1000 && unit->storing; ++i) co_await pause(10ms);
 }
 
 asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
   end_span(*unit, "canceled");
   unit->log(spdlog::level::info, "canceled");
-  co_await until_kept(unit);
-  co_await keeper_.drop(unit);
+  co_await until_stored(unit);
+  co_await checkpoints_.drop(unit);
   const auto attempt = unit->attempt();
   const auto call = [&] { return parts_.queue.canceled(attempt, Deadline::after(kCallTimeout)); };
   (void)co_await report(call, Deadline::after(parts_.orphan));
@@ -626,8 +628,8 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   unit->span.attribute("error.type", std::string(code_name(error.code)));
   end_span(*unit, "failed");
   unit->log(spdlog::level::err, "failed: {}", error.message);
-  // The state may be the reason.
-  if (unit->went_on_from > 0) co_await keeper_.drop(unit);
+  // The checkpoint may be the reason.
+  if (unit->went_on_from > 0) co_await checkpoints_.drop(unit);
   const bool fault = error.code == Code::kDeviceFault;
   // Another worker may have the model, more memory or a working device. A wrong spec and a deleted adapter stay wrong.
   const bool other_worker = error.code == Code::kNotFound && !error.param.starts_with("loras");

@@ -1,4 +1,4 @@
-#include "worker/units/state_keeper.h"
+#include "worker/units/checkpoints.h"
 
 #include <spdlog/spdlog.h>
 
@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kCallTimeout = 2s, kStoreTimeout = 10s;
 
-// The parts of receipt_of_model() that decide whether a state fits, and whether the rest has the same bits.
+// The parts of receipt_of_model() that decide whether a checkpoint fits, and whether the rest has the same bits.
 json::value part_of(const std::string& receipt, const char* name) {
   const auto parsed = parse_json(receipt);
   const json::value* part = parsed && parsed->is_object() ? parsed->get_object().if_contains(name) : nullptr;
@@ -30,9 +30,9 @@ std::string record_of(int step, const results::Manifest& manifest, const std::st
 
 }  // namespace
 
-asio::awaitable<std::string> StateKeeper::find(std::shared_ptr<Unit> unit) {
+asio::awaitable<std::string> Checkpoints::find(std::shared_ptr<Unit> unit) {
   if (interval_ <= 0ms || unit->receipt_of_model.empty()) co_return std::string();
-  const auto known = co_await queue_.kept_state(unit->entry.ref, Deadline::after(kCallTimeout));
+  const auto known = co_await queue_.checkpoint(unit->entry.ref, Deadline::after(kCallTimeout));
   if (!known || known->empty()) co_return std::string();
   const auto record = parse_json(*known);
   const json::object* fields = record ? record->if_object() : nullptr;
@@ -43,45 +43,46 @@ asio::awaitable<std::string> StateKeeper::find(std::shared_ptr<Unit> unit) {
   if (!manifest || part_of(of, "model") != part_of(unit->receipt_of_model, "model")) co_return std::string();
   auto state = co_await store_.get(*manifest, Deadline::after(kStoreTimeout));
   if (!state) {
-    unit->log(spdlog::level::warn, "begins again: the state of an earlier attempt cannot be read: {}",
+    unit->log(spdlog::level::warn, "begins again: the checkpoint of an earlier attempt cannot be read: {}",
               state.error().message);
     co_return std::string();
   }
   const json::value& step = fields->at("step");
-  unit->kept = std::move(*manifest);
+  unit->checkpoint = std::move(*manifest);
   unit->went_on_from = step.is_int64() ? static_cast<int>(step.get_int64()) : 0;
-  unit->log(spdlog::level::info, "goes on after step {} of an earlier attempt", unit->went_on_from);
+  unit->log(spdlog::level::info, "goes on from the checkpoint after step {}", unit->went_on_from);
   const auto here = parse_json(unit->receipt_of_model);
   if (here && *here != fields->at("of")) unit->begun_by = of;
   co_return std::move(*state);
 }
 
-asio::awaitable<void> StateKeeper::keep(std::shared_ptr<Unit> unit, int step, std::string state) {
+asio::awaitable<void> Checkpoints::store(std::shared_ptr<Unit> unit, int step, std::string state) {
   const results::ResultKey key{unit->entry.ref.job, unit->entry.ref.unit,
                                unit->entry.nonce + "-" + std::to_string(step), unit->entry.tenant};
   auto manifest =
       co_await store_.put(key, std::move(state), "application/octet-stream", Deadline::after(kStoreTimeout));
-  Result<void> kept = manifest ? Result<void>() : Result<void>(manifest.error());
+  Result<void> stored = manifest ? Result<void>() : Result<void>(manifest.error());
   if (manifest) {
     const std::string record = record_of(step, *manifest, unit->receipt_of_model);
-    kept = co_await queue_.keep_state(unit->entry.ref, record, Deadline::after(kCallTimeout));
+    stored = co_await queue_.store_checkpoint(unit->entry.ref, record, Deadline::after(kCallTimeout));
   }
-  if (!kept) {
+  if (!stored) {
     if (const auto more = log_.admit())
-      unit->log(spdlog::level::warn, "the state after step {} is not kept: {}{}", step, kept.error().message, *more);
+      unit->log(spdlog::level::warn, "the checkpoint after step {} is not stored: {}{}", step, stored.error().message,
+                *more);
     co_return;
   }
   log_.reset();
-  const auto before = std::exchange(unit->kept, std::move(*manifest));
+  const auto before = std::exchange(unit->checkpoint, std::move(*manifest));
   if (!before.key.empty()) (void)co_await store_.remove(before, Deadline::after(kCallTimeout));
 }
 
-asio::awaitable<void> StateKeeper::drop(std::shared_ptr<Unit> unit) {
-  const auto kept = std::exchange(unit->kept, {});
-  if (kept.key.empty()) co_return;
+asio::awaitable<void> Checkpoints::drop(std::shared_ptr<Unit> unit) {
+  const auto last = std::exchange(unit->checkpoint, {});
+  if (last.key.empty()) co_return;
   // Otherwise both expire.
-  (void)co_await queue_.drop_state(unit->entry.ref, Deadline::after(kCallTimeout));
-  (void)co_await store_.remove(kept, Deadline::after(kCallTimeout));
+  (void)co_await queue_.drop_checkpoint(unit->entry.ref, Deadline::after(kCallTimeout));
+  (void)co_await store_.remove(last, Deadline::after(kCallTimeout));
 }
 
 }  // namespace ditfleet::worker
