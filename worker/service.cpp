@@ -399,6 +399,7 @@ void Service::receive(queue::MailboxEntry entry) {
   switch (entry.kind) {
     case queue::MailboxEntry::Kind::kAssign: runner_.assign(std::move(entry), models_); return;
     case queue::MailboxEntry::Kind::kRevoke: table_.revoke(entry.nonce); return;
+    case queue::MailboxEntry::Kind::kPause: table_.pause(entry.nonce); return;
     case queue::MailboxEntry::Kind::kCancel: table_.cancel(entry.nonce); return;
     case queue::MailboxEntry::Kind::kDesired: heartbeat_now(); return;
   }

@@ -235,7 +235,8 @@ const Option kOptions[] = {
     {DITFLEET_OPTION(worker.checkpoint_ms),
      .description =
          "A worker stores a checkpoint of a unit after so much denoising, and when it leaves, so that another worker "
-         "goes on from there. A checkpoint has some MB and is stored as results are. 0: never.",
+         "goes on from there. A checkpoint has some MB and is stored as results are, in Redis up to "
+         "results.redis_max_bytes. 0: only of paused units.",
      .range = {0, kDayMs}},
     {DITFLEET_OPTION(worker.stuck_ms),
      .description =

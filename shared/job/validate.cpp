@@ -105,6 +105,14 @@ std::optional<Error> check_last_seed(const JobSpec& spec) {
                           "seed");
 }
 
+std::optional<Error> check_pause(const JobSpec& spec) {
+  const int steps = steps_of(spec.fields);
+  if (spec.pause_after_steps.value_or(0) < steps || !spec.fields.has("num_inference_steps")) return std::nullopt;
+  return invalid_argument("pause_after_steps is " + std::to_string(*spec.pause_after_steps) + ", but the job runs " +
+                              std::to_string(steps) + " steps; it must be less",
+                          "pause_after_steps");
+}
+
 std::optional<Error> check_format(const JobSpec& spec, const ModelEntry& entry) {
   const FormatRow& format = row_of(*spec.output_format);
   if (entry.media != MediaKind::kVideo && !format.holds_images) {
@@ -159,6 +167,7 @@ Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const Ad
   if (auto error = check_experts(spec, entry)) return *error;
   if (auto error = complete_fields(spec.fields, entry)) return *error;
   if (auto error = check_last_seed(spec)) return *error;
+  if (auto error = check_pause(spec)) return *error;
   if (auto error = check_format(spec, entry)) return *error;
   if (auto error = pin_adapters(spec, entry, resolve)) return *error;
   return spec;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "shared/core/json.h"
+#include "shared/results/checkpoint.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -20,39 +21,25 @@ json::value part_of(const std::string& receipt, const char* name) {
   return part ? *part : json::value(nullptr);
 }
 
-// What find() reads. Not inside the coroutine: GCC 12 frees an initializer list there too early.
-std::string record_of(int step, const results::Manifest& manifest, const std::string& receipt) {
-  auto stored = parse_json(manifest.to_json()), of = parse_json(receipt);
-  return json::serialize(json::object{{"step", step},
-                                      {"manifest", stored ? std::move(*stored) : json::value(nullptr)},
-                                      {"of", of ? std::move(*of) : json::value(nullptr)}});
-}
-
 }  // namespace
 
 asio::awaitable<std::string> Checkpoints::find(std::shared_ptr<Unit> unit) {
-  if (interval_ <= 0ms || unit->receipt_of_model.empty()) co_return std::string();
+  if (unit->receipt_of_model.empty()) co_return std::string();
   const auto known = co_await queue_.checkpoint(unit->entry.ref, Deadline::after(kCallTimeout));
   if (!known || known->empty()) co_return std::string();
-  const auto record = parse_json(*known);
-  const json::object* fields = record ? record->if_object() : nullptr;
-  if (!fields || !fields->contains("manifest") || !fields->contains("step") || !fields->contains("of"))
-    co_return std::string();
-  auto manifest = results::Manifest::parse(json::serialize(fields->at("manifest")));
-  const std::string of = json::serialize(fields->at("of"));
-  if (!manifest || part_of(of, "model") != part_of(unit->receipt_of_model, "model")) co_return std::string();
-  auto state = co_await store_.get(*manifest, Deadline::after(kStoreTimeout));
+  auto found = results::Checkpoint::parse(*known);
+  if (!found || part_of(found->of, "model") != part_of(unit->receipt_of_model, "model")) co_return std::string();
+  auto state = co_await store_.get(found->manifest, Deadline::after(kStoreTimeout));
   if (!state) {
     unit->log(spdlog::level::warn, "begins again: the checkpoint of an earlier attempt cannot be read: {}",
               state.error().message);
     co_return std::string();
   }
-  const json::value& step = fields->at("step");
-  unit->checkpoint = std::move(*manifest);
-  unit->went_on_from = step.is_int64() ? static_cast<int>(step.get_int64()) : 0;
+  unit->checkpoint = std::move(found->manifest);
+  unit->went_on_from = found->step;
   unit->log(spdlog::level::info, "goes on from the checkpoint after step {}", unit->went_on_from);
-  const auto here = parse_json(unit->receipt_of_model);
-  if (here && *here != fields->at("of")) unit->begun_by = of;
+  const auto here = parse_json(unit->receipt_of_model), there = parse_json(found->of);
+  if (here && there && *here != *there) unit->begun_by = found->of;
   co_return std::move(*state);
 }
 
@@ -63,7 +50,7 @@ asio::awaitable<void> Checkpoints::store(std::shared_ptr<Unit> unit, int step, s
       co_await store_.put(key, std::move(state), "application/octet-stream", Deadline::after(kStoreTimeout));
   Result<void> stored = manifest ? Result<void>() : Result<void>(manifest.error());
   if (manifest) {
-    const std::string record = record_of(step, *manifest, unit->receipt_of_model);
+    const std::string record = results::Checkpoint{step, *manifest, unit->receipt_of_model}.to_json();
     stored = co_await queue_.store_checkpoint(unit->entry.ref, record, Deadline::after(kCallTimeout));
   }
   if (!stored) {

@@ -18,7 +18,7 @@ namespace asio = boost::asio;
 // Call every function on the io thread.
 class Checkpoints {
  public:
-  // `interval`: of denoising between two checkpoints; 0: none is stored or looked for.
+  // `interval`: of denoising between two checkpoints; 0: only paused units have one.
   Checkpoints(queue::Client& queue, results::Store& store, std::chrono::milliseconds interval)
       : queue_(queue), store_(store), interval_(interval) {}
 

@@ -45,9 +45,13 @@ struct Unit {
   // Its latest checkpoint; without a key: none. Used on the io thread.
   results::Manifest checkpoint;
   bool storing = false;             // a checkpoint is being stored
+  int next_step = 0;                // of next_state
+  std::string next_state;           // the checkpoint to store next; empty: none
   int went_on_from = 0;             // the step of the checkpoint of an earlier attempt
   std::string begun_by;             // receipt_of_model of that attempt, if it differs
   std::atomic<bool> leaves{false};  // it stops to be handed back, with a checkpoint
+  std::atomic<bool> pauses{false};  // as leaves; it stores one however little would be lost
+  std::atomic<bool> holds{false};   // as pauses, by the job's pause_after_steps
 
   // Used on the io thread. The span's context does not change and may be read on any thread.
   telemetry::SpanTimer span;

@@ -161,6 +161,7 @@ void UnitRunner::perform(const Action& action) {
     case Action::Kind::kDenoise: spawn("denoise", unit, stage("denoise", unit, denoise(unit))); return;
     case Action::Kind::kStopDenoising:
       unit->leaves = parts_.table.stop_reason(action.attempt.nonce) == StopReason::kDrained;
+      unit->pauses = parts_.table.stop_reason(action.attempt.nonce) == StopReason::kPaused;
       unit->stop = true;
       return;
     case Action::Kind::kReportCanceled: spawn("report the cancel of", unit, report_canceled(unit)); break;
@@ -318,7 +319,7 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   span.emplace("first_step");
   StepTimer timer(unit->spec.model);
   auto stored_at = Clock::now();
-  bool stores = checkpoints_.interval() > 0ms;
+  bool stores = true;
   const auto on_step = [&](const pipeline::StepProgress& progress) {
     const auto took = timer.ended(progress);
     if (progress.step == 1) {
@@ -329,20 +330,23 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
         span->attribute("ditfleet.steps", std::int64_t{progress.total - 1});
       }
     }
+    const bool last = progress.step == progress.total;
+    const bool looked_at = progress.step == unit->spec.pause_after_steps && progress.step > unit->went_on_from && !last;
     // A worker that leaves stores a checkpoint unless only a little would be lost.
-    const auto unstored = Clock::now() - stored_at;
+    const auto unstored = Clock::now() - stored_at, interval = Clock::duration(checkpoints_.interval());
     const bool due_now =
-        unstored >= checkpoints_.interval() || (unit->leaves && unstored >= checkpoints_.interval() / 10);
-    if (stores && due_now && progress.step < progress.total && progress.state) {
+        looked_at || unit->pauses || (interval > 0ms && unstored >= (unit->leaves ? interval / 10 : interval));
+    if (stores && due_now && !last && progress.state) {
       stored_at = Clock::now();
       if (auto state = progress.state(parts_.checkpoint_bytes); !state) {
         stores = false;  // the next ones would not be smaller
         unit->log(spdlog::level::info, "no checkpoint is stored: {}", state.error().message);
       } else {
         asio::post(parts_.executor, [this, unit, step = progress.step, state = std::move(*state)]() mutable {
-          if (unit->storing) return;
-          unit->storing = true;
-          spawn("store a checkpoint of", unit, store_checkpoint(unit, step, std::move(state)));
+          unit->next_step = step;
+          unit->next_state = std::move(state);
+          if (std::exchange(unit->storing, true)) return;
+          spawn("store checkpoints of", unit, store_checkpoints(unit));
         });
       }
     }
@@ -366,14 +370,19 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
       parts_.table_changed();
     });
     timer.begin();
-    return !unit->stop;
+    // Without a checkpoint, the job would begin again and stop here for ever.
+    if (looked_at && stores) {
+      unit->holds = unit->pauses = unit->stop = true;
+      asio::post(parts_.executor, [this, unit] { parts_.table.pause(unit->entry.nonce); });
+    }
+    return !unit->stop || (unit->pauses && last);
   };
   if (auto denoised = unit->model->denoise(*unit->prepared, on_step); !denoised) {
     if (span && denoised.error().code != Code::kCanceled) span->failed(denoised.error().message);
     return denoised.error();
   }
   span.reset();
-  if (unit->stop) return Error{Code::kCanceled, "the unit was stopped before decoding", {}};
+  if (unit->stop && !unit->pauses) return Error{Code::kCanceled, "the unit was stopped before decoding", {}};
   span.emplace("vae_decode");
   unit->writer = parts_.open_writer(*unit->spec.output_format, *unit->spec.output_compression);
   auto image =
@@ -407,6 +416,7 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
     note_warm(unit->entry.class_key);
     spawn("finish", unit, stage("finish", unit, finish(unit, std::make_shared<pipeline::Media>(std::move(*image)))));
   } else if (image.error().code == Code::kCanceled && unit->stop) {
+    if (unit->pauses) co_await settle(unit);
     parts_.table.stopped(nonce);
   } else {
     co_await fail(unit, image.error());
@@ -414,12 +424,23 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   parts_.table_changed();
 }
 
-asio::awaitable<void> UnitRunner::store_checkpoint(UnitPtr unit, int step, std::string state) {
+asio::awaitable<void> UnitRunner::store_checkpoints(UnitPtr unit) {
   struct Guard {
     Unit& unit;
     ~Guard() { unit.storing = false; }
   } guard{*unit};
-  co_await checkpoints_.store(unit, step, std::move(state));
+  while (!unit->next_state.empty()) {
+    auto state = std::exchange(unit->next_state, {});
+    co_await checkpoints_.store(unit, unit->next_step, std::move(state));
+  }
+}
+
+// What is shown of a paused unit is complete before its lease ends.
+asio::awaitable<void> UnitRunner::settle(UnitPtr unit) {
+  co_await until_stored(unit);
+  for (int i = 0; i < 100 && unit->previews_pending > 0; ++i) co_await pause(10ms);
+  const auto step = parts_.table.take_pending_step(unit->entry.nonce);
+  if (step) (void)co_await parts_.queue.renew({&*step, 1}, Deadline::after(kCallTimeout));
 }
 
 asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image) {
@@ -588,7 +609,8 @@ asio::awaitable<Result<void>> UnitRunner::report(Call call, Deadline give_up, st
 }
 
 asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
-  const char* text = reason == StopReason::kDrained    ? "this worker is draining"
+  const char* text = reason == StopReason::kPaused     ? "the job is paused"
+                     : reason == StopReason::kDrained  ? "this worker is draining"
                      : reason == StopReason::kOrphaned ? "Redis did not answer for worker.orphan_ms"
                      : reason == StopReason::kLost     ? "the attempt is stale"
                                                        : "this worker is full";
@@ -598,6 +620,17 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
   unit->log(spdlog::level::info, "handed back: {}", text);
   co_await until_stored(unit);
   const auto attempt = unit->attempt();
+  if (unit->holds) {
+    bool held = false;
+    const auto hold = [&]() -> asio::awaitable<Result<void>> {
+      auto done = co_await parts_.queue.hold(attempt, Deadline::after(kCallTimeout));
+      if (!done) co_return done.error();
+      held = *done;
+      co_return Result<void>();
+    };
+    (void)co_await report(hold, Deadline::after(parts_.orphan));
+    if (held) co_return;
+  }
   const auto call = [&] { return parts_.queue.hand_back({&attempt, 1}, Deadline::after(kCallTimeout)); };
   // The queue counts a lapse as a crash of this worker until the report arrives, however long Redis is unreachable.
   struct Count {

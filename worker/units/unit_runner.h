@@ -82,8 +82,9 @@ class UnitRunner {
   asio::awaitable<void> denoise(UnitPtr unit);
   asio::awaitable<void> finish(UnitPtr unit, std::shared_ptr<pipeline::Media> image);
   asio::awaitable<void> preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image);
-  asio::awaitable<void> store_checkpoint(UnitPtr unit, int step, std::string state);
+  asio::awaitable<void> store_checkpoints(UnitPtr unit);
   asio::awaitable<void> until_stored(UnitPtr unit);
+  asio::awaitable<void> settle(UnitPtr unit);
   asio::awaitable<void> hand_back(UnitPtr unit, StopReason reason);
   asio::awaitable<void> report_canceled(UnitPtr unit);
   asio::awaitable<void> fail(UnitPtr unit, Error error);

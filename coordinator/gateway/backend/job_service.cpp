@@ -15,6 +15,7 @@
 #include "shared/queue/keys.h"
 #include "shared/redis/connection.h"
 #include "shared/redis/info.h"
+#include "shared/results/checkpoint.h"
 #include "shared/results/verification.h"
 #include "shared/s3/client.h"
 
@@ -42,6 +43,12 @@ class QueueJobService final : public JobService {
   }
   asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) override {
     co_return translate(co_await queue_->cancel(id, view, deadline()));
+  }
+  asio::awaitable<Result<queue::PauseOutcome>> pause(const std::string& id, const std::string& view) override {
+    co_return translate(co_await queue_->pause(id, view, deadline()), "repeat the request");
+  }
+  asio::awaitable<Result<queue::PauseOutcome>> resume(const std::string& id, const std::string& view) override {
+    co_return translate(co_await queue_->resume(id, view, deadline()), "repeat the request");
   }
   asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) override {
     co_return translate(co_await queue_->job(id, view, deadline()));
@@ -158,6 +165,15 @@ class QueueJobService final : public JobService {
     if (const auto gone = co_await queue_->expire_inputs(deadline())) {
       for (const std::string& sha256 : *gone) (void)co_await store_->remove_input(sha256, deadline());
     }
+    if (next_touch_.passed()) {
+      // Well before they expire; several gateways may do so.
+      next_touch_ = Deadline::after(std::chrono::milliseconds(settings_.queue.retention_ms / 8));
+      const auto texts = co_await queue_->keep_checkpoints(deadline());
+      for (const std::string& text : texts ? *texts : std::vector<std::string>()) {
+        if (const auto checkpoint = results::Checkpoint::parse(text))
+          (void)co_await store_->touch(checkpoint->manifest, deadline());
+      }
+    }
     co_await measure_memory();
   }
   asio::awaitable<void> sweep_results() override { return store_->maintain(Deadline::after(kSweepTimeout)); }
@@ -225,6 +241,7 @@ class QueueJobService final : public JobService {
   config::Settings settings_;
   std::unique_ptr<s3::Client> s3_;  // of s3_input(); made when it is needed
   int fetches_ = 0;
+  Deadline next_touch_ = Deadline::after({});
   struct {
     std::int64_t used = 0, most = 0;  // 0: unlimited, or unknown
   } memory_;

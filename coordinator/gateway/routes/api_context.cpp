@@ -137,7 +137,7 @@ double ApiContext::progress(const queue::JobRecord& record) const {
 asio::awaitable<void> ApiContext::add_outlook(const queue::JobRecord& record, json::object& out) const {
   out["position"] = nullptr;
   out["eta_ms"] = nullptr;
-  if (record.state > job::State::kRunning) co_return;
+  if (record.state > job::State::kRunning || record.state == job::State::kPaused) co_return;
   KnownOutlook& known = *known_outlook;
   if (known.stale.passed()) {
     known.stale = Deadline::after(kOutlookAge);  // concurrent calls use the old one

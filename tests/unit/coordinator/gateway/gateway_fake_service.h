@@ -179,6 +179,21 @@ class FakeService final : public JobService {
     event(id, "canceled", -1);
     co_return queue::CancelOutcome::kCanceled;
   }
+  asio::awaitable<Result<queue::PauseOutcome>> pause(const std::string& id, const std::string& view) override {
+    co_return set_state(id, view, job::State::kPaused);
+  }
+  asio::awaitable<Result<queue::PauseOutcome>> resume(const std::string& id, const std::string& view) override {
+    co_return set_state(id, view, job::State::kReady);
+  }
+  Result<queue::PauseOutcome> set_state(const std::string& id, const std::string& view, job::State state) {
+    auto found = find(id, view);
+    if (!found) return found.error();
+    if (job::is_terminal((*found)->state)) return queue::PauseOutcome::kAlreadyEnded;
+    if ((*found)->state == job::State::kCanceling) return queue::PauseOutcome::kCanceling;
+    (*found)->state = state;
+    for (auto& unit : (*found)->unit_records) unit.state = state;
+    return queue::PauseOutcome::kDone;
+  }
   asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) override {
     auto found = find(id, view);
     if (!found) co_return found.error();

@@ -234,7 +234,7 @@ TEST(GatewayConsole, LoadsNothingFromElsewhere) {
 TEST(GatewayConsole, OffersTheFieldsOfAJob) {
   const std::string page(kConsolePage);
   const std::set<job::Field> left_out = {"size", "priority",     "deadline_ms", "output_compression",
-                                         "user", "remixed_from", "webhook"};
+                                         "user", "remixed_from", "webhook",     "pause_after_steps"};
   for (const job::Field field : job::kFields) {
     if (field.row().use != job::FieldUse::kJob || left_out.contains(field)) continue;
     const std::string name(field.name());

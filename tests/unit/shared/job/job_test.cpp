@@ -44,7 +44,7 @@ TEST(ParseSpec, ReadsEveryField) {
     "height":128,"seed":9223372036854775807,"num_inference_steps":7,"guidance_scale":3.5,"true_cfg_scale":2,)"
       R"("max_sequence_length":512,
     "loras":[{"name":"pixel","scale":-0.5},{"name":"ink"}],"priority":-100,"deadline_ms":1000,"output_format":"webp",
-    "output_compression":80,"partial_images":3,"user":"u"})");
+    "output_compression":80,"partial_images":3,"pause_after_steps":5,"user":"u"})");
   ASSERT_TRUE(spec.ok()) << spec.error().message;
   EXPECT_EQ(spec->prompt, "ein roter Kreis é 😀");
   EXPECT_EQ(*spec->fields.text("negative_prompt"), "");
@@ -57,6 +57,7 @@ TEST(ParseSpec, ReadsEveryField) {
   EXPECT_DOUBLE_EQ(spec->loras[0].scale, -0.5);
   EXPECT_DOUBLE_EQ(spec->loras[1].scale, 1.0);
   EXPECT_EQ(spec->priority, -100);
+  EXPECT_EQ(spec->pause_after_steps, 5);
   EXPECT_EQ(spec->output_format, OutputFormat::kWebp);
 }
 
@@ -356,6 +357,17 @@ TEST(CompleteSpec, FillsWhatIsUnset) {
   const auto other = complete_spec(*parse_spec(R"({"prompt":""})"), demo_catalogue());
   EXPECT_NE(*spec->seed, *other->seed);
   EXPECT_EQ(to_json(*parse_spec(to_json(*spec))), to_json(*spec));
+}
+
+TEST(CompleteSpec, APauseIsBeforeTheLastStep) {
+  const auto spec = [](const char* fields) {
+    return complete_spec(*parse_spec(std::string(R"({"prompt":"","num_inference_steps":8)") + fields + "}"),
+                         demo_catalogue());
+  };
+  EXPECT_TRUE(spec("").ok());
+  EXPECT_EQ(spec(R"(,"pause_after_steps":7)")->pause_after_steps, 7);
+  EXPECT_THAT(spec(R"(,"pause_after_steps":8)").error().message,
+              HasSubstr("pause_after_steps is 8, but the job runs 8 steps; it must be less"));
 }
 
 TEST(CompleteSpec, KeepsWhatWasGivenAndAnAbsentNegativePromptAbsent) {
