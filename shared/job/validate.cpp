@@ -173,4 +173,39 @@ Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const Ad
   return spec;
 }
 
+void inherit(JobSpec& spec, const JobSpec& from, int unit) {
+  if (spec.model.empty()) spec.model = from.model;
+  if (!spec.seed) spec.seed = *from.seed + unit;
+  if (spec.loras.empty()) spec.loras = from.loras;
+  for (const Field field : kFields) {
+    if (field.row().use != FieldUse::kGeneration || spec.fields.has(field)) continue;
+    if (const auto* value = from.fields.find(field)) spec.fields.set(field, *value);
+  }
+}
+
+std::optional<Error> check_branch(const JobSpec& spec, const JobSpec& from) {
+  static constexpr Field kFree[] = {"negative_prompt", "guidance_scale",    "guidance_scale_2",
+                                    "true_cfg_scale",  "cfg_normalization", "cfg_truncation"};
+  const auto differs = [&](std::string_view name) {
+    return invalid_argument(std::string(name) + " differs from that of job '" + spec.resume_from +
+                                "'; only the prompts, scales of guidance and adapters of a job with resume_from may",
+                            std::string(name));
+  };
+  if (*spec.n != 1)
+    return invalid_argument("n is " + std::to_string(*spec.n) + "; a job with resume_from draws 1 image or video", "n");
+  if (!spec.preset.empty())
+    return invalid_argument("preset cannot be combined with resume_from; name the fields that differ", "preset");
+  for (const Field field : kFields) {
+    if (field.row().use != FieldUse::kGeneration || std::ranges::find(kFree, field) != std::end(kFree)) continue;
+    const auto *here = spec.fields.find(field), *there = from.fields.find(field);
+    if ((here == nullptr) != (there == nullptr) || (here && *here != *there)) return differs(field.name());
+  }
+  if (from.fields.real("cache").value_or(0) > 0)
+    return invalid_argument("job '" + spec.resume_from +
+                                "' skips blocks (cache), and its checkpoint fits its own prompt only; pause a job "
+                                "whose cache is off",
+                            "resume_from");
+  return std::nullopt;
+}
+
 }  // namespace ditfleet::job

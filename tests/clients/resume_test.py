@@ -175,6 +175,32 @@ class Resumes(unittest.TestCase):
         self.assertEqual(job["unit_records"][0]["result"]["sha256"], wanted[0])
         self.nothing_is_left(id)
 
+    def test_branches_of_a_paused_job(self):
+        fields = {**LONG, "num_inference_steps": 40}
+        wanted = self.result(self.http.wait(self.http.submit(seed=8, **fields)))
+        id = self.http.submit(seed=8, pause_after_steps=10, **fields)
+        self.paused(id)
+        same = self.http.wait(self.http.submit(resume_from=id))
+        self.assertEqual(self.result(same)[0], wanted[0], "the same prompt draws the same")
+        other = self.http.wait(self.http.submit(prompt="a green square", resume_from=id, guidance_scale=7))
+        self.assertNotIn(self.result(other)[0], [wanted[0], self.result(self.http.wait(self.http.submit(prompt="a green square", seed=8, guidance_scale=7, **fields)))[0]])
+        self.assertEqual(other["spec"]["seed"], 8)
+        for wrong, status, text in [({"resume_from": "nothing"}, 404, "no job"), ({"resume_from": other["id"]}, 409, "has ended"), ({"resume_from": id + "/1"}, 400, "from 0 to 0"),
+                                    ({"resume_from": id, "num_inference_steps": 41}, 400, "num_inference_steps differs"), ({"resume_from": id, "width": 256}, 400, "width differs"),
+                                    ({"resume_from": id, "model": "video"}, 400, "cannot change the model"), ({"resume_from": id, "n": 2}, 400, "n is 2")]:
+            answer = self.http.request("POST", "/v1/jobs", {"prompt": "x", **wrong})
+            self.assertEqual(answer.status, status, (wrong, answer))
+            self.assertIn(text, answer.error["message"])
+        self.assertEqual(self.http.job(id)["state"], "paused", "it is unchanged")
+        self.redis("XADD", "df:{0}:in", "*", "id", "raw", "spec", '{"model":"tiny","prompt":"x","resume_from":"%s"}' % id)
+        raw = until(lambda: self.http.get("/v1/jobs/raw").status == 200 and self.http.wait("raw"), "it is read")
+        self.assertIn("is not stored with this job", raw["error"]["message"])
+        self.post(id, "resume")
+        self.assertEqual(self.result(self.http.wait(id))[0], wanted[0])
+        for job in (id, same["id"], other["id"]):
+            self.nothing_is_left(job)
+            self.assertEqual(len(self.redis("KEYS", f"df:{{0}}:blob:{job}:*")), 1, "the result")
+
     def test_short_jobs_store_none_and_paused_ones_keep_theirs_for_longer_than_results(self):
         with Fleet(workers=1, models=MODELS, sets=["queue.retention_ms=3000", "results.backend=file", f"results.dir={self.fleet.folder}/results"]) as fleet:
             http, redis = Client(fleet.url), Redis(fleet.redis_socket)

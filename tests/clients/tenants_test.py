@@ -306,6 +306,11 @@ class Quotas(unittest.TestCase):
             for client in (self.a, self.root):
                 answer = client.request("POST", f"/v1/jobs/{job}/{what}")
                 self.assertEqual((answer.status, answer.json()["state"]), (202, state), answer)
+        self.root.request("POST", f"/v1/jobs/{job}/pause")
+        for client, status, text in ((self.b, 404, "there is no job"), (self.a, 409, "has no checkpoint: it was paused before its first step")):
+            refused = client.request("POST", "/v1/jobs", {"prompt": "x", "resume_from": job})
+            self.assertEqual((refused.status, refused.error["param"]), (status, "resume_from"), refused)
+            self.assertIn(text, refused.error["message"])
         self.a.cancel(job)
 
     def test_waiting_requests_and_streams_count(self):

@@ -23,14 +23,30 @@ json::value part_of(const std::string& receipt, const char* name) {
 
 }  // namespace
 
-asio::awaitable<std::string> Checkpoints::find(std::shared_ptr<Unit> unit) {
-  if (unit->receipt_of_model.empty()) co_return std::string();
+asio::awaitable<Result<std::string>> Checkpoints::find(std::shared_ptr<Unit> unit) {
+  // A branch draws another picture without its checkpoint.
+  const bool branch = !unit->spec.resume_from.empty();
+  const Error gone = invalid_argument("the checkpoint of job '" + unit->spec.resume_from +
+                                          "' is not stored with this job; submit the job by POST /v1/jobs while that "
+                                          "job is paused, and do not let it wait longer than queue.retention_ms",
+                                      "resume_from");
+  const auto none = [&](const Error& why) {
+    return branch ? Result<std::string>(why) : Result<std::string>(std::string());
+  };
+  if (unit->receipt_of_model.empty()) co_return none(gone);
   const auto known = co_await queue_.checkpoint(unit->entry.ref, Deadline::after(kCallTimeout));
-  if (!known || known->empty()) co_return std::string();
+  if (!known) co_return none(known.error());
+  if (known->empty()) co_return none(gone);
   auto found = results::Checkpoint::parse(*known);
-  if (!found || part_of(found->of, "model") != part_of(unit->receipt_of_model, "model")) co_return std::string();
+  if (!found) co_return none(found.error());
+  if (part_of(found->of, "model") != part_of(unit->receipt_of_model, "model")) {
+    co_return none(Error{Code::kNotFound,
+                         "job '" + unit->spec.resume_from + "' was drawn with other weights than this worker has",
+                         "resume_from"});  // another worker may have them
+  }
   auto state = co_await store_.get(found->manifest, Deadline::after(kStoreTimeout));
   if (!state) {
+    if (branch) co_return state.error().code == Code::kNotFound ? gone : state.error();
     unit->log(spdlog::level::warn, "begins again: the checkpoint of an earlier attempt cannot be read: {}",
               state.error().message);
     co_return std::string();

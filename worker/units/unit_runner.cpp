@@ -252,7 +252,13 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
     }
   }
   auto found = co_await checkpoints_.find(unit);
-  const auto state = std::make_shared<std::string>(std::move(found));
+  if (!found) {
+    parts_.table.encoded(unit->entry.nonce);
+    if (units_.contains(unit->entry.nonce)) co_await fail(unit, found.error());
+    parts_.table_changed();
+    co_return;
+  }
+  const auto state = std::make_shared<std::string>(std::move(*found));
   // A variable, because GCC 12 destroys a temporary in a co_await expression twice.
   const std::function<Result<void>()> work = [unit, inputs, state, context = unit->span.context()]() -> Result<void> {
     const telemetry::ContextScope scope(context);
@@ -662,7 +668,7 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   end_span(*unit, "failed");
   unit->log(spdlog::level::err, "failed: {}", error.message);
   // The checkpoint may be the reason.
-  if (unit->went_on_from > 0) co_await checkpoints_.drop(unit);
+  if (unit->went_on_from > 0 && unit->spec.resume_from.empty()) co_await checkpoints_.drop(unit);
   const bool fault = error.code == Code::kDeviceFault;
   // Another worker may have the model, more memory or a working device. A wrong spec and a deleted adapter stay wrong.
   const bool other_worker = error.code == Code::kNotFound && !error.param.starts_with("loras");

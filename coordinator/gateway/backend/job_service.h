@@ -31,6 +31,11 @@ class JobService {
   virtual asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) = 0;
   virtual asio::awaitable<Result<queue::PauseOutcome>> pause(const std::string& id, const std::string& view) = 0;
   virtual asio::awaitable<Result<queue::PauseOutcome>> resume(const std::string& id, const std::string& view) = 0;
+  // Copies the checkpoint of a unit to the first unit of another job. kNotFound: it has none. kResourceExhausted: many
+  // are being copied.
+  virtual asio::awaitable<Result<void>> copy_checkpoint(const queue::UnitRef& from, const queue::Submission& to) = 0;
+  // Removes that copy.
+  virtual asio::awaitable<void> drop_checkpoint(const std::string& job) = 0;
   virtual asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) = 0;
   virtual asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state,
                                                        int limit, const std::string& cursor, bool oldest_first,

@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -194,6 +195,17 @@ class FakeService final : public JobService {
     for (auto& unit : (*found)->unit_records) unit.state = state;
     return queue::PauseOutcome::kDone;
   }
+  asio::awaitable<Result<void>> copy_checkpoint(const queue::UnitRef& from, const queue::Submission& to) override {
+    if (down) co_return *down;
+    if (!checkpoints.contains(from)) co_return not_found("it has no checkpoint");
+    checkpoints.insert({to.id, 0});
+    co_return Result<void>();
+  }
+  asio::awaitable<void> drop_checkpoint(const std::string& job) override {
+    checkpoints.erase({job, 0});
+    co_return;
+  }
+  std::set<queue::UnitRef> checkpoints;
   asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) override {
     auto found = find(id, view);
     if (!found) co_return found.error();
