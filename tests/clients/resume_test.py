@@ -218,6 +218,12 @@ class Resumes(unittest.TestCase):
             self.assertIn(f"unit {id}/0: goes on from the checkpoint after step 9", fleet.log.read_text())
             until(lambda: not redis("KEYS", "df:{0}:checkpoint:*"), "it has no checkpoint any more")
 
+    def test_a_job_whose_checkpoint_is_too_large_does_not_stop(self):
+        with Fleet(workers=1, models={"tiny": tiny_model()}, sets=["results.redis_max_bytes=66000"]) as fleet:
+            http = Client(fleet.url)
+            job = http.wait(http.submit(width=64, height=64, num_inference_steps=4, pause_after_steps=2))
+            self.assertEqual((job["state"], job["warnings"]), ("succeeded", ["pause_after_steps has no effect: [state] the state of the run is too large to be kept"]), job)
+
 
 if __name__ == "__main__":
     unittest.main()

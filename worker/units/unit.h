@@ -39,6 +39,7 @@ struct Unit {
   // Passed from stage to stage; only the current stage accesses it.
   std::unique_ptr<pipeline::Generation> prepared;
   std::map<std::string, std::int64_t> phases_us;
+  std::vector<std::string> warnings;             // besides those of `prepared`
   std::shared_ptr<media::MediaWriter> writer;    // of the result
   std::int64_t first_step_us = 0, compiled = 0;  // as in results::Manifest
 

@@ -325,7 +325,7 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   span.emplace("first_step");
   StepTimer timer(unit->spec.model);
   auto stored_at = Clock::now();
-  bool stores = true;
+  std::string no_checkpoint;  // why none can be stored; empty: one can
   const auto on_step = [&](const pipeline::StepProgress& progress) {
     const auto took = timer.ended(progress);
     if (progress.step == 1) {
@@ -342,11 +342,11 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
     const auto unstored = Clock::now() - stored_at, interval = Clock::duration(checkpoints_.interval());
     const bool due_now =
         looked_at || unit->pauses || (interval > 0ms && unstored >= (unit->leaves ? interval / 10 : interval));
-    if (stores && due_now && !last && progress.state) {
+    if (no_checkpoint.empty() && due_now && !last && progress.state) {
       stored_at = Clock::now();
       if (auto state = progress.state(parts_.checkpoint_bytes); !state) {
-        stores = false;  // the next ones would not be smaller
-        unit->log(spdlog::level::info, "no checkpoint is stored: {}", state.error().message);
+        no_checkpoint = state.error().message;  // the next ones would not be smaller
+        unit->log(spdlog::level::info, "no checkpoint is stored: {}", no_checkpoint);
       } else {
         asio::post(parts_.executor, [this, unit, step = progress.step, state = std::move(*state)]() mutable {
           unit->next_step = step;
@@ -377,7 +377,9 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
     });
     timer.begin();
     // Without a checkpoint, the job would begin again and stop here for ever.
-    if (looked_at && stores) {
+    if (looked_at && !no_checkpoint.empty()) {
+      unit->warnings.push_back("pause_after_steps has no effect: " + no_checkpoint);
+    } else if (looked_at) {
       unit->holds = unit->pauses = unit->stop = true;
       asio::post(parts_.executor, [this, unit] { parts_.table.pause(unit->entry.nonce); });
     }
@@ -560,6 +562,7 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
   completion.manifest = manifest.to_json();
   completion.phases_us = unit->phases_us;
   completion.warnings = unit->prepared->warnings();
+  completion.warnings.insert(completion.warnings.end(), unit->warnings.begin(), unit->warnings.end());
   if (!parts_.table.may_complete(nonce, Clock::now())) {
     unit->log(spdlog::level::warn, "the unit was lost before it was complete; discarding the result");
     co_await discard(unit, std::move(manifest));
