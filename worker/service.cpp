@@ -96,8 +96,8 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
                .encode = encode_,
                .adapters = adapters_,
                .open_writer = parts_.open_writer,
-               .keep = parts_.keep,
-               .keep_bytes = parts_.keep_bytes,
+               .checkpoint_interval = parts_.checkpoint_interval,
+               .checkpoint_bytes = parts_.checkpoint_bytes,
                .carry_receipts = parts_.carry_receipts,
                .orphan = options_.timing.orphan,
                .energy_j = [this] { return energy_j(); },
@@ -399,6 +399,7 @@ void Service::receive(queue::MailboxEntry entry) {
   switch (entry.kind) {
     case queue::MailboxEntry::Kind::kAssign: runner_.assign(std::move(entry), models_); return;
     case queue::MailboxEntry::Kind::kRevoke: table_.revoke(entry.nonce); return;
+    case queue::MailboxEntry::Kind::kPause: table_.pause(entry.nonce); return;
     case queue::MailboxEntry::Kind::kCancel: table_.cancel(entry.nonce); return;
     case queue::MailboxEntry::Kind::kDesired: heartbeat_now(); return;
   }

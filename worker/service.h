@@ -49,13 +49,13 @@ struct ServiceParts {
   std::shared_ptr<redis::Connection> connection;  // started by run()
   std::shared_ptr<queue::Client> queue;
   std::shared_ptr<results::Store> store;
-  std::function<Result<ModelSet>()> load;  // called once, on the device thread
-  AdapterOptions adapters;                 // without a source, units with adapters are rejected
-  std::chrono::milliseconds keep{0};       // worker.keep_ms
-  std::int64_t keep_bytes = 256 << 20;     // largest state of a unit that is kept
-  bool carry_receipts = false;             // PNG and MP4 files have the id of their receipt (results.carry_receipts)
-  WriterOpener open_writer;                // called on the encode thread, and on the device thread for the warm-up
-  std::function<void()> on_ready;          // called once, when units can come; may be empty
+  std::function<Result<ModelSet>()> load;            // called once, on the device thread
+  AdapterOptions adapters;                           // without a source, units with adapters are rejected
+  std::chrono::milliseconds checkpoint_interval{0};  // worker.checkpoint_ms
+  std::int64_t checkpoint_bytes = 256 << 20;         // largest checkpoint of a unit that is stored
+  bool carry_receipts = false;     // PNG and MP4 files have the id of their receipt (results.carry_receipts)
+  WriterOpener open_writer;        // called on the encode thread, and on the device thread for the warm-up
+  std::function<void()> on_ready;  // called once, when units can come; may be empty
 };
 
 class Service {

@@ -1,4 +1,4 @@
-// `ditfleet jobs {list,slow,show,watch,cancel}`.
+// `ditfleet jobs {list,slow,show,watch,cancel,pause,resume}`.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,7 +39,8 @@ Result<void> list(const JobFlags& flags) {
   if (!flags.state.empty() && !job::state_from_name(flags.state)) {
     return invalid_argument(
         "--state is '" + flags.state +
-        "'; it must be queued, ready, assigned, running, canceling, succeeded, failed, canceled, expired or rejected");
+        "'; it must be queued, paused, ready, assigned, running, canceling, succeeded, failed, canceled, expired or "
+        "rejected");
   }
   constexpr int kMaxPage = 200;  // the service's limit
   HttpClient client(flags.target);
@@ -151,10 +152,22 @@ Result<void> cancel(const JobFlags& flags) {
                       });
 }
 
+Result<void> post(const JobFlags& flags, const char* action) {
+  return print_answer(flags.target, HttpClient(flags.target).json("POST", "/v1/jobs/" + flags.id + "/" + action),
+                      [&](const json::value& job) {
+                        const std::string state = text(job, "state");
+                        const bool stops = std::string_view(action) == "pause" && state == "running";
+                        return flags.id + " " + state + (stops ? "; stops at its next step\n" : "\n");
+                      });
+}
+
+Result<void> pause(const JobFlags& flags) { return post(flags, "pause"); }
+Result<void> resume(const JobFlags& flags) { return post(flags, "resume"); }
+
 }  // namespace
 
 void add_jobs(CLI::App& app, Invocation& run) {
-  auto* jobs = app.add_subcommand("jobs", "List, show, watch or cancel jobs; find slow ones");
+  auto* jobs = app.add_subcommand("jobs", "List, show, watch, pause, resume or cancel jobs; find slow ones");
   jobs->require_subcommand(1);
   const auto add = [&](const char* name, const char* what, Result<void> (*action)(const JobFlags&), bool takes_id) {
     auto flags = std::make_shared<JobFlags>();
@@ -187,6 +200,8 @@ void add_jobs(CLI::App& app, Invocation& run) {
   add("show", "Show one job and its units", show, true);
   add("watch", "Print a job's events until it ends", watch, true);
   add("cancel", "Cancel a job; it stops at its next step", cancel, true);
+  add("pause", "Pause a job; it stops at its next step and keeps its progress", pause, true);
+  add("resume", "Let a paused job go on", resume, true);
 }
 
 }  // namespace ditfleet::cli

@@ -37,7 +37,8 @@ Result<void> replay(const ReplayFlags& flags) {
   if (text(*before, "state") != "succeeded")
     return invalid_argument("job " + flags.id + " is " + text(*before, "state") + "; only results can be compared");
   json::object spec = field(*before, "spec").is_object() ? field(*before, "spec").get_object() : json::object();
-  for (const char* other : {"priority", "deadline_ms", "webhook", "user", "remixed_from"}) spec.erase(other);
+  for (const char* other : {"priority", "deadline_ms", "webhook", "user", "remixed_from", "pause_after_steps"})
+    spec.erase(other);
   const auto submitted = client.json("POST", "/v1/jobs", json::serialize(spec));
   if (!submitted) return submitted.error();
   const std::string id = text(*submitted, "id");

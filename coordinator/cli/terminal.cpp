@@ -46,7 +46,7 @@ void ProgressLine::clear() {
 std::string coloured(const std::string& state) {
   static const bool wanted = ::isatty(STDOUT_FILENO) == 1 && !std::getenv("NO_COLOR");
   constexpr std::string_view kGood = "|ready|running|succeeded|", kBad = "|failed|expired|rejected|silent|gone|stuck|",
-                             kOdd = "|canceled|canceling|draining|starting|";
+                             kOdd = "|canceled|canceling|paused|draining|starting|";
   const auto is = [word = "|" + state + "|"](std::string_view words) { return words.find(word) != words.npos; };
   const char* colour = is(kGood) ? "\033[32m" : is(kBad) ? "\033[31m" : is(kOdd) ? "\033[33m" : nullptr;
   return wanted && colour ? colour + state + "\033[0m" : state;

@@ -29,7 +29,7 @@ namespace ditfleet::scheduling {
 // kPending: not admitted yet. kQueued: in the fair queue. kAlone: ready, but a worker was lost with it, so that it runs
 // with no other unit on its worker. kParked: ready, but waits for a worker with more memory. kUnknown: until the next
 // event or audit.
-enum class Where { kPending, kQueued, kAlone, kParked, kDelayed, kHeld, kUnknown, kEnded };
+enum class Where { kPending, kQueued, kAlone, kParked, kDelayed, kPaused, kHeld, kUnknown, kEnded };
 
 struct Job {
   struct Unit {
@@ -132,7 +132,7 @@ class JobTable {
   Residency::Dropped hold(Unit& unit, const Route& route, std::string nonce, std::int64_t now_us);
   // An earlier leader, or this scheduler before a restart, has assigned the unit.
   void found_held(Unit& unit, const std::string& owner, const std::string& nonce, std::int64_t now_us);
-  // To kDelayed or kUnknown.
+  // To kDelayed, kPaused or kUnknown.
   void put_aside(Unit& unit, Where where, std::int64_t now_us);
   // The end of its last open unit erases the job.
   void end(Unit& unit, std::int64_t now_us);

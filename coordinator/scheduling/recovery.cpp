@@ -43,7 +43,8 @@ void Recovery::apply(const queue::UnitView& view, std::int64_t now_us) {
   jobs_.set_past(*unit, view.lapses, view.failed_on, now_us);
   if (view.state == job::State::kReady && view.not_before_ms * 1000 > now_us) {
     unit->touched_us = now_us;
-    jobs_.put_aside(*unit, Where::kDelayed, now_us);
+    const bool paused = view.not_before_ms >= queue::kPausedUntilMs;
+    jobs_.put_aside(*unit, paused ? Where::kPaused : Where::kDelayed, now_us);
   } else if (view.state == job::State::kReady) {
     jobs_.ready(*unit, view.ready_ms * 1000, now_us);
   } else if (view.state == job::State::kAssigned || view.state == job::State::kRunning) {

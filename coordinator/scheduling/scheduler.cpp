@@ -131,7 +131,8 @@ void Scheduler::on_unit_event(Unit& unit, const queue::Event& event, std::int64_
     // assigned ahead of its admission, which another event confirms, or admitted anew after Redis lost data.
     if (!admitted || unit.where != Where::kHeld) unit.touched_us = now_us;
     if (!admitted && event.fields.contains("not_before_ms")) {
-      jobs_.put_aside(unit, Where::kDelayed, now_us);  // another "ready" follows when the retry is due
+      // Another "ready" follows when the retry is due, or the job is resumed.
+      jobs_.put_aside(unit, reason == "paused" ? Where::kPaused : Where::kDelayed, now_us);
     } else if (!admitted || unit.where == Where::kPending || unit.where == Where::kUnknown) {
       jobs_.ready(unit, event.at_ms * 1000, now_us);
     }

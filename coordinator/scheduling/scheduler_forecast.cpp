@@ -46,12 +46,13 @@ queue::FleetForecast Scheduler::forecast(std::size_t unread, std::int64_t now_us
     return out.models[catalogue.models.contains(jobs_.models()[m]) ? jobs_.models()[m] : "other"];
   };
   for (const auto& [id, job] : jobs_.all()) {
-    const auto held = std::count_if(job->units.begin(), job->units.end(),
-                                    [](const Unit& unit) { return unit.where == Where::kHeld; });
+    const auto count = [&job](Where where) {
+      return std::count_if(job->units.begin(), job->units.end(), [&](const Unit& unit) { return unit.where == where; });
+    };
     auto& model = of(job->model);
-    model.units += static_cast<std::int64_t>(job->open);
-    model.backlog_us +=
-        (static_cast<std::int64_t>(job->open) - held) * costs_.typical_run_us(job->cls, job->model, job->prior_us);
+    const auto units = static_cast<std::int64_t>(job->open) - count(Where::kPaused);  // nobody works for those
+    model.units += units;
+    model.backlog_us += (units - count(Where::kHeld)) * costs_.typical_run_us(job->cls, job->model, job->prior_us);
   }
   for (WorkerId w = 0; w < fleet_.id_bound(); ++w) {
     const auto& worker = fleet_.at(w);

@@ -28,6 +28,7 @@ std::string Scheduler::waits_for(const queue::UnitRef& ref, std::int64_t now_us)
     case Where::kHeld: return held_waits_for(*unit, now_us);
     case Where::kDelayed:
       return is_late(unit->job, now_us) ? "nothing: its deadline has passed" : "its next attempt: the last one failed";
+    case Where::kPaused: return "its job to be resumed";
     case Where::kPending:
     case Where::kUnknown:
     case Where::kEnded: break;

@@ -251,10 +251,11 @@ const Option kOptions[] = {
      .description =
          "How long a worker that is asked to stop may finish its running units. The rest goes back to the queue.",
      .range = {0, kDayMs}},
-    {DITFLEET_OPTION(worker.keep_ms),
+    {DITFLEET_OPTION(worker.checkpoint_ms),
      .description =
-         "A unit's progress is stored after so much denoising, and when a worker leaves, so that another one "
-         "goes on from there. It is stored as results are, but for some MB of latents. 0: never.",
+         "A worker stores a checkpoint of a unit after so much denoising, and when it leaves, so that another worker "
+         "goes on from there. A checkpoint has some MB and is stored as results are, in Redis up to "
+         "results.redis_max_bytes. 0: only of paused units.",
      .range = {0, kDayMs}},
     {DITFLEET_OPTION(worker.stuck_ms),
      .description =

@@ -122,7 +122,8 @@ struct Settings {
     std::string device = "auto", dtype = "auto";
     int gpus = 1;
     int threads = 0;  // 0: cores / (count · gpus)
-    std::int64_t heartbeat_ms = 1000, drain_ms = 30'000, stuck_ms = 60'000, orphan_ms = 600'000, keep_ms = 10'000;
+    std::int64_t heartbeat_ms = 1000, drain_ms = 30'000, stuck_ms = 60'000, orphan_ms = 600'000;
+    std::int64_t checkpoint_ms = 10'000;
     bool warmup = true;
     std::vector<WarmupClass> warmup_classes;
     std::string metrics_listen;

@@ -116,6 +116,11 @@ inline constexpr auto kFieldRows = std::to_array<FieldRow>({
      "Quality of JPEG, WebP and MP4; 100 if left out. PNG ignores it."},
     {"partial_images", FieldType::kInteger, FieldUse::kJob, 0, 3, "",
      "Number of previews during denoising; 0 if left out."},
+    {"pause_after_steps", FieldType::kInteger, FieldUse::kJob, 1, 1000, "",
+     "Pauses each image after so many denoising steps, with a preview, until POST /v1/jobs/{id}/resume."},
+    {"resume_from", FieldType::kText, FieldUse::kJob, 0, 80, "",
+     "Id of a paused job, or ID/UNIT, from whose checkpoint this job goes on. Fields that are left out are that job's; "
+     "only the prompts, scales of guidance and adapters may differ."},
     {"webhook", FieldType::kWebhook, FieldUse::kJob, 0, 0, "",
      "URL that gets the job's end by POST, signed as Standard Webhooks say. As an object: url, and events, any of "
      "job.started, job.progress (at most one a second), job.succeeded, job.failed and job.canceled."},

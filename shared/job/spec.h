@@ -47,6 +47,8 @@ struct JobSpec {
   std::optional<OutputFormat> output_format;
   std::optional<int> output_compression;
   int partial_images = 0;
+  std::optional<int> pause_after_steps;
+  std::string resume_from;  // empty: the beginning; complete_spec does not look at it
   Webhook webhook;
   std::string user;
   std::string remixed_from;  // empty: no remix

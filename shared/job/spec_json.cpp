@@ -32,6 +32,8 @@ constexpr Binding kBindings[] = {
     {"deadline_ms", &JobSpec::deadline_ms},
     {"output_compression", &JobSpec::output_compression},
     {"partial_images", &JobSpec::partial_images},
+    {"pause_after_steps", &JobSpec::pause_after_steps},
+    {"resume_from", &JobSpec::resume_from},
     {"user", &JobSpec::user},
     {"remixed_from", &JobSpec::remixed_from},
 };

@@ -5,8 +5,9 @@
 
 namespace ditfleet::job {
 namespace {
-constexpr std::array<std::string_view, 10> kNames = {"queued",    "ready",  "assigned", "running", "canceling",
-                                                     "succeeded", "failed", "canceled", "expired", "rejected"};
+constexpr std::array<std::string_view, 11> kNames = {"queued",   "paused",    "ready",     "assigned",
+                                                     "running",  "canceling", "succeeded", "failed",
+                                                     "canceled", "expired",   "rejected"};
 }
 
 std::string_view state_name(State state) { return kNames[static_cast<std::size_t>(state)]; }

@@ -105,6 +105,14 @@ std::optional<Error> check_last_seed(const JobSpec& spec) {
                           "seed");
 }
 
+std::optional<Error> check_pause(const JobSpec& spec) {
+  const int steps = steps_of(spec.fields);
+  if (spec.pause_after_steps.value_or(0) < steps || !spec.fields.has("num_inference_steps")) return std::nullopt;
+  return invalid_argument("pause_after_steps is " + std::to_string(*spec.pause_after_steps) + ", but the job runs " +
+                              std::to_string(steps) + " steps; it must be less",
+                          "pause_after_steps");
+}
+
 std::optional<Error> check_format(const JobSpec& spec, const ModelEntry& entry) {
   const FormatRow& format = row_of(*spec.output_format);
   if (entry.media != MediaKind::kVideo && !format.holds_images) {
@@ -159,9 +167,45 @@ Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const Ad
   if (auto error = check_experts(spec, entry)) return *error;
   if (auto error = complete_fields(spec.fields, entry)) return *error;
   if (auto error = check_last_seed(spec)) return *error;
+  if (auto error = check_pause(spec)) return *error;
   if (auto error = check_format(spec, entry)) return *error;
   if (auto error = pin_adapters(spec, entry, resolve)) return *error;
   return spec;
+}
+
+void inherit(JobSpec& spec, const JobSpec& from, int unit) {
+  if (spec.model.empty()) spec.model = from.model;
+  if (!spec.seed) spec.seed = *from.seed + unit;
+  if (spec.loras.empty()) spec.loras = from.loras;
+  for (const Field field : kFields) {
+    if (field.row().use != FieldUse::kGeneration || spec.fields.has(field)) continue;
+    if (const auto* value = from.fields.find(field)) spec.fields.set(field, *value);
+  }
+}
+
+std::optional<Error> check_branch(const JobSpec& spec, const JobSpec& from) {
+  static constexpr Field kFree[] = {"negative_prompt", "guidance_scale",    "guidance_scale_2",
+                                    "true_cfg_scale",  "cfg_normalization", "cfg_truncation"};
+  const auto differs = [&](std::string_view name) {
+    return invalid_argument(std::string(name) + " differs from that of job '" + spec.resume_from +
+                                "'; only the prompts, scales of guidance and adapters of a job with resume_from may",
+                            std::string(name));
+  };
+  if (*spec.n != 1)
+    return invalid_argument("n is " + std::to_string(*spec.n) + "; a job with resume_from draws 1 image or video", "n");
+  if (!spec.preset.empty())
+    return invalid_argument("preset cannot be combined with resume_from; name the fields that differ", "preset");
+  for (const Field field : kFields) {
+    if (field.row().use != FieldUse::kGeneration || std::ranges::find(kFree, field) != std::end(kFree)) continue;
+    const auto *here = spec.fields.find(field), *there = from.fields.find(field);
+    if ((here == nullptr) != (there == nullptr) || (here && *here != *there)) return differs(field.name());
+  }
+  if (from.fields.real("cache").value_or(0) > 0)
+    return invalid_argument("job '" + spec.resume_from +
+                                "' skips blocks (cache), and its checkpoint fits its own prompt only; pause a job "
+                                "whose cache is off",
+                            "resume_from");
+  return std::nullopt;
 }
 
 }  // namespace ditfleet::job

@@ -24,4 +24,9 @@ using AdapterResolver = std::function<Result<std::string>(const LoraUse& use, co
 // those of `resolve`. `param` is the field.
 Result<JobSpec> complete_spec(JobSpec spec, const Catalogue& catalogue, const AdapterResolver& resolve = {});
 
+// For a job that goes on from the checkpoint of a unit of another one, whose spec `from` is complete. inherit() sets
+// what `spec` leaves out. check_branch() returns why the complete spec cannot go on from there; nothing if it can.
+void inherit(JobSpec& spec, const JobSpec& from, int unit);
+std::optional<Error> check_branch(const JobSpec& spec, const JobSpec& from);
+
 }  // namespace ditfleet::job

@@ -70,6 +70,7 @@ struct QueueOptions {
 QueueOptions queue_options(const config::Settings& settings);
 
 enum class CancelOutcome { kCanceled, kRequested, kAlreadyEnded };
+enum class PauseOutcome { kDone, kAlreadyEnded, kCanceling };
 
 class Client {
  public:
@@ -90,6 +91,10 @@ class Client {
   asio::awaitable<Result<SubmitOutcome>> submit(const Submission& submission, Deadline deadline);
   // kNotFound: there is no such job, or it belongs to another tenant. An empty tenant may cancel any job.
   asio::awaitable<Result<CancelOutcome>> cancel(const std::string& job, const std::string& tenant, Deadline deadline);
+  // Units that run stop at their next step, and no unit is assigned until resume(). Both may be repeated. A unit whose
+  // worker is of a build without pauses runs to its end. Errors as cancel().
+  asio::awaitable<Result<PauseOutcome>> pause(const std::string& job, const std::string& tenant, Deadline deadline);
+  asio::awaitable<Result<PauseOutcome>> resume(const std::string& job, const std::string& tenant, Deadline deadline);
   // Removes the record of an ended job and its results in Redis before the retention has passed. The caller has checked
   // the tenant. False: the job is open or unknown.
   asio::awaitable<Result<bool>> forget(const std::string& job, Deadline deadline);
@@ -219,13 +224,17 @@ class Client {
   asio::awaitable<Result<void>> fail(const Failure& failure, Deadline deadline);
   // Makes units ready again without counting an attempt. For workers that drain.
   asio::awaitable<Result<void>> hand_back(std::span<const Attempt> attempts, Deadline deadline);
+  // Sets a running unit aside until its job is resumed. False: it is not held, or was asked to stop; hand it back.
+  asio::awaitable<Result<bool>> hold(const Attempt& attempt, Deadline deadline);
   // Confirms that the worker has stopped a canceled unit.
   asio::awaitable<Result<void>> canceled(const Attempt& attempt, Deadline deadline);
-  // A text that the next attempt at the unit reads: where its progress is. It expires with the job's results
+  // A text that the next attempt at the unit reads: where its checkpoint is. It expires with the job's results
   // (QueueOptions::retention_ms). Attempts are not told apart: each text is right as long as it exists.
-  asio::awaitable<Result<void>> keep_state(const UnitRef& unit, const std::string& text, Deadline deadline);
-  asio::awaitable<Result<std::string>> kept_state(const UnitRef& unit, Deadline deadline);  // empty: none
-  asio::awaitable<Result<void>> drop_state(const UnitRef& unit, Deadline deadline);
+  asio::awaitable<Result<void>> store_checkpoint(const UnitRef& unit, const std::string& text, Deadline deadline);
+  asio::awaitable<Result<std::string>> checkpoint(const UnitRef& unit, Deadline deadline);  // empty: none
+  asio::awaitable<Result<void>> drop_checkpoint(const UnitRef& unit, Deadline deadline);
+  // Extends the life of the texts of all units that are paused, and returns them.
+  asio::awaitable<Result<std::vector<std::string>>> keep_checkpoints(Deadline deadline);
 
  private:
   class Impl;

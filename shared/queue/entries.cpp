@@ -111,6 +111,14 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
   for (std::size_t i = 0; i + 1 < flat.size(); i += 2) {
     const std::string& value = flat[i + 1].text;
     const char field = flat[i].text.empty() ? ' ' : flat[i].text[0];
+    if (field == 'p') {  // "<job> <unit> <nonce>": pause; not a kind of m, because older workers cancel at unknown ones
+      const auto word = first_parts<3>(value, ' ');
+      out.push_back({.entry_id = entry_id,
+                     .kind = MailboxEntry::Kind::kPause,
+                     .ref = {std::string(word[0]), static_cast<int>(to_int(word[1]))},
+                     .nonce = std::string(word[2])});
+      continue;
+    }
     if (field == 'm') {  // "<kind> <job> <unit> <nonce>", of an assignment also " <attempt>"; or "desired"
       const auto word = first_parts<5>(value, ' ');
       if (word[0] == "desired") {
@@ -128,7 +136,8 @@ Result<void> parse_mailbox(const redis::Reply& entry, std::vector<MailboxEntry>&
       message.attempt = static_cast<int>(to_int(word[4]));
       continue;
     }
-    if (i == 0) return data_corrupt("[queue] the mailbox entry " + entry_id + " does not start with the field m");
+    if (i == 0)
+      return data_corrupt("[queue] the mailbox entry " + entry_id + " does not start with the field m or pause");
     if (field == 's') out.back().spec = value;  // of the message before
     if (field == 'r') {                         // the data of the event `assigned`
       const auto data = parse_json(value);

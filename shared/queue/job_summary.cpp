@@ -140,7 +140,10 @@ JobSummaries::Ended JobSummaries::apply(const Event& event) {
     if (unit.first_assigned_ms == 0) unit.first_assigned_ms = event.at_ms;
   } else if (*state == job::State::kReady) {
     const std::string reason = event.field("reason");
-    if (unit.attempts > 0 && (reason == "handed back" || reason == "revoked")) unit.attempts -= 1;
+    if (unit.attempts > 0 &&
+        (reason == "handed back" || reason == "revoked" || (reason == "paused" && unit.assigned_ms > 0)))
+      unit.attempts -= 1;
+    if (reason == "paused") unit.state = job::State::kPaused;
     if (unit.assigned_ms > 0) unit.earlier_ms += event.at_ms - unit.assigned_ms;
     unit.assigned_ms = unit.started_ms = 0;
   } else if (job::is_terminal(*state)) {

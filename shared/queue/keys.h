@@ -22,6 +22,7 @@ class Keys {
   std::string delayed() const { return prefix_ + "delayed"; }    // zset: units in back-off by the time of their retry
   std::string lease() const { return prefix_ + "lease"; }        // zset: assigned and running units by lease end
   std::string deadline() const { return prefix_ + "deadline"; }  // zset: jobs by their deadline
+  std::string paused() const { return prefix_ + "paused"; }      // set: paused jobs and their units (journal.lua)
   std::string dead() const { return prefix_ + "dead"; }          // stream: dead letters
   std::string history() const { return prefix_ + "history"; }    // stream: ended jobs, for statistics
   std::string use() const { return prefix_ + "use"; }            // hash: tenant → what its open jobs take (base.lua)
@@ -43,9 +44,9 @@ class Keys {
   std::string workers() const { return prefix_ + "workers"; }    // zset: worker names by latest heartbeat
   std::string forecast() const { return prefix_ + "forecast"; }  // string: FleetForecast as JSON, expires
   std::string outlook() const { return prefix_ + "outlook"; }    // string: "<job> <position> <eta>" lines, expires
-  // What is kept of a unit's progress; a string of the workers' own.
-  std::string state(std::string_view job, int unit) const {
-    return join("state:", std::string(job) + ":" + std::to_string(unit));
+  // string: where the checkpoint of a unit is stored (shared/results/checkpoint.h)
+  std::string checkpoint(std::string_view job, int unit) const {
+    return join("checkpoint:", std::string(job) + ":" + std::to_string(unit));
   }
   std::string link_secret(std::int64_t id) const { return join("links:", std::to_string(id)); }  // string
   std::string worker(std::string_view name) const { return join("worker:", name); }

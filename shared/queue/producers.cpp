@@ -100,6 +100,45 @@ asio::awaitable<Result<CancelOutcome>> Client::cancel(const std::string& job, co
   co_return missing;
 }
 
+namespace {
+
+Result<PauseOutcome> pause_outcome(const std::string& verdict, const std::string& job) {
+  if (verdict == "ended") return PauseOutcome::kAlreadyEnded;
+  if (verdict == "canceling") return PauseOutcome::kCanceling;
+  if (verdict == "notfound") return not_found("[queue] no such job: " + job);
+  return PauseOutcome::kDone;
+}
+
+}  // namespace
+
+asio::awaitable<Result<PauseOutcome>> Client::pause(const std::string& job, const std::string& tenant,
+                                                    Deadline deadline) {
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  if (!is_valid_id(job)) co_return pause_outcome("notfound", job);
+  redis::Command command = fcall("pause", 8);
+  command << keys.ready() << keys.delayed() << keys.lease() << keys.units() << keys.open() << keys.last()
+          << keys.events() << keys.job(job) << job << tenant;
+  const auto reply = co_await impl->call(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  if (reply->text.starts_with("same ")) co_return co_await pause(reply->text.substr(5), tenant, deadline);
+  co_return pause_outcome(reply->text, job);
+}
+
+asio::awaitable<Result<PauseOutcome>> Client::resume(const std::string& job, const std::string& tenant,
+                                                     Deadline deadline) {
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  if (!is_valid_id(job)) co_return pause_outcome("notfound", job);
+  redis::Command command = fcall("resume", 7);
+  command << keys.ready() << keys.delayed() << keys.units() << keys.open() << keys.last() << keys.events()
+          << keys.job(job) << job << tenant;
+  const auto reply = co_await impl->call(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  if (reply->text.starts_with("same ")) co_return co_await resume(reply->text.substr(5), tenant, deadline);
+  co_return pause_outcome(reply->text, job);
+}
+
 asio::awaitable<Result<bool>> Client::forget(const std::string& job, Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;

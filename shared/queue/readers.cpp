@@ -31,6 +31,7 @@ struct Listed {
   const std::vector<redis::Reply>* row = nullptr;  // of the Function `list`
   bool shown = false;                              // it exists and the caller may see it
   std::optional<job::State> ended;                 // its state, if it has ended
+  bool paused = false;                             // it is queued, and was paused
   PackedJob packed;
 };
 
@@ -41,6 +42,8 @@ void read_listed(const redis::Reply& reply, Listed& job) {
   job.row = &row;
   job.shown = true;
   job.ended = job::state_from_name(row[2].text);
+  job.paused = job.ended == job::State::kPaused;
+  if (job.paused) job.ended.reset();
   job.packed = parse_packed_job(job.ended ? row[1].text : row[0].text);
 }
 
@@ -57,10 +60,11 @@ JobRecord listed_record(const Listed& job) {
     std::vector<UnitRecord> unit_records;
     for (std::size_t i = kFirstListedUnit; i < row.size(); ++i) {
       unit_records.push_back(unit_record(static_cast<int>(i - kFirstListedUnit), parse_packed_unit(row[i].text)));
-      // A unit that has just ended is gone, but the job still runs.
-      if (row[i].is_nil()) unit_records.back().state = job::State::kRunning;
+      if (row[i].is_nil()) unit_records.back().state = job::State::kSucceeded;  // it has ended, and is gone
     }
     record.state = furthest(unit_records);
+  } else if (job.paused) {
+    record.state = job::State::kPaused;
   }
   record.class_key = job.packed.class_key;
   record.created_ms = to_int(job.score);

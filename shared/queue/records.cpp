@@ -117,11 +117,16 @@ UnitRecord unit_record(int unit, const PackedUnit& packed) {
 }
 
 job::State furthest(const std::vector<UnitRecord>& units) {
-  job::State best = job::State::kQueued;
+  job::State best = job::State::kQueued;  // of the open units
+  bool ended = false;
   for (const UnitRecord& unit : units) {
-    best = std::max(best, job::is_terminal(unit.state) ? job::State::kRunning : unit.state);
+    if (job::is_terminal(unit.state)) {
+      ended = true;
+    } else {
+      best = std::max(best, unit.state);
+    }
   }
-  return best;
+  return ended && best != job::State::kPaused ? std::max(best, job::State::kRunning) : best;
 }
 
 job::State PackedUnit::shown_state() const {

@@ -80,6 +80,9 @@ struct Rejection {
   std::string tenant, spec, traceparent;
 };
 
+// A unit of a paused job is delayed until then: 2100-01-01.
+inline constexpr std::int64_t kPausedUntilMs = 4'102'444'800'000;
+
 // A unit that has not ended, for the scheduler.
 struct UnitView {
   UnitRef ref;
@@ -105,7 +108,7 @@ struct AssignRequest {
 // One message in a worker's mailbox.
 struct MailboxEntry {
   // kDesired: the worker's desired state has changed. It has no unit.
-  enum class Kind { kAssign, kRevoke, kCancel, kDesired };
+  enum class Kind { kAssign, kRevoke, kPause, kCancel, kDesired };
   std::string entry_id;
   Kind kind = Kind::kAssign;
   UnitRef ref;

@@ -187,6 +187,18 @@ asio::awaitable<Result<void>> Client::hand_back(std::span<const Attempt> attempt
   co_return without_value(co_await impl->call(std::move(command), deadline));
 }
 
+asio::awaitable<Result<bool>> Client::hold(const Attempt& attempt, Deadline deadline) {
+  const auto impl = impl_;
+  const Keys& keys = impl->keys_;
+  redis::Command command = fcall("hold", 4);
+  command << keys.lease() << keys.units() << keys.last() << keys.events() << attempt.ref.job << attempt.ref.unit
+          << attempt.nonce;
+  const auto reply = co_await impl->call(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  if (reply->integer == 1) impl->last_steps_.erase(attempt.nonce);
+  co_return reply->integer == 1;
+}
+
 asio::awaitable<Result<void>> Client::canceled(const Attempt& attempt, Deadline deadline) {
   const auto impl = impl_;
   const Keys& keys = impl->keys_;
@@ -198,27 +210,49 @@ asio::awaitable<Result<void>> Client::canceled(const Attempt& attempt, Deadline 
       deadline));
 }
 
-asio::awaitable<Result<void>> Client::keep_state(const UnitRef& unit, const std::string& text, Deadline deadline) {
+asio::awaitable<Result<void>> Client::store_checkpoint(const UnitRef& unit, const std::string& text,
+                                                       Deadline deadline) {
   const auto impl = impl_;
   redis::Command command("SET");
-  command << impl->keys_.state(unit.job, unit.unit) << text << "PX" << impl->options_.retention_ms;
+  command << impl->keys_.checkpoint(unit.job, unit.unit) << text << "PX" << impl->options_.retention_ms;
   co_return without_value(co_await impl->connection_->execute(std::move(command), deadline));
 }
 
-asio::awaitable<Result<std::string>> Client::kept_state(const UnitRef& unit, Deadline deadline) {
+asio::awaitable<Result<std::string>> Client::checkpoint(const UnitRef& unit, Deadline deadline) {
   const auto impl = impl_;
   redis::Command command("GET");
-  command << impl->keys_.state(unit.job, unit.unit);
+  command << impl->keys_.checkpoint(unit.job, unit.unit);
   auto reply = co_await impl->connection_->execute(std::move(command), deadline);
   if (!reply) co_return reply.error();
   co_return reply->is_nil() ? std::string() : std::move(reply->text);
 }
 
-asio::awaitable<Result<void>> Client::drop_state(const UnitRef& unit, Deadline deadline) {
+asio::awaitable<Result<void>> Client::drop_checkpoint(const UnitRef& unit, Deadline deadline) {
   const auto impl = impl_;
   redis::Command command("DEL");
-  command << impl->keys_.state(unit.job, unit.unit);
+  command << impl->keys_.checkpoint(unit.job, unit.unit);
   co_return without_value(co_await impl->connection_->execute(std::move(command), deadline));
+}
+
+asio::awaitable<Result<std::vector<std::string>>> Client::keep_checkpoints(Deadline deadline) {
+  const auto impl = impl_;
+  const auto paused = co_await impl->connection_->execute(redis::Command("SMEMBERS") << impl->keys_.paused(), deadline);
+  if (!paused) co_return paused.error();
+  std::vector<redis::Command> reads;
+  for (const redis::Reply& member : paused->elements) {
+    if (member.text.find(':') == std::string::npos) continue;  // a job
+    const UnitRef unit = parse_member(member.text);
+    reads.push_back(redis::Command("GETEX")
+                    << impl->keys_.checkpoint(unit.job, unit.unit) << "PX" << impl->options_.retention_ms);
+  }
+  std::vector<std::string> texts;
+  if (reads.empty()) co_return texts;
+  auto replies = co_await impl->connection_->execute_all(std::move(reads), deadline);
+  for (auto& reply : replies) {
+    if (!reply) co_return reply.error();
+    if (!reply->is_nil()) texts.push_back(std::move(reply->text));
+  }
+  co_return texts;
 }
 
 }  // namespace ditfleet::queue

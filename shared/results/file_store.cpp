@@ -226,6 +226,15 @@ asio::awaitable<Result<std::string>> FileStore::get(const Manifest& manifest, De
   co_return co_await impl_->disk.run<std::string>(std::move(work), deadline);
 }
 
+asio::awaitable<Result<void>> FileStore::touch(const Manifest& manifest, Deadline deadline) {
+  if (auto own = check_own(manifest); !own) co_return own.error();
+  std::function<Result<void>()> work = [path = impl_->path(manifest.key)]() -> Result<void> {
+    if (::utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW) == 0 || errno == ENOENT) return {};
+    return unavailable("cannot extend the life of '" + path + "': " + std::strerror(errno));
+  };
+  co_return co_await impl_->disk.run<void>(std::move(work), deadline);
+}
+
 asio::awaitable<Result<void>> FileStore::remove(const Manifest& manifest, Deadline deadline) {
   if (auto own = check_own(manifest); !own) co_return own.error();
   std::function<Result<void>()> work = [path = impl_->path(manifest.key)] { return remove_file(path); };

@@ -25,6 +25,7 @@ class FileStore final : public Store {
   asio::awaitable<Result<std::string>> get(const Manifest& manifest, Deadline deadline) override;
   asio::awaitable<Result<std::string>> get_piece(const Manifest& manifest, std::int64_t offset, std::int64_t size,
                                                  Deadline deadline) override;
+  asio::awaitable<Result<void>> touch(const Manifest& manifest, Deadline deadline) override;
   asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) override;
   asio::awaitable<Result<std::string>> put_preview(const ResultKey& result, int index, std::string bytes,
                                                    Deadline deadline) override;

@@ -2,6 +2,7 @@
 
 #include "shared/core/json.h"
 #include "shared/core/sha256.h"
+#include "shared/results/checkpoint.h"
 #include "shared/results/store.h"
 
 namespace ditfleet::results {
@@ -81,6 +82,24 @@ Result<Manifest> Manifest::parse(std::string_view json_text) {
   if (manifest.bytes < 0 || manifest.bytes > kMaxBytes) return corrupt("has an impossible size");
   if (!is_sha256_hex(manifest.sha256)) return corrupt("has a sha256 that is not 64 hexadecimal digits");
   return manifest;
+}
+
+std::string Checkpoint::to_json() const {
+  auto stored = parse_json(manifest.to_json()), made_by = parse_json(of);
+  return json::serialize(json::object{{"step", step},
+                                      {"manifest", stored ? std::move(*stored) : json::value(nullptr)},
+                                      {"of", made_by ? std::move(*made_by) : json::value(nullptr)}});
+}
+
+Result<Checkpoint> Checkpoint::parse(std::string_view json_text) {
+  const auto record = parse_json(json_text);
+  const json::object* fields = record ? record->if_object() : nullptr;
+  const json::value* step = fields ? fields->if_contains("step") : nullptr;
+  if (!step || !step->is_int64() || !fields->contains("manifest") || !fields->contains("of"))
+    return data_corrupt("a checkpoint's record has no step, manifest and of");
+  auto manifest = Manifest::parse(json::serialize(fields->at("manifest")));
+  if (!manifest) return manifest.error();
+  return Checkpoint{static_cast<int>(step->get_int64()), std::move(*manifest), json::serialize(fields->at("of"))};
 }
 
 }  // namespace ditfleet::results

@@ -119,6 +119,17 @@ asio::awaitable<Result<std::string>> RedisStore::get_piece(const Manifest& manif
   co_return bytes;
 }
 
+asio::awaitable<Result<void>> RedisStore::touch(const Manifest& manifest, Deadline deadline) {
+  if (auto own = check_own(manifest); !own) co_return own.error();
+  for (std::size_t i = 0; i < chunk_count(manifest.bytes); ++i) {
+    redis::Command command("PEXPIRE");
+    command << chunk_key(manifest.key, i) << retention_ms_ + kExtraRetentionMs;
+    auto reply = co_await connection_->execute(std::move(command), deadline);
+    if (!reply) co_return reply.error();
+  }
+  co_return Result<void>();
+}
+
 asio::awaitable<Result<void>> RedisStore::remove(const Manifest& manifest, Deadline deadline) {
   if (auto own = check_own(manifest); !own) co_return own.error();
   redis::Command command("UNLINK");

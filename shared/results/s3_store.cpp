@@ -144,6 +144,13 @@ std::string S3Store::link(const Manifest& manifest, std::int64_t life_s) const {
 
 std::string S3Store::link_origin() const { return impl_->client.origin(impl_->bucket); }
 
+asio::awaitable<Result<void>> S3Store::touch(const Manifest& manifest, Deadline deadline) {
+  if (auto own = impl_->check_own(manifest); !own) co_return own.error();
+  auto touched = co_await impl_->client.touch(impl_->bucket, manifest.key, deadline);
+  if (!touched && touched.error().code == Code::kNotFound) co_return Result<void>();
+  co_return touched;
+}
+
 asio::awaitable<Result<void>> S3Store::remove(const Manifest& manifest, Deadline deadline) {
   if (auto own = impl_->check_own(manifest); !own) co_return own.error();
   co_return co_await impl_->client.remove(impl_->bucket, manifest.key, deadline);

@@ -25,6 +25,7 @@ class S3Store final : public Store {
                                                  Deadline deadline) override;
   std::string link(const Manifest& manifest, std::int64_t life_s) const override;
   std::string link_origin() const override;
+  asio::awaitable<Result<void>> touch(const Manifest& manifest, Deadline deadline) override;
   asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) override;
   asio::awaitable<Result<std::string>> put_preview(const ResultKey& result, int index, std::string bytes,
                                                    Deadline deadline) override;

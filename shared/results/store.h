@@ -72,6 +72,8 @@ class Store {
   virtual std::string link(const Manifest&, std::int64_t /*life_s*/) const { return {}; }
   // "https://host", from where all links are; empty: there are none.
   virtual std::string link_origin() const { return {}; }
+  // Extends the life of an image, as if it had been stored now. Succeeds if the image does not exist.
+  virtual asio::awaitable<Result<void>> touch(const Manifest&, Deadline) { co_return Result<void>(); }
   // Removes the image of an outdated attempt. Succeeds if the image does not exist.
   virtual asio::awaitable<Result<void>> remove(const Manifest& manifest, Deadline deadline) = 0;
   // Stores a preview, which expires after StoreOptions::preview_ms. Returns the key for the `preview` event.

@@ -176,7 +176,7 @@ class OpenApi(unittest.TestCase):
         other_families = {"frames": 5, "fps": 8, "guidance_scale_2": 2, "image": "0" * 64, "images": ["0" * 64, "1" * 64], "mask": "0" * 64,
                           "strength": 0.5, "auto_resize": True, "preset": "fast", "flow_shift": 5,
                           "sampler": "euler", "sigmas": "1, 0.5", "cfg_normalization": 1, "cfg_truncation": 0.5}
-        self.assertEqual(set(full) | {"size"} | set(other_families), set(self.schema.resolve(request)["properties"]))
+        self.assertEqual(set(full) | {"size", "pause_after_steps", "resume_from"} | set(other_families), set(self.schema.resolve(request)["properties"]))
         self.client.wait(self.client.submit(**full))
         for field, value in other_families.items():
             refused = self.client.request("POST", "/v1/jobs", {**full, field: value})

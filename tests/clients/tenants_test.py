@@ -299,6 +299,20 @@ class Quotas(unittest.TestCase):
         log = self.fleet.data / "logs" / "coordinator.log"
         until(lambda: re.search(f"audit: .* retried job {job} of tenant 'a' as {made.json()['id']}, request", log.read_text()), "the audit line", 10)
 
+    def test_a_job_is_paused_by_its_tenant(self):
+        job = self.a.submit(prompt="wait", seed=5, **SMALL)
+        for what, state in (("pause", "paused"), ("resume", self.a.job(job)["state"])):
+            self.assertEqual(self.b.request("POST", f"/v1/jobs/{job}/{what}").status, 404)
+            for client in (self.a, self.root):
+                answer = client.request("POST", f"/v1/jobs/{job}/{what}")
+                self.assertEqual((answer.status, answer.json()["state"]), (202, state), answer)
+        self.root.request("POST", f"/v1/jobs/{job}/pause")
+        for client, status, text in ((self.b, 404, "there is no job"), (self.a, 409, "has no checkpoint: it was paused before its first step")):
+            refused = client.request("POST", "/v1/jobs", {"prompt": "x", "resume_from": job})
+            self.assertEqual((refused.status, refused.error["param"]), (status, "resume_from"), refused)
+            self.assertIn(text, refused.error["message"])
+        self.a.cancel(job)
+
     def test_waiting_requests_and_streams_count(self):
         def wait_for_image(stream):
             return self.tiny._send("POST", "/v1/images/generations", {"prompt": "x", "size": "32x32", "stream": stream}, None)

@@ -299,7 +299,7 @@ void Fleet::start_worker(int index) {
     parts.connection = connect(*worker->process);
     parts.queue = std::make_shared<queue::Client>(parts.connection, queue_options());
     parts.store = std::make_shared<FakeStore>(*this, worker->process->io().get_executor());
-    parts.keep = std::chrono::milliseconds(plan.checkpoint_every / kMs);
+    parts.checkpoint_interval = std::chrono::milliseconds(plan.checkpoint_every / kMs);
     parts.load = [worker = worker.get()]() -> Result<worker::ModelSet> {
       World::get().sleep(100 * kMs);
       worker::ModelSet set;

@@ -238,7 +238,7 @@ std::string verdict(Fleet& fleet) {
     if (!known.contains(id) && !lost) return "job " + id + " was made beside that of its order";
 
   for (const auto& key : redis.keys()) {
-    if (key.starts_with("df:{0}:state:")) return key + " is left";
+    if (key.starts_with("df:{0}:checkpoint:")) return key + " is left";
     const auto* stream = key.starts_with("df:{0}:mbox:") ? redis.peek_as<Stream>(key) : nullptr;
     if (stream && !stream->entries.empty() && plan.faults.empty() && plan.losses() == 0)
       return key + " has messages left";

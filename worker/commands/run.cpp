@@ -145,8 +145,8 @@ Result<ServiceParts> make_parts(const config::Settings& settings, asio::io_conte
   for (const auto& folder : loras::folders_of(settings.loras.folders)) parts.adapters.folders.push_back(folder);
   parts.adapters.cache_bytes = settings.worker.lora.cache_bytes;
   parts.open_writer = media::open_writer;
-  if (settings.results.backend == "redis") parts.keep_bytes = settings.results.redis_max_bytes - (1 << 16);
-  parts.keep = std::chrono::milliseconds(settings.worker.keep_ms);
+  if (settings.results.backend == "redis") parts.checkpoint_bytes = settings.results.redis_max_bytes - (1 << 16);
+  parts.checkpoint_interval = std::chrono::milliseconds(settings.worker.checkpoint_ms);
   parts.carry_receipts = settings.results.carry_receipts;
   return parts;
 }

@@ -97,6 +97,7 @@ Receipt receipt_of(const std::string& of_model, const Unit& unit) {
   drawn.user.clear();
   drawn.remixed_from.clear();
   drawn.partial_images = 0;
+  drawn.pause_after_steps.reset();
   receipt["spec"] = sha256_hex(job::to_json(drawn));
   std::string id = sha256_hex(json::serialize(receipt)).substr(0, 32);
   receipt["id"] = id;

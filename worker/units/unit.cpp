@@ -1,5 +1,7 @@
 #include "worker/units/unit.h"
 
+#include <algorithm>
+
 #include "shared/job/spec_json.h"
 #include "worker/models/model_set.h"
 #include "worker/models/request.h"
@@ -30,6 +32,11 @@ Result<std::shared_ptr<Unit>> make_unit(queue::MailboxEntry entry, const ModelSe
   unit->spec = std::move(*spec);
   unit->request = request_of(unit->spec, unit->entry.ref.unit);
   unit->preview_steps = preview_steps(job::steps_of(unit->spec.fields), unit->spec.partial_images);
+  if (const int step = unit->spec.pause_after_steps.value_or(0); step > 0) {
+    auto& steps = unit->preview_steps;
+    const auto at = std::lower_bound(steps.begin(), steps.end(), step);
+    if (at == steps.end() || *at != step) steps.insert(at, step);
+  }
   unit->model = model->second.get();
   if (const auto known = models.receipts.find(unit->spec.model); known != models.receipts.end())
     unit->receipt_of_model = known->second;

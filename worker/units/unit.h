@@ -39,15 +39,20 @@ struct Unit {
   // Passed from stage to stage; only the current stage accesses it.
   std::unique_ptr<pipeline::Generation> prepared;
   std::map<std::string, std::int64_t> phases_us;
+  std::vector<std::string> warnings;             // besides those of `prepared`
   std::shared_ptr<media::MediaWriter> writer;    // of the result
   std::int64_t first_step_us = 0, compiled = 0;  // as in results::Manifest
 
-  // How far it is, in the store; without a key: nothing is kept. Used on the io thread.
-  results::Manifest kept;
-  bool keeping = false;             // a state is being stored
-  int went_on_from = 0;             // the step of an earlier attempt
+  // Its latest checkpoint; without a key: none. Used on the io thread.
+  results::Manifest checkpoint;
+  bool storing = false;             // a checkpoint is being stored
+  int next_step = 0;                // of next_state
+  std::string next_state;           // the checkpoint to store next; empty: none
+  int went_on_from = 0;             // the step of the checkpoint of an earlier attempt
   std::string begun_by;             // receipt_of_model of that attempt, if it differs
-  std::atomic<bool> leaves{false};  // it stops to be handed back: its state is to be kept
+  std::atomic<bool> leaves{false};  // it stops to be handed back, with a checkpoint
+  std::atomic<bool> pauses{false};  // as leaves; it stores one however little would be lost
+  std::atomic<bool> holds{false};   // as pauses, by the job's pause_after_steps
 
   // Used on the io thread. The span's context does not change and may be read on any thread.
   telemetry::SpanTimer span;

@@ -61,7 +61,8 @@ bool is_outage(const Error& error) {
 
 }  // namespace
 
-UnitRunner::UnitRunner(Parts parts) : parts_(std::move(parts)), keeper_(parts_.queue, parts_.store, parts_.keep) {}
+UnitRunner::UnitRunner(Parts parts)
+    : parts_(std::move(parts)), checkpoints_(parts_.queue, parts_.store, parts_.checkpoint_interval) {}
 
 void UnitRunner::spawn(const char* what, const UnitPtr& unit, asio::awaitable<void> task) {
   ++tasks_running_;
@@ -160,6 +161,7 @@ void UnitRunner::perform(const Action& action) {
     case Action::Kind::kDenoise: spawn("denoise", unit, stage("denoise", unit, denoise(unit))); return;
     case Action::Kind::kStopDenoising:
       unit->leaves = parts_.table.stop_reason(action.attempt.nonce) == StopReason::kDrained;
+      unit->pauses = parts_.table.stop_reason(action.attempt.nonce) == StopReason::kPaused;
       unit->stop = true;
       return;
     case Action::Kind::kReportCanceled: spawn("report the cancel of", unit, report_canceled(unit)); break;
@@ -249,8 +251,14 @@ asio::awaitable<void> UnitRunner::encode_text(UnitPtr unit) {
       }
     }
   }
-  auto found = co_await keeper_.find(unit);
-  const auto state = std::make_shared<std::string>(std::move(found));
+  auto found = co_await checkpoints_.find(unit);
+  if (!found) {
+    parts_.table.encoded(unit->entry.nonce);
+    if (units_.contains(unit->entry.nonce)) co_await fail(unit, found.error());
+    parts_.table_changed();
+    co_return;
+  }
+  const auto state = std::make_shared<std::string>(std::move(*found));
   // A variable, because GCC 12 destroys a temporary in a co_await expression twice.
   const std::function<Result<void>()> work = [unit, inputs, state, context = unit->span.context()]() -> Result<void> {
     const telemetry::ContextScope scope(context);
@@ -316,8 +324,8 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
   std::optional<telemetry::ScopedSpan> span;
   span.emplace("first_step");
   StepTimer timer(unit->spec.model);
-  auto kept_at = Clock::now();
-  bool keeps = keeper_.interval() > 0ms;
+  auto stored_at = Clock::now();
+  std::string no_checkpoint;  // why none can be stored; empty: one can
   const auto on_step = [&](const pipeline::StepProgress& progress) {
     const auto took = timer.ended(progress);
     if (progress.step == 1) {
@@ -328,19 +336,23 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
         span->attribute("ditfleet.steps", std::int64_t{progress.total - 1});
       }
     }
-    // A worker that leaves keeps the state even if a little is lost.
-    const auto unkept = Clock::now() - kept_at;
-    const bool due_now = unkept >= keeper_.interval() || (unit->leaves && unkept >= keeper_.interval() / 10);
-    if (keeps && due_now && progress.step < progress.total && progress.state) {
-      kept_at = Clock::now();
-      if (auto state = progress.state(parts_.keep_bytes); !state) {
-        keeps = false;  // the next ones would not be smaller
-        unit->log(spdlog::level::info, "its progress is not kept: {}", state.error().message);
+    const bool last = progress.step == progress.total;
+    const bool looked_at = progress.step == unit->spec.pause_after_steps && progress.step > unit->went_on_from && !last;
+    // A worker that leaves stores a checkpoint unless only a little would be lost.
+    const auto unstored = Clock::now() - stored_at, interval = Clock::duration(checkpoints_.interval());
+    const bool due_now =
+        looked_at || unit->pauses || (interval > 0ms && unstored >= (unit->leaves ? interval / 10 : interval));
+    if (no_checkpoint.empty() && due_now && !last && progress.state) {
+      stored_at = Clock::now();
+      if (auto state = progress.state(parts_.checkpoint_bytes); !state) {
+        no_checkpoint = state.error().message;  // the next ones would not be smaller
+        unit->log(spdlog::level::info, "no checkpoint is stored: {}", no_checkpoint);
       } else {
         asio::post(parts_.executor, [this, unit, step = progress.step, state = std::move(*state)]() mutable {
-          if (unit->keeping) return;
-          unit->keeping = true;
-          spawn("keep the state of", unit, keep_state(unit, step, std::move(state)));
+          unit->next_step = step;
+          unit->next_state = std::move(state);
+          if (std::exchange(unit->storing, true)) return;
+          spawn("store checkpoints of", unit, store_checkpoints(unit));
         });
       }
     }
@@ -364,14 +376,21 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
       parts_.table_changed();
     });
     timer.begin();
-    return !unit->stop;
+    // Without a checkpoint, the job would begin again and stop here for ever.
+    if (looked_at && !no_checkpoint.empty()) {
+      unit->warnings.push_back("pause_after_steps has no effect: " + no_checkpoint);
+    } else if (looked_at) {
+      unit->holds = unit->pauses = unit->stop = true;
+      asio::post(parts_.executor, [this, unit] { parts_.table.pause(unit->entry.nonce); });
+    }
+    return !unit->stop || (unit->pauses && last);
   };
   if (auto denoised = unit->model->denoise(*unit->prepared, on_step); !denoised) {
     if (span && denoised.error().code != Code::kCanceled) span->failed(denoised.error().message);
     return denoised.error();
   }
   span.reset();
-  if (unit->stop) return Error{Code::kCanceled, "the unit was stopped before decoding", {}};
+  if (unit->stop && !unit->pauses) return Error{Code::kCanceled, "the unit was stopped before decoding", {}};
   span.emplace("vae_decode");
   unit->writer = parts_.open_writer(*unit->spec.output_format, *unit->spec.output_compression);
   auto image =
@@ -405,6 +424,7 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
     note_warm(unit->entry.class_key);
     spawn("finish", unit, stage("finish", unit, finish(unit, std::make_shared<pipeline::Media>(std::move(*image)))));
   } else if (image.error().code == Code::kCanceled && unit->stop) {
+    if (unit->pauses) co_await settle(unit);
     parts_.table.stopped(nonce);
   } else {
     co_await fail(unit, image.error());
@@ -412,12 +432,23 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   parts_.table_changed();
 }
 
-asio::awaitable<void> UnitRunner::keep_state(UnitPtr unit, int step, std::string state) {
+asio::awaitable<void> UnitRunner::store_checkpoints(UnitPtr unit) {
   struct Guard {
     Unit& unit;
-    ~Guard() { unit.keeping = false; }
+    ~Guard() { unit.storing = false; }
   } guard{*unit};
-  co_await keeper_.keep(unit, step, std::move(state));
+  while (!unit->next_state.empty()) {
+    auto state = std::exchange(unit->next_state, {});
+    co_await checkpoints_.store(unit, unit->next_step, std::move(state));
+  }
+}
+
+// What is shown of a paused unit is complete before its lease ends.
+asio::awaitable<void> UnitRunner::settle(UnitPtr unit) {
+  co_await until_stored(unit);
+  for (int i = 0; i < 100 && unit->previews_pending > 0; ++i) co_await pause(10ms);
+  const auto step = parts_.table.take_pending_step(unit->entry.nonce);
+  if (step) (void)co_await parts_.queue.renew({&*step, 1}, Deadline::after(kCallTimeout));
 }
 
 asio::awaitable<void> UnitRunner::preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image) {
@@ -531,6 +562,7 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
   completion.manifest = manifest.to_json();
   completion.phases_us = unit->phases_us;
   completion.warnings = unit->prepared->warnings();
+  completion.warnings.insert(completion.warnings.end(), unit->warnings.begin(), unit->warnings.end());
   if (!parts_.table.may_complete(nonce, Clock::now())) {
     unit->log(spdlog::level::warn, "the unit was lost before it was complete; discarding the result");
     co_await discard(unit, std::move(manifest));
@@ -543,8 +575,8 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
     record_unit(unit->spec.model, unit->phases_us, unit->prepared->device_phases_us(), unit->model->memory().plan);
     if (!std::exchange(first_image_, true)) record_boot("first_image");
     unit->log(spdlog::level::info, "succeeded in {} ms, {} bytes", us_since(unit->received) / 1000, manifest.bytes);
-    co_await until_kept(unit);
-    co_await keeper_.drop(unit);
+    co_await until_stored(unit);
+    co_await checkpoints_.drop(unit);
   } else if (completed.error().code != Code::kConflict) {
     // A call may have completed the unit although its answer was lost. Only a refusal proves that none did, so the
     // result stays.
@@ -586,7 +618,8 @@ asio::awaitable<Result<void>> UnitRunner::report(Call call, Deadline give_up, st
 }
 
 asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
-  const char* text = reason == StopReason::kDrained    ? "this worker is draining"
+  const char* text = reason == StopReason::kPaused     ? "the job is paused"
+                     : reason == StopReason::kDrained  ? "this worker is draining"
                      : reason == StopReason::kOrphaned ? "Redis did not answer for worker.orphan_ms"
                      : reason == StopReason::kLost     ? "the attempt is stale"
                                                        : "this worker is full";
@@ -594,8 +627,19 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
   if (!lapsed) unit->span.rename();  // the next assignment has the number of this attempt
   end_span(*unit, lapsed ? "stale" : "handed_back");
   unit->log(spdlog::level::info, "handed back: {}", text);
-  co_await until_kept(unit);
+  co_await until_stored(unit);
   const auto attempt = unit->attempt();
+  if (unit->holds) {
+    bool held = false;
+    const auto hold = [&]() -> asio::awaitable<Result<void>> {
+      auto done = co_await parts_.queue.hold(attempt, Deadline::after(kCallTimeout));
+      if (!done) co_return done.error();
+      held = *done;
+      co_return Result<void>();
+    };
+    (void)co_await report(hold, Deadline::after(parts_.orphan));
+    if (held) co_return;
+  }
   const auto call = [&] { return parts_.queue.hand_back({&attempt, 1}, Deadline::after(kCallTimeout)); };
   // The queue counts a lapse as a crash of this worker until the report arrives, however long Redis is unreachable.
   struct Count {
@@ -606,16 +650,16 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
   (void)co_await report(call, give_up, kMaxPause);
 }
 
-// At most as long as a state takes to be stored.
-asio::awaitable<void> UnitRunner::until_kept(UnitPtr unit) {
-  for (int i = 0; i < 1000 && unit->keeping; ++i) co_await pause(10ms);
+// At most as long as a checkpoint takes to be stored.
+asio::awaitable<void> UnitRunner::until_stored(UnitPtr unit) {
+  for (int i = 0; i < 1000 && unit->storing; ++i) co_await pause(10ms);
 }
 
 asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
   end_span(*unit, "canceled");
   unit->log(spdlog::level::info, "canceled");
-  co_await until_kept(unit);
-  co_await keeper_.drop(unit);
+  co_await until_stored(unit);
+  co_await checkpoints_.drop(unit);
   const auto attempt = unit->attempt();
   const auto call = [&] { return parts_.queue.canceled(attempt, Deadline::after(kCallTimeout)); };
   (void)co_await report(call, Deadline::after(parts_.orphan));
@@ -626,8 +670,8 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   unit->span.attribute("error.type", std::string(code_name(error.code)));
   end_span(*unit, "failed");
   unit->log(spdlog::level::err, "failed: {}", error.message);
-  // The state may be the reason.
-  if (unit->went_on_from > 0) co_await keeper_.drop(unit);
+  // The checkpoint may be the reason.
+  if (unit->went_on_from > 0 && unit->spec.resume_from.empty()) co_await checkpoints_.drop(unit);
   const bool fault = error.code == Code::kDeviceFault;
   // Another worker may have the model, more memory or a working device. A wrong spec and a deleted adapter stay wrong.
   const bool other_worker = error.code == Code::kNotFound && !error.param.starts_with("loras");

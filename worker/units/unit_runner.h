@@ -15,7 +15,7 @@
 #include "shared/results/store.h"
 #include "worker/adapters/loader.h"
 #include "worker/models/model_set.h"
-#include "worker/units/state_keeper.h"
+#include "worker/units/checkpoints.h"
 #include "worker/units/unit.h"
 #include "worker/units/unit_table.h"
 #include "worker/units/watchdog.h"
@@ -35,8 +35,8 @@ class UnitRunner {
     NamedThread &text, &device, &encode;
     AdapterLoader& adapters;
     WriterOpener open_writer;
-    std::chrono::milliseconds keep;                   // see StateKeeper
-    std::int64_t keep_bytes;                          // largest state that is kept
+    std::chrono::milliseconds checkpoint_interval;    // see Checkpoints
+    std::int64_t checkpoint_bytes;                    // largest checkpoint that is stored
     bool carry_receipts;                              // see ServiceParts
     std::chrono::milliseconds orphan;                 // see Timing
     std::function<std::optional<double>()> energy_j;  // that the device has used; empty: unknown; thread-safe
@@ -82,8 +82,9 @@ class UnitRunner {
   asio::awaitable<void> denoise(UnitPtr unit);
   asio::awaitable<void> finish(UnitPtr unit, std::shared_ptr<pipeline::Media> image);
   asio::awaitable<void> preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image);
-  asio::awaitable<void> keep_state(UnitPtr unit, int step, std::string state);
-  asio::awaitable<void> until_kept(UnitPtr unit);
+  asio::awaitable<void> store_checkpoints(UnitPtr unit);
+  asio::awaitable<void> until_stored(UnitPtr unit);
+  asio::awaitable<void> settle(UnitPtr unit);
   asio::awaitable<void> hand_back(UnitPtr unit, StopReason reason);
   asio::awaitable<void> report_canceled(UnitPtr unit);
   asio::awaitable<void> fail(UnitPtr unit, Error error);
@@ -105,7 +106,7 @@ class UnitRunner {
   void note_warm(const std::string& class_key);
 
   Parts parts_;
-  StateKeeper keeper_;
+  Checkpoints checkpoints_;
   std::map<std::string, UnitPtr> units_;  // by nonce
   // The image that was decoded last, for the other units of its job. Only one, because an image may have 100 MB.
   std::string images_job_;

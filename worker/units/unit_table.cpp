@@ -27,6 +27,7 @@ Action UnitTable::final_action(const Unit& unit) {
     // worker has the unit by now, the call reports that this worker has not crashed, and the queue forgives the lapse.
     case StopReason::kOrphaned:
     case StopReason::kLost:
+    case StopReason::kPaused:
     case StopReason::kDrained:
     case StopReason::kNone: return {Action::Kind::kHandBack, unit.attempt, unit.stop};
     case StopReason::kRevoked: break;
@@ -50,6 +51,10 @@ UnitTable::Admission UnitTable::assign(const queue::Attempt& attempt, Clock::tim
 
 void UnitTable::revoke(const std::string& nonce) {
   if (Unit* unit = find(nonce)) request_stop(*unit, StopReason::kRevoked);
+}
+
+void UnitTable::pause(const std::string& nonce) {
+  if (Unit* unit = find(nonce)) request_stop(*unit, StopReason::kPaused);
 }
 
 void UnitTable::cancel(const std::string& nonce) {

@@ -28,6 +28,7 @@ enum class Stage { kAssigned, kEncoding, kPrepared, kStarting, kDenoising, kFini
 // Why a unit must stop. If several reasons apply, the last one in this order wins.
 enum class StopReason {
   kNone,
+  kPaused,    // the job waits until it is resumed; the unit is handed back
   kDrained,   // this worker is draining; the unit is handed back
   kCanceled,  // by the client; reported to the queue
   kOrphaned,  // the queue has not answered for Timing::orphan; handed back once it does
@@ -69,6 +70,7 @@ class UnitTable {
   // before adapters_ready(), and later units overtake the unit.
   Admission assign(const queue::Attempt& attempt, Clock::time_point now, bool needs_adapters = false);
   void revoke(const std::string& nonce);
+  void pause(const std::string& nonce);
   void cancel(const std::string& nonce);
 
   // --- results of the actions. A nonce that is no longer in the table is ignored.

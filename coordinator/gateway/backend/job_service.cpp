@@ -15,6 +15,7 @@
 #include "shared/queue/keys.h"
 #include "shared/redis/connection.h"
 #include "shared/redis/info.h"
+#include "shared/results/checkpoint.h"
 #include "shared/results/verification.h"
 #include "shared/s3/client.h"
 
@@ -23,6 +24,7 @@ namespace {
 
 constexpr std::chrono::seconds kInputTimeout{30}, kSweepTimeout{60};
 constexpr int kMostFetches = 16;  // of images from S3, at a time
+constexpr int kMostCopies = 4;    // of checkpoints
 
 class QueueJobService final : public JobService {
  public:
@@ -42,6 +44,43 @@ class QueueJobService final : public JobService {
   }
   asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) override {
     co_return translate(co_await queue_->cancel(id, view, deadline()));
+  }
+  asio::awaitable<Result<queue::PauseOutcome>> pause(const std::string& id, const std::string& view) override {
+    co_return translate(co_await queue_->pause(id, view, deadline()), "repeat the request");
+  }
+  asio::awaitable<Result<queue::PauseOutcome>> resume(const std::string& id, const std::string& view) override {
+    co_return translate(co_await queue_->resume(id, view, deadline()), "repeat the request");
+  }
+  asio::awaitable<Result<void>> copy_checkpoint(const queue::UnitRef& from, const queue::Submission& to) override {
+    // Each takes memory that no request was counted for.
+    if (copies_ >= kMostCopies)
+      co_return Error{.code = Code::kResourceExhausted,
+                      .message = std::to_string(copies_) + " checkpoints are being copied; try again shortly",
+                      .retry_after = std::chrono::seconds(1)};
+    const std::shared_ptr<void> counted(nullptr, [this](void*) { --copies_; });
+    ++copies_;
+    const auto text = co_await queue_->checkpoint(from, deadline());
+    if (!text) co_return translate(Result<void>(text.error()));
+    if (text->empty()) co_return not_found("it has no checkpoint");
+    auto checkpoint = results::Checkpoint::parse(*text);
+    if (!checkpoint) co_return checkpoint.error();
+    auto state = co_await store_->get(checkpoint->manifest, deadline());
+    if (!state) co_return translate_stored(Result<void>(state.error()));
+    const results::ResultKey key{to.id, 0, "branch", to.tenant};
+    auto copy = co_await store_->put(key, std::move(*state), checkpoint->manifest.media_type, deadline());
+    if (!copy) co_return translate_stored(Result<void>(copy.error()));
+    checkpoint->manifest = std::move(*copy);
+    const queue::UnitRef unit{to.id, 0};
+    const std::string record = checkpoint->to_json();
+    co_return translate(co_await queue_->store_checkpoint(unit, record, deadline()));
+  }
+  asio::awaitable<void> drop_checkpoint(const std::string& job) override {
+    const queue::UnitRef unit{job, 0};
+    const auto text = co_await queue_->checkpoint(unit, deadline());
+    const auto checkpoint = text ? results::Checkpoint::parse(*text) : Result<results::Checkpoint>(text.error());
+    if (!checkpoint) co_return;  // it expires
+    (void)co_await queue_->drop_checkpoint(unit, deadline());
+    (void)co_await store_->remove(checkpoint->manifest, deadline());
   }
   asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) override {
     co_return translate(co_await queue_->job(id, view, deadline()));
@@ -158,6 +197,15 @@ class QueueJobService final : public JobService {
     if (const auto gone = co_await queue_->expire_inputs(deadline())) {
       for (const std::string& sha256 : *gone) (void)co_await store_->remove_input(sha256, deadline());
     }
+    if (next_touch_.passed()) {
+      // Well before they expire; several gateways may do so.
+      next_touch_ = Deadline::after(std::chrono::milliseconds(settings_.queue.retention_ms / 8));
+      const auto texts = co_await queue_->keep_checkpoints(deadline());
+      for (const std::string& text : texts ? *texts : std::vector<std::string>()) {
+        if (const auto checkpoint = results::Checkpoint::parse(text))
+          (void)co_await store_->touch(checkpoint->manifest, deadline());
+      }
+    }
     co_await measure_memory();
   }
   asio::awaitable<void> sweep_results() override { return store_->maintain(Deadline::after(kSweepTimeout)); }
@@ -224,7 +272,8 @@ class QueueJobService final : public JobService {
   std::shared_ptr<redis::Connection> redis_;
   config::Settings settings_;
   std::unique_ptr<s3::Client> s3_;  // of s3_input(); made when it is needed
-  int fetches_ = 0;
+  int fetches_ = 0, copies_ = 0;
+  Deadline next_touch_ = Deadline::after({});
   struct {
     std::int64_t used = 0, most = 0;  // 0: unlimited, or unknown
   } memory_;

@@ -29,6 +29,13 @@ class JobService {
   virtual ~JobService() = default;
   virtual asio::awaitable<Result<queue::SubmitOutcome>> submit(const queue::Submission& submission) = 0;
   virtual asio::awaitable<Result<queue::CancelOutcome>> cancel(const std::string& id, const std::string& view) = 0;
+  virtual asio::awaitable<Result<queue::PauseOutcome>> pause(const std::string& id, const std::string& view) = 0;
+  virtual asio::awaitable<Result<queue::PauseOutcome>> resume(const std::string& id, const std::string& view) = 0;
+  // Copies the checkpoint of a unit to the first unit of another job. kNotFound: it has none. kResourceExhausted: many
+  // are being copied.
+  virtual asio::awaitable<Result<void>> copy_checkpoint(const queue::UnitRef& from, const queue::Submission& to) = 0;
+  // Removes that copy.
+  virtual asio::awaitable<void> drop_checkpoint(const std::string& job) = 0;
   virtual asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) = 0;
   virtual asio::awaitable<Result<queue::JobPage>> list(const std::string& view, std::optional<job::State> state,
                                                        int limit, const std::string& cursor, bool oldest_first,
@@ -68,7 +75,8 @@ class JobService {
   // Whether Redis has room for an upload: above three quarters of its maxmemory, only jobs and results get more, and
   // above nine tenths only results. kResourceExhausted: it has not.
   virtual asio::awaitable<Result<void>> check_room() = 0;
-  // Removes images whose time is over, and measures the memory of Redis. To be called every second.
+  // Removes images whose time is over, keeps the checkpoints of paused jobs, and measures the memory of Redis. To be
+  // called every second.
   // sweep_results() is results::Store::maintain().
   virtual asio::awaitable<void> maintain() = 0;
   virtual asio::awaitable<void> sweep_results() = 0;

@@ -37,13 +37,21 @@ std::string format_event(std::string_view id, std::string_view type, std::string
 
 std::string format_comment(std::string_view text) { return std::string(": ").append(text).append("\n\n"); }
 
+std::string_view shown_type(const queue::Event& event) {
+  const auto reason = event.type == "ready" ? event.fields.find("reason") : event.fields.end();
+  const bool pauses = reason != event.fields.end() && (reason->second == "paused" || reason->second == "resumed");
+  return pauses ? reason->second : event.type;
+}
+
 std::string event_json(const queue::Event& event, std::string_view preview_url) {
-  json::object object{{"id", event.id}, {"job", event.job}, {"type", event.type}};
+  const std::string_view type = shown_type(event);
+  json::object object{{"id", event.id}, {"job", event.job}, {"type", type}};
   object["unit"] = event.unit < 0 ? json::value(nullptr) : json::value(event.unit);
   object["at_ms"] = event.at_ms;
   for (const auto& [name, value] : event.fields) {
     // Internal: the nonce authorizes actions, keys and manifests describe storage.
     if (name == "nonce" || name == "key" || name == "manifest" || object.contains(name)) continue;
+    if (type == "paused" && name == "not_before_ms") continue;  // the year 2100
     const auto number = number_of<std::int64_t>(value);
     if (name == "phases_us") {
       const auto phases = parse_json(value);

@@ -16,6 +16,10 @@ std::string format_event(std::string_view id, std::string_view type, std::string
 // A comment line, which clients ignore. It keeps proxies from closing an idle stream.
 std::string format_comment(std::string_view text);
 
+// The type of an event as clients get it: a unit that is ready again because its job was paused or resumed has an event
+// paused or resumed.
+std::string_view shown_type(const queue::Event& event);
+
 // The data of a native event as one JSON object (openapi.json: Event). Adds `preview_url` unless it is empty.
 std::string event_json(const queue::Event& event, std::string_view preview_url);
 

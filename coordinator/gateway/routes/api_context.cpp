@@ -58,6 +58,14 @@ std::optional<Error> refused_webhook(const std::string& url, const config::Webho
   return std::nullopt;
 }
 
+Error no_checkpoint(const std::string& source) {
+  return Error{Code::kConflict,
+               "resume_from: job '" + source +
+                   "' has no checkpoint: it was paused before its first step, or the "
+                   "checkpoint was too large to be stored; resume it, and pause it when it runs",
+               "resume_from"};
+}
+
 }  // namespace
 
 JobLinks ApiContext::links(std::string_view host) const {
@@ -137,7 +145,7 @@ double ApiContext::progress(const queue::JobRecord& record) const {
 asio::awaitable<void> ApiContext::add_outlook(const queue::JobRecord& record, json::object& out) const {
   out["position"] = nullptr;
   out["eta_ms"] = nullptr;
-  if (record.state > job::State::kRunning) co_return;
+  if (record.state > job::State::kRunning || record.state == job::State::kPaused) co_return;
   KnownOutlook& known = *known_outlook;
   if (known.stale.passed()) {
     known.stale = Deadline::after(kOutlookAge);  // concurrent calls use the old one
@@ -303,18 +311,65 @@ Result<job::JobSpec> ApiContext::complete(const std::string& tenant, job::JobSpe
   return made;
 }
 
+asio::awaitable<Result<std::pair<queue::UnitRef, job::JobSpec>>> ApiContext::branch_from(
+    std::string tenant, const job::JobSpec& spec) const {
+  const auto slash = spec.resume_from.find('/');
+  const std::string id = spec.resume_from.substr(0, slash);
+  const auto refused = [&](const std::string& why) {
+    return Error{Code::kConflict, "resume_from: job '" + id + "' " + why, "resume_from"};
+  };
+  const auto unit =
+      slash == std::string::npos ? 0 : number_of<int>(std::string_view(spec.resume_from).substr(slash + 1), 0);
+  const Error unknown{Code::kNotFound, "resume_from: there is no job '" + id + "'", "resume_from"};
+  if (!is_valid_id(id)) co_return unknown;
+  auto record = co_await service.job(id, tenant);
+  if (!record && record.error().code == Code::kNotFound) co_return unknown;
+  if (!record) co_return record.error();
+  if (job::is_terminal(record->state))
+    co_return refused("has ended, and its checkpoint with it; pause a job that runs");
+  if (!unit || *unit >= record->units)
+    co_return invalid_argument("resume_from is '" + spec.resume_from +
+                                   "'; it must be a job's id, or ID/UNIT with a unit from 0 to " +
+                                   std::to_string(record->units - 1),
+                               "resume_from");
+  const queue::UnitRecord* held = nullptr;
+  for (const auto& one : record->unit_records)
+    if (one.unit == *unit) held = &one;
+  if (!held) co_return no_checkpoint(spec.resume_from);
+  if (held->state != job::State::kPaused)
+    co_return refused("is " + std::string(job::state_name(held->state)) + "; pause it first");
+  auto from = job::parse_complete_spec(record->spec);
+  if (!from) co_return from.error();
+  if (!spec.model.empty() && spec.model != from->model)
+    co_return invalid_argument("model is '" + spec.model + "', but job '" + id + "' is drawn by '" + from->model +
+                                   "'; a job with resume_from cannot change the model",
+                               "model");
+  const queue::UnitRef ref{record->id, *unit};
+  co_return std::pair(ref, std::move(*from));
+}
+
 asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, job::JobSpec& spec, SentImages images,
                                                                  bool alpha_mask, std::string tenant) const {
   if (tenant.empty()) tenant = call->caller.tenant;
   const std::string_view key = call->request.header("Idempotency-Key");
   if (call->request.has_header("Idempotency-Key") && !is_idempotency_key(key))
     co_return invalid_argument("the Idempotency-Key header must be 1 to 255 visible ASCII characters, such as a UUID");
+  queue::UnitRef branched;
+  std::optional<job::JobSpec> from;
+  if (!spec.resume_from.empty()) {
+    auto source = co_await branch_from(tenant, spec);
+    if (!source) co_return source.error();
+    branched = source->first;
+    from = std::move(source->second);
+    job::inherit(spec, *from, branched.unit);
+  }
   if (!spec.loras.empty() || !spec.preset.empty()) {
     auto fresh = co_await refresh_adapters();
     if (!fresh) co_return fresh.error();
   }
   auto complete = this->complete(tenant, spec);
   if (!complete) co_return complete.error();
+  if (auto refused = from ? job::check_branch(*complete, *from) : std::nullopt) co_return *refused;
   if (dependencies.advise) {
     if (auto advice = dependencies.advise(*complete, tenant); !advice) co_return advice.error();
   }
@@ -363,7 +418,17 @@ asio::awaitable<Result<queue::SubmitOutcome>> ApiContext::submit(CallPtr call, j
   submission.idempotency_key = std::string(key);
   submission.traceparent = call->traceparent;
   submission.deadline_in_ms = spec.deadline_ms.value_or(0);
-  co_return co_await service.submit(submission);
+  if (!from) co_return co_await service.submit(submission);
+  // The job finds the copy as if it were its own; what happens to the other job does not matter then.
+  submission.id = new_id();
+  auto copied = co_await service.copy_checkpoint(branched, submission);
+  if (!copied && copied.error().code == Code::kNotFound) co_return no_checkpoint(spec.resume_from);
+  if (!copied) co_return copied.error();
+  auto outcome = co_await service.submit(submission);
+  // Unless Redis did not answer: the job may exist then, and otherwise the copy expires.
+  const bool unused = outcome ? outcome->existed : outcome.error().source == Source::kHere;
+  if (unused) co_await service.drop_checkpoint(submission.id);
+  co_return outcome;
 }
 
 asio::awaitable<bool> write_result(JobService& service, const results::Manifest& manifest, ByteRange part,

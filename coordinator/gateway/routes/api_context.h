@@ -97,6 +97,11 @@ struct ApiContext {
   asio::awaitable<Result<queue::SubmitOutcome>> submit(CallPtr call, job::JobSpec& spec, SentImages images = {},
                                                        bool alpha_mask = false, std::string tenant = {}) const;
 
+  // The paused unit that spec.resume_from names, and its job's complete spec. kNotFound: the tenant has no such job.
+  // kConflict: it is not paused. kInvalidArgument: it has no such unit.
+  asio::awaitable<Result<std::pair<queue::UnitRef, job::JobSpec>>> branch_from(std::string tenant,
+                                                                               const job::JobSpec& spec) const;
+
   // The job that the path names, as the caller may see it. Errors: no_such_job() and those of JobService::job.
   asio::awaitable<Result<queue::JobRecord>> find_job(CallPtr call) const;
 

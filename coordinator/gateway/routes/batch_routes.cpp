@@ -79,6 +79,8 @@ Result<int> check_line(const ApiContext& context, const std::string& tenant, Bat
     if (const auto model = catalogue.models.find(name); model != catalogue.models.end())
       line.call.complete_for(model->second);
   }
+  if (!line.call.spec.resume_from.empty())
+    return invalid_argument("resume_from cannot be in a batch; submit the job by POST /v1/jobs", "resume_from");
   auto complete = context.complete(tenant, line.call.spec);
   if (!complete) return line.image ? as_image_error(complete.error(), line.call) : complete.error();
   return *complete->n;

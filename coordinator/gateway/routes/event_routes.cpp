@@ -49,7 +49,7 @@ asio::awaitable<void> write_events(const ApiContext& context, CallPtr call, std:
       case JobFollower::Status::kEvents:
         for (const auto& event : batch.events) {
           const std::string preview = event.type == "preview" ? links.preview(id, event.id) : std::string();
-          text += format_event(event.id, event.type, event_json(event, preview));
+          text += format_event(event.id, shown_type(event), event_json(event, preview));
         }
         break;
       case JobFollower::Status::kStopped:
@@ -151,7 +151,7 @@ class TenantStream {
         const bool last = &event == &seen.back();
         const std::string preview =
             event.type == "preview" ? context_.links(*call_).preview(event.job, event.id) : std::string();
-        out += format_event(last ? id : "", event.type, event_json(event, preview));
+        out += format_event(last ? id : "", shown_type(event), event_json(event, preview));
       }
       after = id;
     }

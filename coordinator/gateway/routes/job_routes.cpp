@@ -105,8 +105,8 @@ asio::awaitable<Result<Response>> list_jobs(const ApiContext& context, CallPtr c
       state = job::state_from_name(value);
       if (!state) {
         co_return invalid_argument("'" + value +
-                                       "' is not a state; it must be one of queued, ready, assigned, running, "
-                                       "canceling, succeeded, failed, canceled, expired, rejected",
+                                       "' is not a state; it must be one of queued, paused, ready, assigned, "
+                                       "running, canceling, succeeded, failed, canceled, expired, rejected",
                                    "state");
       }
     } else if (name == "limit") {
@@ -161,6 +161,31 @@ asio::awaitable<Result<Response>> cancel_job(const ApiContext& context, CallPtr 
   if (record) body = co_await context.describe(*record, call, true);
   body["cancel_requested"] = true;
   co_return json_response(202, body);
+}
+
+asio::awaitable<Result<Response>> pause_or_resume(const ApiContext& context, CallPtr call, bool pauses) {
+  const std::string id = call->param(0), view = call->caller.view();
+  if (!is_valid_id(id)) co_return no_such_job(id);
+  // Outside the co_await, because GCC 12 evaluates both branches of a conditional inside one.
+  auto changing = pauses ? context.service.pause(id, view) : context.service.resume(id, view);
+  auto outcome = co_await std::move(changing);
+  if (!outcome) co_return outcome.error().code == Code::kNotFound ? no_such_job(id) : outcome.error();
+  if (*outcome != queue::PauseOutcome::kDone)
+    co_return Error{
+        Code::kConflict,
+        "job '" + id + "' " + (*outcome == queue::PauseOutcome::kCanceling ? "is being canceled" : "has already ended"),
+        {}};
+  auto record = co_await context.service.job(id, view);
+  if (!record) co_return record.error();
+  co_return json_response(202, co_await context.describe(*record, call, true));
+}
+
+asio::awaitable<Result<Response>> pause_job(const ApiContext& context, CallPtr call) {
+  return pause_or_resume(context, call, true);
+}
+
+asio::awaitable<Result<Response>> resume_job(const ApiContext& context, CallPtr call) {
+  return pause_or_resume(context, call, false);
 }
 
 asio::awaitable<Result<Response>> get_result(const ApiContext& context, CallPtr call) {
@@ -257,6 +282,8 @@ void add_job_routes(Router& router) {
   router.add({"GET", "/v1/jobs/{id}", get_job});
   router.add({"DELETE", "/v1/jobs/{id}", cancel_job});
   router.add({"POST", "/v1/jobs/{id}/retry", retry_job});
+  router.add({"POST", "/v1/jobs/{id}/pause", pause_job});
+  router.add({"POST", "/v1/jobs/{id}/resume", resume_job});
   router.add({"GET", "/v1/jobs/{id}/results/{index}", get_result, Access::kKeyOrLink});
   router.add({"GET", "/v1/jobs/{id}/previews/{event}", get_preview, Access::kKeyOrLink});
 }

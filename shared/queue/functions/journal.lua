@@ -52,6 +52,51 @@ local function note(journal, id, member, event, after)
   journal.after[at] = after or member
 end
 
+-- ---- paused jobs ----------------------------------------------------------------------------------------------
+-- paused: <job> of each open job that is paused, and <job>:<unit> of each unit that therefore waits. Such a unit is
+-- delayed until 2100, so that programs that do not know of pauses leave it alone.
+local paused_until = '4102444800000'
+
+local function is_paused(key, member) return redis.call('SISMEMBER', prefix_of(key) .. 'paused', member) == 1 end
+
+-- Sets a unit that no worker runs aside until `resume`. sets: units, and from, the sorted set that it leaves.
+local function put_by(journal, sets, id, unit, record)
+  local rc, prefix, member = redis.call, prefix_of(sets.units), id .. ':' .. unit
+  rc('HSET', sets.units, member, pack_unit(set_waiting(record, 'delayed')))
+  rc('ZREM', sets.from, member)
+  rc('ZADD', prefix .. 'delayed', paused_until, member)
+  if rc('SADD', prefix .. 'paused', member) == 0 then return end
+  note(journal, id, member,
+    'ready ' .. unit .. ' {"reason":"paused","not_before_ms":' .. paused_until .. past_of(record) .. '}')
+end
+
+-- Appends the keys of what a job has stored in Redis: <key>, <key>:1, … of 1 MiB each. A manifest is the worker's: a
+-- key that is not of this job is left alone.
+local function append_result_keys(list, prefix, id, manifests)
+  local own = prefix .. 'blob:' .. id .. ':'
+  for _, manifest in ipairs(manifests) do
+    local key = manifest and string.match(manifest, '"key":"([^"]*)"')
+    if key and string.sub(key, 1, #own) == own then
+      list[#list + 1] = key
+      local bytes = tonumber(string.match(manifest, '"bytes":(%d+)')) or 0
+      for chunk = 1, math.min(math.ceil(bytes / 1048576), 4096) - 1 do list[#list + 1] = key .. ':' .. int(chunk) end
+    end
+  end
+end
+
+-- What a unit leaves that ends without a result: that it was paused, and its checkpoint, whose key the worker writes.
+-- The worker that completes a unit removes its checkpoint.
+local function drop_progress(key, id, unit)
+  local rc, prefix, member = redis.call, prefix_of(key), id .. ':' .. unit
+  rc('SREM', prefix .. 'paused', member)
+  local name = prefix .. 'checkpoint:' .. member
+  local record = rc('GET', name)
+  if not record then return end
+  local stored = {name}
+  append_result_keys(stored, prefix, id, {record})
+  rc('UNLINK', unpack(stored))
+end
+
 -- ---- what tenants use ------------------------------------------------------------------------------------------
 -- usage:<month>: <tenant> → microseconds of GPUs for its results, kept for some months
 
@@ -140,6 +185,7 @@ local function conclude(journal, ending)
   local id, unit, record, state, job_key = ending.id, ending.unit, ending.record, ending.state, ending.job_key
   if journal.told[id] then write(journal) end  -- stores the records of units that ended before
   local member, data = id .. ':' .. unit, ending.data or '{}'
+  if state ~= 'succeeded' then drop_progress(keys.events, id, unit) end
   record.state = state
   local fields = {job_key, 'u' .. unit, pack_unit(record) .. '|' .. ending.at .. '|'}
   append(fields, ending.fields or {})
@@ -166,6 +212,8 @@ local function conclude(journal, ending)
     end
   end
   journal.closed[#journal.closed + 1] = id
+  -- Of a job that succeeded although it was to be paused, `sweep` removes the mark.
+  if outcome ~= 'succeeded' then rc('SREM', prefix_of(keys.events) .. 'paused', id) end
   told = told .. (data == '{}' and '}' or ',' .. string.sub(data, 2))
   note(journal, id, member, state .. ' ' .. unit .. ' ' .. told)
   if record.deadline ~= '0' then rc('ZREM', keys.deadline, id) end
@@ -181,15 +229,20 @@ local function end_queued(journal, ending)
   journal.ended[id] = fields
   journal.closed[#journal.closed + 1] = id
   return_use(journal, id, ending.record)
+  drop_progress(journal.keys.events, id, '0')  -- a job with resume_from has a checkpoint from the beginning
+  redis.call('SREM', prefix_of(journal.keys.events) .. 'paused', id)
   post_end(journal.keys.events, id, ending.state, ending.spec)
   note(journal, id, id, ending.state .. ' -1 ' .. (ending.error or '{}'))
   redis.call('ZREM', journal.keys.deadline, id)
 end
 
--- Makes a held or delayed unit ready. sets: units, ready, and from, the sorted set that it leaves. data: members of a
--- JSON object.
+-- Makes a held or delayed unit ready, unless its job is paused. sets: units, ready, and from, the sorted set that it
+-- leaves. data: members of a JSON object.
 local function release(journal, sets, id, unit, record, at, data)
   local rc, member = redis.call, id .. ':' .. unit
+  if is_paused(sets.units, id) or is_paused(sets.units, member) then
+    return put_by(journal, sets, id, unit, record)
+  end
   rc('HSET', sets.units, member, pack_unit(set_waiting(record, 'ready')))
   rc('ZREM', sets.from, member)
   rc('ZADD', sets.ready, at, member)

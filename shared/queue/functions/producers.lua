@@ -115,3 +115,72 @@ local function cancel(keys, args)
   write(journal)
   return reply(running and 'requested' or 'canceled')
 end
+
+-- Of a call to pause or resume: the job's open record and its open units by number, or nil and the reply.
+local function paused_job(units, open, job_key, id, tenant)
+  local rc, reply = redis.call, redis.status_reply
+  local still_open, records = rc('HGET', open, id), {}
+  local job = unpack_job(still_open or rc('HGET', job_key, 'o'))
+  local same_as = not job and rc('HGET', job_key, 'same_as')
+  if same_as then return nil, reply('same ' .. same_as) end
+  if not job or (tenant ~= '' and tenant ~= job.tenant) then return nil, reply('notfound') end
+  if not still_open then return nil, reply('ended') end
+  for i = 0, tonumber(job.units) - 1 do
+    local unit = int(i)
+    local record = unpack_unit(rc('HGET', units, id .. ':' .. unit))
+    if record then records[#records + 1] = {unit, record} end
+    if record and record.state == 'canceling' then return nil, reply('canceling') end
+  end
+  return job, records
+end
+
+-- KEYS ready delayed lease units open last events job; ARGV id tenant ("" any)
+-- "paused"; "requested": running units were asked to stop at their next step; "ended", "canceling", "notfound",
+-- "same <id>": another name of that job
+-- Workers of builds before this message do not read it and finish their units.
+local function pause(keys, args)
+  local ready, delayed, lease, units, open, last, events, job_key = unpack(keys)
+  local id, tenant = unpack(args)
+  local rc, prefix = redis.call, prefix_of(units)
+  local job, records = paused_job(units, open, job_key, id, tenant)
+  if not job then return records end
+  local journal = new_journal('feed', {events = events, last = last})
+  local first, running = rc('SADD', prefix .. 'paused', id) == 1, false
+  if first and job.units == '0' then note(journal, id, id, 'paused -1 {}') end
+  for _, open_unit in ipairs(records) do
+    local unit, record = unpack(open_unit)
+    local state, mailbox = record.state, prefix .. 'mbox:' .. record.owner
+    local which = id .. ' ' .. unit .. ' ' .. record.nonce
+    if state == 'running' then
+      rc('XADD', mailbox, 'NOMKSTREAM', '*', 'pause', which)
+      running = true
+    else
+      if state == 'assigned' then rc('XADD', mailbox, 'NOMKSTREAM', '*', 'm', 'revoke ' .. which) end
+      local from = state == 'ready' and ready or state == 'delayed' and delayed or lease
+      put_by(journal, {units = units, from = from}, id, unit, record)
+    end
+  end
+  write(journal)
+  return redis.status_reply(running and 'requested' or 'paused')
+end
+
+-- KEYS ready delayed units open last events job; ARGV id tenant ("" any). "resumed", also if it was not paused; or as
+-- `pause`. A unit that was asked to stop still stops, and goes on when its worker has handed it back.
+local function resume(keys, args)
+  local ready, delayed, units, open, last, events, job_key = unpack(keys)
+  local id, tenant = unpack(args)
+  local rc, prefix = redis.call, prefix_of(units)
+  local job, records = paused_job(units, open, job_key, id, tenant)
+  if not job then return records end
+  local _, at = now()
+  local journal = new_journal('feed', {events = events, last = last})
+  if rc('SREM', prefix .. 'paused', id) == 1 and job.units == '0' then note(journal, id, id, 'resumed -1 {}') end
+  for _, open_unit in ipairs(records) do
+    local unit, record = unpack(open_unit)
+    if record.state == 'delayed' and rc('SREM', prefix .. 'paused', id .. ':' .. unit) == 1 then
+      release(journal, {units = units, ready = ready, from = delayed}, id, unit, record, at, '"reason":"resumed"')
+    end
+  end
+  write(journal)
+  return redis.status_reply('resumed')
+end

@@ -30,6 +30,13 @@ local function latest_step(last, events, id, unit)
   end
 end
 
+-- The record of an open unit as callers get it: one that waits until its job goes on is paused.
+local function shown_open_unit(units, member, record)
+  local shown = shown_unit(record)
+  local waits = shown and string.match(shown, '^delayed(.*)')
+  return waits and is_paused(units, member) and 'paused' .. waits or shown
+end
+
 -- KEYS job in units open specs last events; ARGV id. {all fields of the job, its open record, its open units as (unit,
 -- record), the latest step of each running one as (unit, data), its spec while it is open}
 local function job(keys, args)
@@ -45,15 +52,19 @@ local function job(keys, args)
   end
   if not open_record then return {fields, '', {}, {}, ''} end
   local record, shown = unpack_job(open_record), shown_job(open_record)
-  if record.units == '0' then return {fields, shown, {}, {}, queued_spec(in_key, record.entry)} end
+  if record.units == '0' then
+    if is_paused(units, id) then append(fields, {'state', 'paused'}) end
+    return {fields, shown, {}, {}, queued_spec(in_key, record.entry)}
+  end
   local open_units, steps = {}, {}
   for i = 0, tonumber(record.units) - 1 do
     local unit = int(i)
-    local unit_record = rc('HGET', units, id .. ':' .. unit)
+    local unit_record = shown_open_unit(units, id .. ':' .. unit, rc('HGET', units, id .. ':' .. unit))
     if unit_record then
-      append(open_units, {unit, shown_unit(unit_record)})
-      local state = unpack_unit(unit_record).state
-      local step = (state == 'running' or state == 'canceling') and latest_step(last, events, id, unit)
+      append(open_units, {unit, unit_record})
+      local state = string.match(unit_record, '^%a+')
+      local step = (state == 'running' or state == 'canceling' or state == 'paused') and
+        latest_step(last, events, id, unit)
       if step then append(steps, {unit, step}) end
     end
   end
@@ -62,7 +73,7 @@ end
 
 -- KEYS units open, then job each; ARGV their ids. Of each job {its record, or false if it has ended; of its hash o,
 -- state, ended, u0; the records of its units while it is open, false for those that have ended}, or {} if it does not
--- exist or cannot be read
+-- exist or cannot be read. A queued job that is paused has the state "paused".
 local function list(keys, args)
   local units, open = unpack(keys, 1, 2)
   local rc = redis.call
@@ -70,10 +81,13 @@ local function list(keys, args)
     local row, own = {shown_job(record) or false}, rc('HMGET', keys[2 + i], 'o', 'state', 'ended', 'u0')
     if not record and not own[1] then return {} end
     own[1], own[4] = shown_job(own[1]), shown_unit(own[4])
+    local members, units_of_job = {}, record and unpack_job(record).units
+    if units_of_job == '0' and is_paused(units, id) then own[2] = 'paused' end
     append(row, own)
-    local members, units_of_job = {}, record and unpack_job(record).units or 0
-    for unit = 0, tonumber(units_of_job) - 1 do members[unit + 1] = id .. ':' .. int(unit) end
-    for _, unit in ipairs(read_all(units, members)) do row[#row + 1] = shown_unit(unit) end
+    for unit = 0, tonumber(units_of_job or 0) - 1 do members[unit + 1] = id .. ':' .. int(unit) end
+    for unit, unit_record in ipairs(read_all(units, members)) do
+      row[#row + 1] = shown_open_unit(units, members[unit], unit_record)
+    end
     return row
   end
   local out = {}

@@ -206,20 +206,6 @@ local function mend(keys, args)
   return {cursor, mended, illegible}
 end
 
--- Appends the keys of the results that an ended job has in Redis: <key>, <key>:1, … of 1 MiB each. A manifest is the
--- worker's: a key that is not of this job's results is left alone.
-local function append_result_keys(list, prefix, id, manifests)
-  local own = prefix .. 'blob:' .. id .. ':'
-  for _, manifest in ipairs(manifests) do
-    local key = manifest and string.match(manifest, '"key":"([^"]*)"')
-    if key and string.sub(key, 1, #own) == own then
-      list[#list + 1] = key
-      local bytes = tonumber(string.match(manifest, '"bytes":(%d+)')) or 0
-      for chunk = 1, math.min(math.ceil(bytes / 1048576), 4096) - 1 do list[#list + 1] = key .. ':' .. int(chunk) end
-    end
-  end
-end
-
 -- KEYS jobs open events, then job each; ARGV retention_ms keep_ms, then their ids. How many are forgotten.
 -- Forgets jobs that ended longer than retention_ms ago, with their results in Redis, and removes from the index what is
 -- gone. Trims events older than every job that is left, and all older than keep_ms: a job that is open for longer loses
@@ -249,6 +235,7 @@ local function sweep(keys, args)
       rc('UNLINK', unpack(gone_keys, first, math.min(first + 3999, #gone_keys)))
     end
     rc('ZREM', jobs, unpack(gone))
+    rc('SREM', prefix_of(jobs) .. 'paused', unpack(gone))
   end
   local oldest = rc('ZRANGE', jobs, '0', '0', 'WITHSCORES')[2]
   local from = math.max(tonumber(oldest or ms), ms - math.max(retention_ms, keep_ms))

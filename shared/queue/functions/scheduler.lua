@@ -29,7 +29,9 @@ local function resign(keys, args)
 end
 
 -- What the admissions of a call write, once for all of them.
-local function new_admissions() return {places = {}, units = {}, jobs = {}, ids = {}, specs = {}, deadlines = {}} end
+local function new_admissions()
+  return {places = {}, units = {}, jobs = {}, ids = {}, counts = {}, specs = {}, deadlines = {}}
+end
 
 -- The data of the event that a job is admitted. needs: steps[|adapters].
 local function admitted_event(job, needs)
@@ -47,6 +49,7 @@ local function admit_job(journal, admissions, id, job, plan, at)
   job.units, spec, job.class, steps, job.cost, job.priority, job.deadline = unpack(plan)
   job.ready, job.class = at, job.class .. '|' .. steps
   append(admissions.ids, {id})
+  append(admissions.counts, {tonumber(job.units)})
   append(admissions.jobs, {id, pack_job(job)})
   append(admissions.specs, {id, spec})
   name_input(journal.keys.events, id, job.tenant, spec)
@@ -86,6 +89,14 @@ local function write_admissions(journal, admissions, ready, deadline, units)
   if #admissions.deadlines > 0 then rc('ZADD', deadline, unpack(admissions.deadlines)) end
 end
 
+-- The job was paused before its admission.
+local function put_all_by(journal, sets, id, count)
+  for i = 0, count - 1 do
+    local unit = int(i)
+    put_by(journal, sets, id, unit, unpack_unit(redis.call('HGET', sets.units, id .. ':' .. unit)))
+  end
+end
+
 -- KEYS leader in ready deadline units open specs last events
 -- ARGV epoch, then (entry id units spec class steps cost priority deadline_ms) each
 -- each: 1 admitted, 0 admitted before or the job's record cannot be read, -1 the entry is not that of an open job and
@@ -116,6 +127,11 @@ local function admit(keys, args)
   end
   forget_entries(in_key, entries)
   write_admissions(journal, admissions, ready, deadline, units)
+  for i, marked in ipairs(#admissions.ids > 0 and
+    redis.call('SMISMEMBER', prefix_of(units) .. 'paused', unpack(admissions.ids)) or {}) do
+    if marked == 1 then put_all_by(journal, {units = units, from = ready}, admissions.ids[i], admissions.counts[i]) end
+  end
+  write(journal)
   return out
 end
 

@@ -236,6 +236,19 @@ local function hand_back(keys, args)
   return out
 end
 
+-- KEYS lease units last events; ARGV id unit nonce. The unit has reached the step at which its job is to be looked at
+-- and waits for `resume`. 1: it does; 0: it is not held under this nonce or was asked to stop, and is to be handed back
+local function hold(keys, args)
+  local lease, units, last, events = unpack(keys)
+  local id, unit, nonce = unpack(args)
+  local record = unpack_unit(redis.call('HGET', units, id .. ':' .. unit))
+  if held_state(record, nonce) ~= 'running' then return 0 end
+  local journal = new_journal('feed', {events = events, last = last})
+  put_by(journal, {units = units, from = lease}, id, unit, record)
+  write(journal)
+  return 1
+end
+
 -- KEYS lease deadline units open specs last events job; ARGV id unit nonce
 local function canceled(keys, args)
   local lease, deadline, units, open, specs, last, events, job_key = unpack(keys)

@@ -354,6 +354,30 @@ TEST_F(UnitTableTest, DrainRunningHandsBackTheDenoisingUnitButNotTheFinishingOne
   EXPECT_TRUE(table_.may_complete("n1", now_));
 }
 
+TEST_F(UnitTableTest, PausedUnitStopsAndIsHandedBackButAFinishingOneEnds) {
+  bring_to_denoising(1);
+  table_.denoised("n1");
+  bring_to_denoising(2);
+  assign(3);
+  decide();
+  for (const char* nonce : {"n1", "n2", "n3", "gone"}) table_.pause(nonce);
+  EXPECT_EQ(decide(), "stop n2, hand-back n3");
+  table_.pause("n2");
+  EXPECT_EQ(decide(), "") << "twice";
+  table_.stopped("n2");
+  EXPECT_EQ(decide(), "hand-back n2");
+  EXPECT_TRUE(table_.may_complete("n1", now_));
+}
+
+TEST_F(UnitTableTest, CancelOfAUnitThatPausesWins) {
+  bring_to_denoising(1);
+  table_.pause("n1");
+  decide();
+  table_.cancel("n1");
+  table_.stopped("n1");
+  EXPECT_EQ(decide(), "canceled n1");
+}
+
 TEST_F(UnitTableTest, TheNextWakeupIsNotInThePast) {
   bring_to_denoising(1);
   for (int i = 0; i < 5; ++i) {

@@ -176,6 +176,23 @@ TEST_F(GatewayApi, ACancelingJobIsShown) {
   EXPECT_THAT(send("GET", "/v1/jobs?state=cancelling").body, HasSubstr("running, canceling, succeeded"));
 }
 
+TEST_F(GatewayApi, PausesAndResumesJobs) {
+  send("POST", "/v1/jobs", R"({"prompt":"x"})");
+  service.admit("job-1");
+  for (const auto& [action, state] : {std::pair{"pause", "paused"}, {"pause", "paused"}, {"resume", "ready"}}) {
+    const auto answer = send("POST", std::string("/v1/jobs/job-1/") + action);
+    EXPECT_EQ(answer.status, 202);
+    EXPECT_EQ(body_of(answer).at("state").as_string(), state);
+  }
+  EXPECT_EQ(send("POST", "/v1/jobs/other/pause").status, 404);
+  service.jobs["job-1"].state = job::State::kCanceling;
+  EXPECT_THAT(send("POST", "/v1/jobs/job-1/pause").body, HasSubstr("job 'job-1' is being canceled"));
+  service.jobs["job-1"].state = job::State::kSucceeded;
+  const auto refused = send("POST", "/v1/jobs/job-1/resume");
+  EXPECT_EQ(refused.status, 409);
+  EXPECT_THAT(refused.body, HasSubstr("job 'job-1' has already ended"));
+}
+
 TEST_F(GatewayApi, RefusesBadJobs) {
   const std::vector<std::pair<std::string, int>> cases = {
       {"", 400},

@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -179,6 +180,32 @@ class FakeService final : public JobService {
     event(id, "canceled", -1);
     co_return queue::CancelOutcome::kCanceled;
   }
+  asio::awaitable<Result<queue::PauseOutcome>> pause(const std::string& id, const std::string& view) override {
+    co_return set_state(id, view, job::State::kPaused);
+  }
+  asio::awaitable<Result<queue::PauseOutcome>> resume(const std::string& id, const std::string& view) override {
+    co_return set_state(id, view, job::State::kReady);
+  }
+  Result<queue::PauseOutcome> set_state(const std::string& id, const std::string& view, job::State state) {
+    auto found = find(id, view);
+    if (!found) return found.error();
+    if (job::is_terminal((*found)->state)) return queue::PauseOutcome::kAlreadyEnded;
+    if ((*found)->state == job::State::kCanceling) return queue::PauseOutcome::kCanceling;
+    (*found)->state = state;
+    for (auto& unit : (*found)->unit_records) unit.state = state;
+    return queue::PauseOutcome::kDone;
+  }
+  asio::awaitable<Result<void>> copy_checkpoint(const queue::UnitRef& from, const queue::Submission& to) override {
+    if (down) co_return *down;
+    if (!checkpoints.contains(from)) co_return not_found("it has no checkpoint");
+    checkpoints.insert({to.id, 0});
+    co_return Result<void>();
+  }
+  asio::awaitable<void> drop_checkpoint(const std::string& job) override {
+    checkpoints.erase({job, 0});
+    co_return;
+  }
+  std::set<queue::UnitRef> checkpoints;
   asio::awaitable<Result<queue::JobRecord>> job(const std::string& id, const std::string& view) override {
     auto found = find(id, view);
     if (!found) co_return found.error();

@@ -233,8 +233,8 @@ TEST(GatewayConsole, LoadsNothingFromElsewhere) {
 // Fields of the model that the form lacks get an input from its `fields`: tests/clients/console_test.py.
 TEST(GatewayConsole, OffersTheFieldsOfAJob) {
   const std::string page(kConsolePage);
-  const std::set<job::Field> left_out = {"size", "priority",     "deadline_ms", "output_compression",
-                                         "user", "remixed_from", "webhook"};
+  const std::set<job::Field> left_out = {"size",         "priority", "deadline_ms",       "output_compression", "user",
+                                         "remixed_from", "webhook",  "pause_after_steps", "resume_from"};
   for (const job::Field field : job::kFields) {
     if (field.row().use != job::FieldUse::kJob || left_out.contains(field)) continue;
     const std::string name(field.name());

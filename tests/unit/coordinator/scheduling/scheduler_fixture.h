@@ -93,6 +93,11 @@ struct Store {
     for (const auto& name : view.failed_on) fields["failed_on"] += (fields["failed_on"].empty() ? "" : ",") + name;
     event(ref, "ready", now, std::move(fields));
   }
+  void pause(const queue::UnitRef& ref, std::int64_t now) {
+    ready(ref, now, "paused");
+    open.at(ref).not_before_ms = queue::kPausedUntilMs;
+    events.back().fields["not_before_ms"] = std::to_string(queue::kPausedUntilMs);
+  }
   // The lease of the unit's worker has lapsed.
   void lapse(const queue::UnitRef& ref, std::int64_t now) {
     auto& view = open.at(ref);

@@ -168,6 +168,30 @@ TEST_F(SchedulerTest, after_a_restart_units_of_a_worker_that_is_gone_move_after_
   EXPECT_EQ(owner_of("j", 0), "a:1") << "it keeps a started unit until the lease lapses";
 }
 
+TEST_F(SchedulerTest, a_paused_unit_frees_its_worker_and_is_no_work) {
+  workers({"a"});
+  submit("j");
+  store.start({"j", 0}, now);
+  settle();
+  ASSERT_EQ(owner_of("j"), "a:1");
+  store.pause({"j", 0}, now);
+  settle();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(owner_of("j"), "");
+    EXPECT_EQ(scheduler->waits_for({"j", 0}, now), "its job to be resumed");
+    for (const auto& [name, model] : scheduler->forecast(0, now).models)
+      EXPECT_EQ(std::pair(model.units, model.backlog_us), std::pair(std::int64_t{0}, std::int64_t{0})) << name;
+    scheduler = make();
+    scheduler->rebuild(store.views(), {}, {}, 5'000, now);
+    workers({"a"});
+    settle();
+  }
+  store.open.at({"j", 0}).not_before_ms = 0;
+  store.ready({"j", 0}, now, "resumed");
+  settle();
+  EXPECT_EQ(owner_of("j"), "a:1");
+}
+
 TEST_F(SchedulerTest, a_worker_that_returns_a_unit_gets_none_before_it_reports_ready) {
   workers({"a"});
   submit("j");

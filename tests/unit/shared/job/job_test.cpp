@@ -44,7 +44,7 @@ TEST(ParseSpec, ReadsEveryField) {
     "height":128,"seed":9223372036854775807,"num_inference_steps":7,"guidance_scale":3.5,"true_cfg_scale":2,)"
       R"("max_sequence_length":512,
     "loras":[{"name":"pixel","scale":-0.5},{"name":"ink"}],"priority":-100,"deadline_ms":1000,"output_format":"webp",
-    "output_compression":80,"partial_images":3,"user":"u"})");
+    "output_compression":80,"partial_images":3,"pause_after_steps":5,"resume_from":"j/1","user":"u"})");
   ASSERT_TRUE(spec.ok()) << spec.error().message;
   EXPECT_EQ(spec->prompt, "ein roter Kreis é 😀");
   EXPECT_EQ(*spec->fields.text("negative_prompt"), "");
@@ -57,6 +57,8 @@ TEST(ParseSpec, ReadsEveryField) {
   EXPECT_DOUBLE_EQ(spec->loras[0].scale, -0.5);
   EXPECT_DOUBLE_EQ(spec->loras[1].scale, 1.0);
   EXPECT_EQ(spec->priority, -100);
+  EXPECT_EQ(spec->pause_after_steps, 5);
+  EXPECT_EQ(spec->resume_from, "j/1");
   EXPECT_EQ(spec->output_format, OutputFormat::kWebp);
 }
 
@@ -229,6 +231,33 @@ TEST(ParseCompleteSpec, TakesWhatCompleteSpecMadeAndRefusesLess) {
   EXPECT_EQ(parse_complete_spec("{").error().code, Code::kInvalidArgument);
 }
 
+TEST(Branch, MayDifferInWhatNeedsNoOtherState) {
+  const auto from =
+      complete_spec(*parse_spec(R"({"prompt":"a","seed":7,"width":256,"num_inference_steps":9,"guidance_scale":3})"),
+                    demo_catalogue());
+  ASSERT_TRUE(from.ok()) << from.error().message;
+  const auto branch = [&](const std::string& fields) {
+    auto spec = parse_spec(R"({"prompt":"b","resume_from":"j/2")" + fields + "}");
+    EXPECT_TRUE(spec.ok()) << spec.error().message;
+    inherit(*spec, *from, 2);
+    auto complete = complete_spec(*spec, demo_catalogue());
+    EXPECT_TRUE(complete.ok()) << complete.error().message;
+    return *complete;
+  };
+  const JobSpec same = branch("");
+  EXPECT_FALSE(check_branch(same, *from));
+  EXPECT_EQ(same.seed, 9) << "that of unit 2";
+  EXPECT_EQ(same.fields, from->fields);
+  EXPECT_FALSE(check_branch(branch(R"(,"guidance_scale":4,"seed":3,"negative_prompt":"c")"), *from));
+  for (const auto& [fields, name] : {std::pair{R"(,"num_inference_steps":10)", "num_inference_steps"},
+                                     {R"(,"width":512)", "width"},
+                                     {R"(,"n":2)", "n"}}) {
+    const auto refused = check_branch(branch(fields), *from);
+    ASSERT_TRUE(refused) << fields;
+    EXPECT_EQ(refused->param, name);
+  }
+}
+
 TEST(ParseSpec, NullCountsAsLeftOutAndWholeNumbersAsIntegers) {
   const auto spec = parse_spec(R"({"prompt":"x","n":2.0,"seed":null,"loras":null})");
   ASSERT_TRUE(spec.ok()) << spec.error().message;
@@ -356,6 +385,17 @@ TEST(CompleteSpec, FillsWhatIsUnset) {
   const auto other = complete_spec(*parse_spec(R"({"prompt":""})"), demo_catalogue());
   EXPECT_NE(*spec->seed, *other->seed);
   EXPECT_EQ(to_json(*parse_spec(to_json(*spec))), to_json(*spec));
+}
+
+TEST(CompleteSpec, APauseIsBeforeTheLastStep) {
+  const auto spec = [](const char* fields) {
+    return complete_spec(*parse_spec(std::string(R"({"prompt":"","num_inference_steps":8)") + fields + "}"),
+                         demo_catalogue());
+  };
+  EXPECT_TRUE(spec("").ok());
+  EXPECT_EQ(spec(R"(,"pause_after_steps":7)")->pause_after_steps, 7);
+  EXPECT_THAT(spec(R"(,"pause_after_steps":8)").error().message,
+              HasSubstr("pause_after_steps is 8, but the job runs 8 steps; it must be less"));
 }
 
 TEST(CompleteSpec, KeepsWhatWasGivenAndAnAbsentNegativePromptAbsent) {

@@ -77,7 +77,7 @@ TEST(JobSummary, AJobThatWasTriedTwice) {
   EXPECT_TRUE(jobs.open().empty());
 }
 
-TEST(JobSummary, AUnitThatIsHandedBackOrRevokedHasNotFailed) {
+TEST(JobSummary, AUnitThatIsHandedBackRevokedOrPausedHasNotFailed) {
   JobSummaries jobs;
   const auto ended = apply(jobs, {{1000, std::string("j ") + kReady},
                                   {2000, R"(j assigned 0 {"attempt":1,"worker":"w1"})"},
@@ -85,6 +85,10 @@ TEST(JobSummary, AUnitThatIsHandedBackOrRevokedHasNotFailed) {
                                   {2500, R"(j assigned 0 {"attempt":1,"worker":"w2"})"},
                                   {2510, R"(j started 0 {"attempt":1,"worker":"w2"})"},
                                   {2900, R"(j ready 0 {"reason":"handed back"})"},
+                                  {3000, R"(j assigned 0 {"attempt":1,"worker":"w1"})"},
+                                  {3010, R"(j started 0 {"attempt":1,"worker":"w1"})"},
+                                  {3100, R"(j ready 0 {"reason":"paused","not_before_ms":4102444800000})"},
+                                  {3200, R"(j ready 0 {"reason":"resumed"})"},
                                   {6500, R"(j assigned 0 {"attempt":1,"worker":"w1"})"},
                                   {6600, R"(j ready 0 {"reason":"retry","not_before_ms":6700,"errors":1})"},
                                   {6700, R"(j ready 0 {"reason":"retry is due"})"},
