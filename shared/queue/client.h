@@ -232,6 +232,7 @@ class Client {
   // (QueueOptions::retention_ms). Attempts are not told apart: each text is right as long as it exists.
   asio::awaitable<Result<void>> store_checkpoint(const UnitRef& unit, const std::string& text, Deadline deadline);
   asio::awaitable<Result<std::string>> checkpoint(const UnitRef& unit, Deadline deadline);  // empty: none
+  asio::awaitable<Result<bool>> is_open(const UnitRef& unit, Deadline deadline);  // false: it has ended, or its job has
   asio::awaitable<Result<void>> drop_checkpoint(const UnitRef& unit, Deadline deadline);
   // Extends the life of the texts of all units that are paused, and returns them.
   asio::awaitable<Result<std::vector<std::string>>> keep_checkpoints(Deadline deadline);

@@ -227,6 +227,15 @@ asio::awaitable<Result<std::string>> Client::checkpoint(const UnitRef& unit, Dea
   co_return reply->is_nil() ? std::string() : std::move(reply->text);
 }
 
+asio::awaitable<Result<bool>> Client::is_open(const UnitRef& unit, Deadline deadline) {
+  const auto impl = impl_;
+  redis::Command command("HEXISTS");
+  command << impl->keys_.units() << unit.job + ":" + std::to_string(unit.unit);
+  const auto reply = co_await impl->connection_->execute(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  co_return reply->integer == 1;
+}
+
 asio::awaitable<Result<void>> Client::drop_checkpoint(const UnitRef& unit, Deadline deadline) {
   const auto impl = impl_;
   redis::Command command("DEL");

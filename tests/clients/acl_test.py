@@ -39,7 +39,7 @@ class System:
         self.url = f"http://127.0.0.1:{port}"
         self.members = self.stack.enter_context(Members(
             f"gateway.listen=127.0.0.1:{port}", f"models.small.path={tiny_model('dev')}", f"models.kontext.path={ROOT}/tests/fixtures/flux/edit/kontext/model",
-            "results.backend=redis", "cache.secret=0123456789abcdef", "worker.keep_ms=200", "queue.lease_ms=2000", "queue.renew_ms=400",
+            "results.backend=redis", "cache.secret=0123456789abcdef", "worker.checkpoint_ms=200", "queue.lease_ms=2000", "queue.renew_ms=400",
             "queue.retry_backoff_ms=100", "webhooks.allow_private=true", config=jobs_test.CONFIG + "default_model: tiny\n"))
         self.worker("worker0")
         until(lambda: "start a coordinator of this version" in self.members.log("worker0"), "the worker waits for a coordinator to load the Functions", 60)

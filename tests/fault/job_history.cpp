@@ -37,8 +37,9 @@ std::string follow(UnitHistory& unit, const queue::Event& event, const HistoryRu
   if (unit.ended) return "comes after its unit had ended as " + unit.state;
   const auto from = unit.state;
   if (event.type == "ready") {
-    if (from == "ready") return "comes twice in a row";
-    unit.state = event.fields.contains("not_before_ms") ? "delayed" : "ready";
+    const bool delayed = event.fields.contains("not_before_ms");
+    if (from == "ready" && !delayed) return "comes twice in a row";  // a unit that waits may be paused
+    unit.state = delayed ? "delayed" : "ready";
   } else if (event.type == "assigned") {
     if (from != "ready") return "follows " + from + ", not ready";
     unit.state = event.type;
@@ -58,6 +59,7 @@ std::string follow(UnitHistory& unit, const queue::Event& event, const HistoryRu
     const int step = std::stoi(field(event, "step"));
     if (step < unit.step) return "goes from step " + std::to_string(unit.step) + " to " + std::to_string(step);
     unit.step = step;
+  } else if (event.type == "paused" || event.type == "resumed") {
   } else if (event.type == "preview") {
     if (from != "started") return "follows " + from + ", not started";
   } else if (is_end(event.type)) {
@@ -102,7 +104,7 @@ std::string faults_in(const std::vector<queue::Event>& events, const HistoryRule
       if (!ends.empty() && !ends.contains(event.type)) return is("is how none of its units ended");
       if (event.type == "succeeded" && ends.size() != 1) return is("hides that not all of its units did");
       ended = event.type;
-    } else {
+    } else if (event.type != "paused" && event.type != "resumed") {
       return is("is no event of a job");
     }
     if (event.type != "step") seen += " " + event.type;

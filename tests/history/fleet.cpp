@@ -5,6 +5,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include "coordinator/scheduling/service/scheduler_service.h"
@@ -337,6 +338,21 @@ namespace {
 
 void stop(Process& process, std::int64_t until) { process.stopped_until = std::max(process.stopped_until, until); }
 
+// Asks for a change of a job until the answer is clear.
+asio::awaitable<void> repeat(const Ordered& order, auto ask) {
+  asio::steady_timer pause(co_await asio::this_coro::executor);
+  for (int attempt = 0; attempt < 30; ++attempt) {
+    const auto outcome = co_await ask();
+    // A job that came by XADD is unknown until it is admitted.
+    const bool unknown = !outcome && outcome.error().code == Code::kNotFound && order.plan.by_stream;
+    if (outcome ||
+        (outcome.error().code != Code::kUnavailable && outcome.error().code != Code::kDeadlineExceeded && !unknown))
+      co_return;
+    pause.expires_after(200ms);
+    co_await pause.async_wait(asio::use_awaitable);
+  }
+}
+
 // Until it is acknowledged or refused, as a client with a key or an id of its own does.
 asio::awaitable<void> submit_job(Fleet& fleet, Ordered& order, std::shared_ptr<redis::Connection> connection,
                                  std::shared_ptr<queue::Client> client) {
@@ -379,12 +395,20 @@ asio::awaitable<void> submit_job(Fleet& fleet, Ordered& order, std::shared_ptr<r
     pause.expires_after(std::chrono::microseconds(order.plan.cancel_after));
     co_await pause.async_wait(asio::use_awaitable);
     order.cancel_sent = true;
-    for (int attempt = 0; attempt < 20; ++attempt) {
-      const auto outcome = co_await client->cancel(order.id, submission.tenant, Deadline::after(1s));
-      // A job that came by XADD is unknown until it is admitted.
-      if (outcome || (outcome.error().code == Code::kNotFound && !order.plan.by_stream)) break;
-      pause.expires_after(200ms);
+    co_await repeat(order, [&] { return client->cancel(order.id, submission.tenant, Deadline::after(1s)); });
+  }
+  if (order.plan.pause_after > 0) {
+    pause.expires_after(std::chrono::microseconds(order.plan.pause_after));
+    co_await pause.async_wait(asio::use_awaitable);
+    co_await repeat(order, [&] { return client->pause(order.id, submission.tenant, Deadline::after(1s)); });
+    pause.expires_after(std::chrono::microseconds(order.plan.resume_after));
+    co_await pause.async_wait(asio::use_awaitable);
+    co_await repeat(order, [&] { return client->resume(order.id, submission.tenant, Deadline::after(1s)); });
+    if (fleet.plan.replicated) {  // a Redis that loses data may lose this
+      pause.expires_after(
+          std::chrono::microseconds(std::max<std::int64_t>(0, fleet.last_fault_ends - fleet.world.now())));
       co_await pause.async_wait(asio::use_awaitable);
+      co_await repeat(order, [&] { return client->resume(order.id, submission.tenant, Deadline::after(1s)); });
     }
   }
   order.settled = true;

@@ -99,6 +99,11 @@ std::string disagreement(RedisModel& redis) {
     if (!units.contains(member) && !open.contains(member)) return "'" + member + "' has a last event and is not open";
   for (const auto& [id, score] : or_none(redis.peek_as<SortedSet>(keys.deadline())).scores)
     if (!open.contains(id)) return "job " + id + " has a deadline and is not open";
+  for (const auto& member : or_none(redis.peek_as<Set>(keys.paused()))) {
+    const auto unit = units.find(member);
+    if (member.find(':') != std::string::npos && (unit == units.end() || !unit->second.starts_with("delayed|")))
+      return "unit " + member + " is paused and not delayed";
+  }
   std::map<std::string, std::int64_t> counted;
   for (const auto& [tenant, sum] : or_none(redis.peek_as<Hash>(keys.use()))) counted[tenant] = number(sum);
   if (counted != use) return "the use of tenants is not that of their open jobs";
@@ -223,7 +228,7 @@ std::string verdict(Fleet& fleet) {
       if (order.plan.nature == Nature::kKillsWorkers && killed > queue_options().max_crashes &&
           !plan.has(Kind::kFailOver))
         return "job " + order.id + ": unit " + std::to_string(unit) + " killed " + std::to_string(killed) + " workers";
-    if (plan.faults.empty() && plan.losses() == 0) {
+    if (plan.faults.empty() && plan.losses() == 0 && order.plan.pause_after == 0) {
       std::map<int, int> starts;
       for (const auto& event : events->second)
         if (event.type == "started") ++starts[event.unit];
@@ -237,16 +242,25 @@ std::string verdict(Fleet& fleet) {
   for (const auto& [id, created] : or_none(redis.peek_as<SortedSet>(keys.jobs())).scores)
     if (!known.contains(id) && !lost) return "job " + id + " was made beside that of its order";
 
+  // Where a worker could not remove a checkpoint, it expires.
+  const bool undisturbed = std::none_of(plan.faults.begin(), plan.faults.end(),
+                                        [](const PlannedFault& fault) { return fault.kind >= Kind::kCut; });
   for (const auto& key : redis.keys()) {
-    if (key.starts_with("df:{0}:checkpoint:")) return key + " is left";
+    if (undisturbed && key.starts_with("df:{0}:checkpoint:")) return key + " is left";
     const auto* stream = key.starts_with("df:{0}:mbox:") ? redis.peek_as<Stream>(key) : nullptr;
     if (stream && !stream->entries.empty() && plan.faults.empty() && plan.losses() == 0)
       return key + " has messages left";
   }
   const bool orphans =
       plan.losses() > 0 || plan.has(Kind::kDrainWorker) || plan.has(Kind::kSlowStore) || plan.has(Kind::kBrokenStore);
-  for (const auto& [key, bytes] : fleet.store)
-    if (!kept.contains(key) && !orphans) return "the result " + key + " is left";
+  for (const auto& [key, bytes] : fleet.store) {
+    if (kept.contains(key) || orphans) continue;
+    // The checkpoint of a job that ends while it is paused expires in a store of files.
+    const auto of = std::find_if(fleet.orders.begin(), fleet.orders.end(),
+                                 [&](const Ordered& order) { return key.starts_with(order.id + ":"); });
+    const bool of_paused = key.size() - key.rfind(':') > 33 && of != fleet.orders.end() && of->plan.pause_after > 0;
+    if (!of_paused) return "the result " + key + " is left";
+  }
   return {};
 }
 

@@ -61,7 +61,7 @@ std::string run(const Plan& plan, Figures* figures, const std::string& record = 
   for (const auto& job : plan.jobs) limit = std::max(limit, job.at);
   limit += kSettles;
   for (const auto& job : plan.jobs) {
-    limit += 2 * job.units * job.steps * job.step;  // one worker, everything twice
+    limit += 2 * job.units * job.steps * job.step + job.pause_after + job.resume_after;  // one worker, everything twice
     if (job.nature == PlannedJob::Nature::kHangs || job.nature == PlannedJob::Nature::kKillsWorkers)
       limit += job.units * kMisfortune;
   }

@@ -26,7 +26,8 @@ std::string PlannedJob::text() const {
          std::to_string(steps) + " steps of " + ms(step) + ", tenant " + std::to_string(tenant) +
          (has_key ? ", with a key" : "") + (by_stream ? ", by XADD" : "") +
          (cancel_after > 0 ? ", canceled after " + ms(cancel_after) : "") +
-         (deadline_in > 0 ? ", deadline in " + ms(deadline_in) : "");
+         (deadline_in > 0 ? ", deadline in " + ms(deadline_in) : "") +
+         (pause_after > 0 ? ", paused after " + ms(pause_after) + " for " + ms(resume_after) : "");
 }
 
 std::string PlannedFault::text() const {
@@ -61,6 +62,10 @@ Plan Plan::of(std::uint64_t seed, const std::set<int>& without_jobs, const std::
     job.by_stream = random.chance(15);
     if (random.chance(20)) job.cancel_after = random.between(1, 3000) * kMs;
     if (random.chance(8)) job.deadline_in = random.between(200, 4000) * kMs;
+    if (job.cancel_after == 0 && random.chance(20)) {
+      job.pause_after = random.between(1, 2500) * kMs;
+      job.resume_after = random.between(1, 2500) * kMs;
+    }
     if (!without_jobs.contains(i)) plan.jobs.push_back(job);
   }
 

@@ -19,6 +19,7 @@ struct PlannedJob {
   bool has_key = false;                            // an idempotency key
   bool by_stream = false;                          // by XADD instead of a call
   std::int64_t cancel_after = 0, deadline_in = 0;  // 0: never
+  std::int64_t pause_after = 0, resume_after = 0;  // its pause, 0: never; from then on
   std::string text() const;
 };
 

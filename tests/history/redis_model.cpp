@@ -411,6 +411,12 @@ struct Commands {
     return number(removed);
   }
 
+  static Reply smismember(R& m, A a) {
+    Reply out = array();
+    for (std::size_t i = 2; i < a.size(); ++i) out.elements.push_back(number(m.read<Set>(a[1]).contains(a[i]) ? 1 : 0));
+    return out;
+  }
+
   // ---- sorted sets
 
   static Reply zadd(R& m, A a) {
@@ -531,6 +537,8 @@ struct Commands {
   static Reply xadd(R& m, A a) {
     std::size_t at = 2;
     std::optional<Trim> trim;
+    const bool known_only = a[at] == "NOMKSTREAM";
+    if (known_only) ++at;
     if (a[at] == "MAXLEN" || a[at] == "MINID") trim.emplace(a, at);
     if (at + 2 >= a.size() || (a.size() - at) % 2 == 0) refuse("ERR wrong number of arguments for 'xadd' command");
     const StreamId last = m.read<Stream>(a[1]).last;
@@ -543,6 +551,7 @@ struct Commands {
       if (id == StreamId()) refuse("ERR The ID specified in XADD must be greater than 0-0");
       if (id <= last) refuse("ERR The ID specified in XADD is equal or smaller than the target stream top item");
     }
+    if (known_only && !m.find(a[1])) return {};
     auto& stream = m.write<Stream>(a[1]);
     stream.last = id;
     stream.entries.emplace(id, std::vector<std::string>(a.begin() + static_cast<std::ptrdiff_t>(at) + 1, a.end()));
@@ -712,6 +721,8 @@ Reply RedisModel::run(const Arguments& command) {
       {"HSCAN", {C::hscan, 3}},
       {"SADD", {C::sadd, 3, kGrows}},
       {"SREM", {C::srem, 3, kWrites}},
+      {"SISMEMBER", {[](R& m, A a) { return C::smismember(m, a).elements[0]; }, 3}},
+      {"SMISMEMBER", {C::smismember, 3}},
       {"SMEMBERS", {[](R& m, A a) { return texts_of(m.read<Set>(a[1])); }, 2}},
       {"ZADD", {C::zadd, 4, kGrows}},
       {"ZREM", {C::zrem, 3, kWrites}},

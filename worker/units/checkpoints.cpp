@@ -70,6 +70,7 @@ asio::awaitable<void> Checkpoints::store(std::shared_ptr<Unit> unit, int step, s
     stored = co_await queue_.store_checkpoint(unit->entry.ref, record, Deadline::after(kCallTimeout));
   }
   if (!stored) {
+    if (manifest) (void)co_await store_.remove(*manifest, Deadline::after(kCallTimeout));
     if (const auto more = log_.admit())
       unit->log(spdlog::level::warn, "the checkpoint after step {} is not stored: {}{}", step, stored.error().message,
                 *more);
@@ -86,6 +87,11 @@ asio::awaitable<void> Checkpoints::drop(std::shared_ptr<Unit> unit) {
   // Otherwise both expire.
   (void)co_await queue_.drop_checkpoint(unit->entry.ref, Deadline::after(kCallTimeout));
   (void)co_await store_.remove(last, Deadline::after(kCallTimeout));
+}
+
+asio::awaitable<void> Checkpoints::drop_if_ended(std::shared_ptr<Unit> unit) {
+  const auto open = co_await queue_.is_open(unit->entry.ref, Deadline::after(kCallTimeout));
+  if (open && !*open) co_await drop(unit);
 }
 
 }  // namespace ditfleet::worker

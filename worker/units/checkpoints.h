@@ -31,6 +31,8 @@ class Checkpoints {
   asio::awaitable<void> store(std::shared_ptr<Unit> unit, int step, std::string state);
   // Removes the checkpoint of a unit that has ended here.
   asio::awaitable<void> drop(std::shared_ptr<Unit> unit);
+  // Of a unit that this worker has lost: another attempt may go on from the checkpoint, unless the unit has ended.
+  asio::awaitable<void> drop_if_ended(std::shared_ptr<Unit> unit);
 
  private:
   queue::Client& queue_;

@@ -22,6 +22,8 @@ using namespace std::chrono_literals;
 constexpr auto kCallTimeout = 2s;    // per queue call
 constexpr auto kStoreTimeout = 30s;  // per attempt to store a result
 constexpr auto kStoreLimit = 10s;    // for all attempts on one worker; a full disk usually stays full
+constexpr auto kStored = 10s;        // as long as a checkpoint takes to be stored, at most
+constexpr auto kStoredInTime = 1s;   // while the lease of its unit runs on
 constexpr auto kPause = 200ms;       // between attempts
 constexpr auto kMaxPause = 5s;       // between attempts to hand a unit back
 constexpr std::size_t kMaxWarmClasses = 64;
@@ -445,7 +447,7 @@ asio::awaitable<void> UnitRunner::store_checkpoints(UnitPtr unit) {
 
 // What is shown of a paused unit is complete before its lease ends.
 asio::awaitable<void> UnitRunner::settle(UnitPtr unit) {
-  co_await until_stored(unit);
+  co_await until_stored(unit, kStored);
   for (int i = 0; i < 100 && unit->previews_pending > 0; ++i) co_await pause(10ms);
   const auto step = parts_.table.take_pending_step(unit->entry.nonce);
   if (step) (void)co_await parts_.queue.renew({&*step, 1}, Deadline::after(kCallTimeout));
@@ -575,7 +577,7 @@ asio::awaitable<void> UnitRunner::complete(UnitPtr unit, results::Manifest manif
     record_unit(unit->spec.model, unit->phases_us, unit->prepared->device_phases_us(), unit->model->memory().plan);
     if (!std::exchange(first_image_, true)) record_boot("first_image");
     unit->log(spdlog::level::info, "succeeded in {} ms, {} bytes", us_since(unit->received) / 1000, manifest.bytes);
-    co_await until_stored(unit);
+    co_await until_stored(unit, kStored);
     co_await checkpoints_.drop(unit);
   } else if (completed.error().code != Code::kConflict) {
     // A call may have completed the unit although its answer was lost. Only a refusal proves that none did, so the
@@ -627,7 +629,9 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
   if (!lapsed) unit->span.rename();  // the next assignment has the number of this attempt
   end_span(*unit, lapsed ? "stale" : "handed_back");
   unit->log(spdlog::level::info, "handed back: {}", text);
-  co_await until_stored(unit);
+  // The lease of a unit that is still held runs on: a slow store must not cost it.
+  co_await until_stored(unit, lapsed ? kStored : kStoredInTime);
+  if (lapsed) co_await checkpoints_.drop_if_ended(unit);
   const auto attempt = unit->attempt();
   if (unit->holds) {
     bool held = false;
@@ -650,15 +654,14 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
   (void)co_await report(call, give_up, kMaxPause);
 }
 
-// At most as long as a checkpoint takes to be stored.
-asio::awaitable<void> UnitRunner::until_stored(UnitPtr unit) {
-  for (int i = 0; i < 1000 && unit->storing; ++i) co_await pause(10ms);
+asio::awaitable<void> UnitRunner::until_stored(UnitPtr unit, std::chrono::milliseconds most) {
+  for (const auto limit = Deadline::after(most); unit->storing && !limit.passed();) co_await pause(10ms);
 }
 
 asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
   end_span(*unit, "canceled");
   unit->log(spdlog::level::info, "canceled");
-  co_await until_stored(unit);
+  co_await until_stored(unit, kStored);
   co_await checkpoints_.drop(unit);
   const auto attempt = unit->attempt();
   const auto call = [&] { return parts_.queue.canceled(attempt, Deadline::after(kCallTimeout)); };

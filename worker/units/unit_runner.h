@@ -83,7 +83,8 @@ class UnitRunner {
   asio::awaitable<void> finish(UnitPtr unit, std::shared_ptr<pipeline::Media> image);
   asio::awaitable<void> preview(UnitPtr unit, int index, int step, std::shared_ptr<pipeline::Media> image);
   asio::awaitable<void> store_checkpoints(UnitPtr unit);
-  asio::awaitable<void> until_stored(UnitPtr unit);
+  // Until its checkpoint is stored, or `most` has passed.
+  asio::awaitable<void> until_stored(UnitPtr unit, std::chrono::milliseconds most);
   asio::awaitable<void> settle(UnitPtr unit);
   asio::awaitable<void> hand_back(UnitPtr unit, StopReason reason);
   asio::awaitable<void> report_canceled(UnitPtr unit);

@@ -2,8 +2,8 @@
 -- The queue's transitions, one Function each. README.md and ../README.md document the public Functions.
 --
 -- Rules:
---  * Keys come in KEYS. `checked`, `claim_key`, `gone_key`, `deregister`, `workers`, `take`, `give_back`, inputs.lua and
---    the parts of pauses derive further keys of the same shard, which lie in the same slot.
+--  * Keys come in KEYS. `checked`, `claim_key`, `gone_key`, `deregister`, `workers`, `take`, `give_back`, inputs.lua
+--    and the parts of pauses derive further keys of the same shard, which lie in the same slot.
 --  * There is no rollback: a Function checks everything before it writes.
 --  * TIME is read once per call. Numbers become strings by string.format('%d'), never by '..'.
 --  * redis.call does not exist while the library loads; functions look it up when they run.
