@@ -79,7 +79,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
           std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
               .count()),
       table_(options_.capacity, options_.timing),
-      watchdog_(options_.stuck),
+      watchdog_(options_.stuck, options_.gpus > 1),
       tasks_(io.get_executor()),
       wake_(io),
       renew_timer_(io),
