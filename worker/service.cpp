@@ -119,6 +119,7 @@ std::optional<double> Service::energy_j() const {
 void Service::fail(const Error& error) {
   if (fatal_) return;
   fatal_ = error;
+  if (models_.engine) models_.engine->abort_ranks();
   drain_until_ = Deadline::after(kFaultGrace);
   heartbeat_now();
   wake_.cancel();
