@@ -79,7 +79,7 @@ Service::Service(asio::io_context& io, ServiceOptions options, ServiceParts part
           std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
               .count()),
       table_(options_.capacity, options_.timing),
-      watchdog_(options_.stuck),
+      watchdog_(options_.stuck, options_.gpus > 1),
       tasks_(io.get_executor()),
       wake_(io),
       renew_timer_(io),
@@ -119,6 +119,7 @@ std::optional<double> Service::energy_j() const {
 void Service::fail(const Error& error) {
   if (fatal_) return;
   fatal_ = error;
+  if (models_.engine) models_.engine->abort_ranks();
   drain_until_ = Deadline::after(kFaultGrace);
   heartbeat_now();
   wake_.cancel();

@@ -73,7 +73,7 @@ auto in_all_ranks(const parallel::Team& team, const StepCallback& on_step, const
   });
   if (!done && done.error().code != Code::kCanceled) {  // all have agreed to cancel
     team.group->abort();
-    done = Error{Code::kDeviceFault, done.error().message, {}};
+    done = Error{.code = Code::kDeviceFault, .message = done.error().message, .kind = done.error().kind};
   }
   return done;
 }

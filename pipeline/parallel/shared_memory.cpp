@@ -15,12 +15,13 @@
 #include <cstring>
 #include <vector>
 
-#include "shared/core/deadline.h"
 #include "shared/core/missing_peer.h"
 
 namespace ditfleet::pipeline::parallel {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+constexpr Clock::duration kSlice = std::chrono::milliseconds(100);  // of a wait
 constexpr std::uint64_t kAborted = std::uint64_t{1} << 63;
 
 // Shared by processes that may be killed at any instruction, so there are no locks.
@@ -150,9 +151,11 @@ class SharedMemoryGroup final : public HostGroup {
     return mine.more;
   }
 
-  // Waits until all ranks have ended this round.
+  // Waits until all ranks have ended this round. Time in which this process is stopped does not count: the others may
+  // have been stopped too.
   Result<void> end_round() {
-    const Deadline deadline = Deadline::after(std::chrono::milliseconds(control_->timeout_ms));
+    auto seen = Clock::now();
+    Clock::duration waited{0};
     control_->arrived[rank()] = ++round_;
     if (missing() == 0) wake();
     for (;;) {
@@ -160,12 +163,15 @@ class SharedMemoryGroup final : public HostGroup {
       if (auto failed = failure()) return *failed;
       const std::uint64_t late = missing();
       if (late == 0) return {};
-      const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.left());
-      if (left.count() <= 0) {
+      const auto now = Clock::now();
+      waited += std::min(now - seen, 2 * kSlice);
+      seen = now;
+      if (waited >= timeout()) {
         fail(late);
         continue;
       }
-      const timespec wait{left.count() / 1'000'000'000, left.count() % 1'000'000'000};
+      const std::chrono::nanoseconds slice = std::min<Clock::duration>(kSlice, timeout() - waited);
+      const timespec wait{0, slice.count()};
       ::syscall(SYS_futex, &control_->event, FUTEX_WAIT, event, &wait, nullptr, 0);
     }
   }

@@ -260,8 +260,9 @@ const Option kOptions[] = {
     {DITFLEET_OPTION(worker.stuck_ms),
      .description =
          "A worker whose step, text or image makes no progress for this long, or for 20 times the slowest of "
-         "its class, fails the unit and ends. The first of a class may take five times as long. Lowering it "
-         "below the time of a slow step ends healthy workers.",
+         "its class, fails the unit and ends. The first of a class may take five times as long. With several "
+         "GPUs, a step of a class that has an image may take 1/24 of this, at least 2.5 s, and twice the slowest. "
+         "Lowering it below the time of a slow step ends healthy workers.",
      .range = {100, kDayMs}},
     {DITFLEET_OPTION(worker.orphan_ms),
      .description = "How long a worker continues its units while Redis does not answer. No other worker can take them "

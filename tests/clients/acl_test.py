@@ -131,7 +131,7 @@ class Flows(unittest.TestCase):
         system.members.processes["worker0"].send_signal(signal.SIGKILL)
         system.members.processes.pop("worker0").wait()
         self.end(job)
-        self.assertIn("goes on after step", system.members.log("worker1"))
+        self.assertIn("goes on from the checkpoint after step", system.members.log("worker1"))
         system.worker("worker0")
         until(lambda: list(system.states().values()).count("ready") == 2, "both workers are ready", 60)
         self.assertEqual(self.http.request("POST", f"/v1/jobs/{job}/retry").status, 202)

@@ -281,7 +281,7 @@ TEST_P(WorkerHang, FailsTheUnitAndEndsTheProcess) {
   EXPECT_EQ(redis({"ZCARD", "df:{0}:lease"}).integer, 0);
 }
 INSTANTIATE_TEST_SUITE_P(Of, WorkerHang,
-                         ::testing::Values(Hang("text 1", "encoding the text"), Hang("step 1/1", "a step"),
+                         ::testing::Values(Hang("text 1", "encoding the text"), Hang("step 1/1", "the first step"),
                                            Hang("step 1/3", "a step"), Hang("decoded 1", "decoding the image"),
                                            Hang("pixels 1", "encoding the image")));
 

@@ -217,6 +217,7 @@ Result<int> serve(const RunFlags& flags) {
     exit_code = co_await service.run();
     // A long step or a hung driver: its result is no longer needed, and the destructors would wait for it.
     if (service.busy()) {
+      if (*ranks) (*ranks)->kill();
       spdlog::shutdown();
       std::_Exit(exit_code);
     }

@@ -1,8 +1,10 @@
 #include "worker/ranks/follower.h"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <boost/asio/post.hpp>
+#include <csignal>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -11,6 +13,7 @@
 
 #include "shared/core/named_thread.h"
 #include "worker/ranks/messages.h"
+#include "worker/ranks/pulse.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -24,7 +27,6 @@ class Follower {
   void handle(Message message) {
     NamedThread* thread = nullptr;
     switch (message.call) {
-      case Call::kPing: return reply(message, {});
       case Call::kEncode: thread = &text_; break;
       case Call::kCreate:
       case Call::kLoad:
@@ -47,7 +49,6 @@ class Follower {
 
   Result<void> run(const Message& m) try {
     switch (m.call) {
-      case Call::kPing: return {};
       case Call::kCreate: {
         auto engine = create_(ranks_);
         if (!engine) return engine.error();
@@ -121,9 +122,19 @@ class Follower {
 
 }  // namespace
 
-void follow(int socket, const pipeline::RankOptions& ranks, const EngineFactory& create) {
+void follow(int socket, const pipeline::RankOptions& ranks, const EngineFactory& create,
+            std::shared_ptr<PulseMemory> pulses) {
+  const pid_t leader = ::getppid();
+  auto pulse = std::make_unique<Pulse>(std::move(pulses), ranks.rank, [&](int silent) {
+    if (silent != 0 || is_debugged(leader)) return;  // rank 0 ends the others
+    spdlog::error("{} has not run for {} ms; rank {} ends it", rank_name(0, leader), kSilent.count(), ranks.rank);
+    spdlog::shutdown();
+    ::kill(leader, SIGKILL);  // it is still the parent: this process ends with it
+    std::_Exit(EXIT_FAILURE);
+  });
   Follower follower(socket, ranks, create);
   while (auto message = receive_message(socket)) follower.handle(std::move(*message));
+  pulse.reset();
   // Threads may be in the middle of something that nobody waits for any more.
   spdlog::shutdown();
   std::_Exit(EXIT_SUCCESS);

@@ -5,7 +5,11 @@
 
 namespace ditfleet::worker {
 
-// Serves rank 0 until it closes the socket, and ends the process.
-[[noreturn]] void follow(int socket, const pipeline::RankOptions& ranks, const EngineFactory& create);
+class PulseMemory;
+
+// Serves rank 0 until it closes the socket, and ends the process. Kills rank 0, its parent, if that is silent
+// (pulse.h).
+[[noreturn]] void follow(int socket, const pipeline::RankOptions& ranks, const EngineFactory& create,
+                         std::shared_ptr<PulseMemory> pulses);
 
 }  // namespace ditfleet::worker

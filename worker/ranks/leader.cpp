@@ -8,26 +8,34 @@
 #include <csignal>
 #include <cstring>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "shared/core/missing_peer.h"
 #include "worker/ranks/degrees.h"
 #include "worker/ranks/follower.h"
 #include "worker/ranks/messages.h"
+#include "worker/ranks/pulse.h"
 #include "worker/ranks/rank.h"
 
 namespace ditfleet::worker {
 namespace {
 
-constexpr int kSlowest = 3;  // times as long as rank 0 another may take to load
+constexpr int kSlowest = 3;               // times as long as rank 0 another may take to load
+constexpr std::chrono::seconds kEnds{5};  // after SIGKILL
 
 using pipeline::Generation;
 using pipeline::Model;
 
 class Processes final : public RankProcesses {
  public:
-  Processes(UniqueFd memory, const pipeline::RankOptions& options, EngineFactory create)
-      : memory_(std::move(memory)), options_(options), create_(std::move(create)) {}
+  Processes(UniqueFd memory, std::shared_ptr<PulseMemory> pulses, const pipeline::RankOptions& options,
+            EngineFactory create)
+      : memory_(std::move(memory)), pulses_(std::move(pulses)), options_(options), create_(std::move(create)) {}
+  ~Processes() override {
+    const std::lock_guard lock(mutex_);
+    broken_already_ = true;
+  }
 
   void add(int number, pid_t process, UniqueFd socket) {
     ranks_.push_back(std::make_unique<Rank>(number, process, std::move(socket), options_.wait));
@@ -38,6 +46,12 @@ class Processes final : public RankProcesses {
     broken_ = std::move(broken);
   }
   Result<std::unique_ptr<pipeline::Engine>> create_engine() override;
+  void kill() override {
+    fail(rank_fault("[ranks] rank 0 ends"), spdlog::level::debug);
+    const Deadline limit = Deadline::after(kEnds);
+    for (const auto& rank : ranks_)
+      while (!rank->reap() && !limit.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
 
   Replies ask(const Message& message) {
     Replies replies;
@@ -49,25 +63,49 @@ class Processes final : public RankProcesses {
   Deadline limit(Deadline::Clock::time_point began) const {
     return Deadline::after(kSlowest * (Deadline::Clock::now() - began + options_.wait));
   }
-  // When the others must have failed after this rank has failed.
-  Deadline soon() const { return Deadline::after(options_.wait); }
-  // Ends what this rank waits for in a step.
-  void abort() {
+  // When the others must have failed after this rank has failed. Their replies only say why.
+  Deadline soon() const { return Deadline::after(std::min(options_.wait, kSilent)); }
+  // Kills the other ranks and reports it, the first time.
+  void fail(const Error& error, spdlog::level::level_enum level = spdlog::level::err) {
     const std::lock_guard lock(mutex_);
+    fail_locked(error, level);
+  }
+  void fail_locked(const Error& error, spdlog::level::level_enum level) {
+    if (std::exchange(broken_already_, true)) return;
+    spdlog::log(level, error.message);
+    for (const auto& rank : ranks_) rank->kill(error);
+    if (const auto broken = std::exchange(broken_, {})) broken(error);
+  }
+  // Ends what this rank waits for in a step. NCCL may block it.
+  void abort() {
+    const std::lock_guard lock(engine_mutex_);
     if (engine_) engine_->abort_ranks();
   }
   void set_engine(pipeline::Engine* engine) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(engine_mutex_);
     engine_ = engine;
   }
 
  private:
+  void found_silent(int number) {
+    const std::lock_guard lock(mutex_);
+    if (broken_already_) return;  // the ranks may be gone
+    const Rank& rank = *ranks_[static_cast<std::size_t>(number - 1)];
+    if (rank.debugged()) return;
+    fail_locked(rank_fault(rank.name() + " has not run for " + std::to_string(kSilent.count()) + " ms"),
+                spdlog::level::err);
+  }
+
   const UniqueFd memory_;
+  const std::shared_ptr<PulseMemory> pulses_;
   const pipeline::RankOptions options_;  // of rank 0
   const EngineFactory create_;
   std::mutex mutex_;
+  bool broken_already_ = false;
   std::function<void(const Error&)> broken_;
+  std::mutex engine_mutex_;
   pipeline::Engine* engine_ = nullptr;        // whose collectives end when a rank ends
+  std::unique_ptr<Pulse> pulse_;              // goes on until the ranks have ended, which would miss it
   std::vector<std::unique_ptr<Rank>> ranks_;  // their readers use the other members
 };
 
@@ -201,7 +239,7 @@ class SharedEngine final : public pipeline::Engine {
   std::string compile_backend() const override { return own_->compile_backend(); }
   std::string software() const override { return own_->software(); }
   region::RegionCounts region_counts() const override { return own_->region_counts(); }
-  void abort_ranks() noexcept override { own_->abort_ranks(); }
+  void abort_ranks() noexcept override { ranks_.fail(rank_fault("[ranks] this worker ends"), spdlog::level::debug); }
 
   Result<std::unique_ptr<Model>> load_model(const pipeline::ModelSource& source) override {
     Replies replies = ranks_.ask({.call = Call::kLoad, .bytes = packed(source)});
@@ -227,11 +265,10 @@ Result<std::unique_ptr<pipeline::Engine>> Processes::create_engine() {
   for (const auto& rank : ranks_)
     rank->start([this] { abort(); },
                 [this](const Error& error) {
+                  fail(error);
                   abort();
-                  const std::lock_guard lock(mutex_);
-                  spdlog::error("{}", error.message);
-                  if (const auto broken = std::exchange(broken_, {})) broken(error);
                 });
+  pulse_ = std::make_unique<Pulse>(pulses_, 0, [this](int rank) { found_silent(rank); });
   Replies replies = ask({Call::kCreate});
   const auto began = Deadline::Clock::now();
   auto own = create_(options_);
@@ -252,7 +289,9 @@ Result<std::shared_ptr<RankProcesses>> RankProcesses::start(pipeline::RankOption
     return unavailable(std::string("[ranks] cannot ") + what + ": " + std::strerror(errno));
   };
   options.memory = memory.get();
-  auto made = std::make_shared<Processes>(std::move(memory), options, create);
+  auto pulses = PulseMemory::create(options.size);
+  if (!pulses) return pulses.error();
+  auto made = std::make_shared<Processes>(std::move(memory), *pulses, options, create);
   for (int rank = 1; rank < options.size; ++rank) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return cannot("open a socket pair");
@@ -267,7 +306,7 @@ Result<std::shared_ptr<RankProcesses>> RankProcesses::start(pipeline::RankOption
       if (::getppid() != parent) std::_Exit(EXIT_FAILURE);
       here.reset();
       options.rank = rank;
-      follow(there.get(), options, create);
+      follow(there.get(), options, create, *pulses);
     }
     made->add(rank, child, std::move(here));
   }

@@ -20,12 +20,16 @@ class RankProcesses {
   static Result<std::shared_ptr<RankProcesses>> start(pipeline::RankOptions options, UniqueFd memory,
                                                       const EngineFactory& create);
   virtual ~RankProcesses() = default;
-  // When a rank has ended, `broken` is called once, on a thread of its own. An empty function undoes it.
+  // When a rank has ended or is silent (pulse.h), all are killed and `broken` is called once, on a thread of its own.
+  // An empty function undoes it.
   virtual void on_broken(std::function<void(const Error&)> broken) = 0;
   // Creates the engines of all ranks. The models of the result run each request in all of them: encode() and denoise()
   // in all, decode() in this one; adapters are loaded in all. If a rank ends, or fails alone while it denoises, they
   // return kDeviceFault. The engine must not outlive this object. Errors: those of the factory in any rank.
+  // abort_ranks() of the engine kills the other ranks and does not block.
   virtual Result<std::unique_ptr<pipeline::Engine>> create_engine() = 0;
+  // Kills the other ranks and waits until they have ended, for 5 s at most: then their devices' memory is free.
+  virtual void kill() = 0;
 };
 
 }  // namespace ditfleet::worker

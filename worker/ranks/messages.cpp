@@ -30,8 +30,7 @@ Error gone() { return unavailable("[ranks] the other process has ended"); }
 }  // namespace
 
 std::string_view name_of(Call call) {
-  constexpr std::string_view kNames[] = {"ping",    "create",   "load", "encode", "denoise",
-                                         "release", "prefetch", "pin",  "forget"};
+  constexpr std::string_view kNames[] = {"create", "load", "encode", "denoise", "release", "prefetch", "pin", "forget"};
   return kNames[static_cast<std::size_t>(call)];
 }
 

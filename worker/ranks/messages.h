@@ -17,11 +17,11 @@
 
 namespace ditfleet::worker {
 
-enum class Call : std::uint8_t { kPing, kCreate, kLoad, kEncode, kDenoise, kRelease, kPrefetch, kPin, kForget };
+enum class Call : std::uint8_t { kCreate, kLoad, kEncode, kDenoise, kRelease, kPrefetch, kPin, kForget };
 std::string_view name_of(Call call);
 
 struct Message {
-  Call call = Call::kPing;
+  Call call = Call::kCreate;
   std::int64_t model = 0, generation = 0;
   std::string bytes = {};  // packed() arguments, or an optional Error as a reply
   std::int64_t id = 0;     // repeated in the reply

@@ -1,6 +1,5 @@
 #include "worker/ranks/rank.h"
 
-#include <poll.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -15,7 +14,6 @@ namespace ditfleet::worker {
 namespace {
 
 constexpr std::chrono::seconds kEnds{5};  // how long a rank may take to end by itself
-constexpr std::chrono::seconds kPing{1};  // after which silence a rank is asked whether it lives
 
 }  // namespace
 
@@ -30,8 +28,8 @@ Rank::~Rank() {
   if (reader_.joinable()) reader_.join();
   const auto ends = std::min<std::chrono::milliseconds>(kEnds, wait_);
   const Deadline limit = Deadline::after(ends), hopeless = Deadline::after(2 * ends);
-  while (!reaped_ && ::waitpid(process_, nullptr, WNOHANG) == 0) {
-    if (limit.passed()) ::kill(process_, SIGKILL);
+  while (!reap()) {
+    if (limit.passed()) kill({});
     if (hopeless.passed()) {
       spdlog::error("[ranks] rank {} (process {}) does not end although it was killed: its driver hangs", number_,
                     process_);
@@ -44,7 +42,7 @@ Rank::~Rank() {
 
 void Rank::start(std::function<void()> failed, std::function<void(const Error&)> broken) {
   reader_ = std::thread([this, failed = std::move(failed), broken = std::move(broken)] {
-    while (auto reply = next_message()) {
+    while (auto reply = receive_message(socket_.get())) {
       const std::lock_guard lock(mutex_);
       const auto found = waiting_.find(reply->id);
       if (found == waiting_.end()) continue;
@@ -56,7 +54,7 @@ void Rank::start(std::function<void()> failed, std::function<void(const Error&)>
       waiting_.erase(found);
     }
     if (ending_) return;
-    const Error error = rank_fault(how_it_ended());
+    const Error error = how_it_ended();
     {
       const std::lock_guard lock(mutex_);
       ended_ = error;
@@ -81,29 +79,27 @@ std::future<Result<void>> Rank::ask(Message message) {
   return reply;
 }
 
-// A process that is stopped keeps its socket, so it is asked for a sign of life.
-Result<Message> Rank::next_message() {
-  pollfd ready{socket_.get(), POLLIN, 0};
-  for (auto silent = kPing; ::poll(&ready, 1, std::chrono::milliseconds(kPing).count()) == 0; silent += kPing) {
-    if (silent > wait_) {
-      spdlog::error("[ranks] rank {} has not answered for {} s", number_, silent.count());
-      ::kill(process_, SIGKILL);
-    }
-    ask({Call::kPing});
-  }
-  return receive_message(socket_.get());
+void Rank::kill(const Error& why) {
+  const std::lock_guard lock(process_mutex_);
+  if (!killed_for_) killed_for_ = why;
+  if (!status_) ::kill(process_, SIGKILL);
 }
 
-std::string Rank::how_it_ended() {
-  std::string text = "[ranks] rank " + std::to_string(number_) + " (process " + std::to_string(process_) + ") ";
+bool Rank::reap() {
+  const std::lock_guard lock(process_mutex_);
   int status = 0;
-  for (const Deadline limit = Deadline::after(kEnds); ::waitpid(process_, &status, WNOHANG) != process_;) {
-    if (limit.passed()) return text + "has closed its socket";
+  if (!status_ && ::waitpid(process_, &status, WNOHANG) == process_) status_ = status;
+  return status_.has_value();
+}
+
+Error Rank::how_it_ended() {
+  for (const Deadline limit = Deadline::after(kEnds); !reap() && !limit.passed();)
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  reaped_ = true;
-  if (WIFSIGNALED(status)) return text + "was ended by SIG" + ::sigabbrev_np(WTERMSIG(status));
-  return text + "has ended with exit status " + std::to_string(WEXITSTATUS(status));
+  const std::lock_guard lock(process_mutex_);
+  if (killed_for_) return *killed_for_;
+  if (!status_) return rank_fault(name() + " has closed its socket");
+  if (WIFSIGNALED(*status_)) return rank_fault(name() + " was ended by SIG" + ::sigabbrev_np(WTERMSIG(*status_)));
+  return rank_fault(name() + " has ended with exit status " + std::to_string(WEXITSTATUS(*status_)));
 }
 
 Result<void> Replies::wait(Deadline limit) {

@@ -16,6 +16,7 @@
 #include "shared/core/deadline.h"
 #include "shared/core/unique_fd.h"
 #include "worker/ranks/messages.h"
+#include "worker/ranks/pulse.h"
 
 namespace ditfleet::worker {
 
@@ -25,7 +26,7 @@ Error rank_fault(std::string message);
 // Thread-safe.
 class Rank {
  public:
-  // `wait`: the longest silence before the rank is killed.
+  // `wait`: how long it may take to end by itself.
   Rank(int number, pid_t process, UniqueFd socket, std::chrono::milliseconds wait);
   // Ends the process and waits for it, or ends this process if that one does not end: its driver hangs.
   ~Rank();
@@ -38,17 +39,26 @@ class Rank {
   // Sends a call; the result is the reply's, or kDeviceFault if the rank ends before.
   std::future<Result<void>> ask(Message message);
   int number() const { return number_; }
+  // With the number of the process, for messages.
+  std::string name() const { return rank_name(number_, process_); }
+  bool debugged() const { return is_debugged(process_); }
+  // Ends the process at once. The rank's missing replies become `why`.
+  void kill(const Error& why);
+  // Whether the process has ended.
+  bool reap();
 
  private:
-  Result<Message> next_message();
-  std::string how_it_ended();
+  Error how_it_ended();
 
   const int number_;
   const pid_t process_;
   const UniqueFd socket_;
   const std::chrono::milliseconds wait_;
   std::thread reader_;
-  std::atomic<bool> ending_ = false, reaped_ = false;
+  std::atomic<bool> ending_ = false;
+  std::mutex process_mutex_;  // not held while a message is sent, which may block
+  std::optional<int> status_;
+  std::optional<Error> killed_for_;
   std::mutex mutex_;
   std::int64_t last_id_ = 0;
   std::map<std::int64_t, std::promise<Result<void>>> waiting_;

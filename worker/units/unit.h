@@ -58,6 +58,7 @@ struct Unit {
   telemetry::SpanTimer span;
   Clock::time_point denoising_since{};
   int previews_pending = 0;
+  bool failed = false;
 
   std::atomic<bool> stop{false};  // set by the io thread, read by the device thread at each step
 

@@ -360,6 +360,9 @@ Result<pipeline::Media> UnitRunner::generate(const UnitPtr& unit, const telemetr
     }
     const auto due = std::find(unit->preview_steps.begin(), unit->preview_steps.end(), progress.step);
     if (due != unit->preview_steps.end() && progress.preview && !unit->stop) {
+      asio::post(parts_.executor, [this, unit] {
+        parts_.watchdog.began(unit->entry.nonce, Watchdog::Work::kPreview, unit->entry.class_key, Clock::now());
+      });
       if (auto image = progress.preview()) {
         asio::post(parts_.executor,
                    [this, unit, index = static_cast<int>(due - unit->preview_steps.begin()), step = progress.step,
@@ -417,7 +420,7 @@ asio::awaitable<void> UnitRunner::denoise(UnitPtr unit) {
   const std::function<Result<pipeline::Media>()> work = [this, unit, context = unit->span.context()] {
     return generate(unit, context);
   };
-  auto image = co_await run_on(parts_.device, Watchdog::Work::kStep, unit, work);
+  auto image = co_await run_on(parts_.device, Watchdog::Work::kFirstStep, unit, work);
   parts_.residents_changed();
   // Its destructor waits for the frames that are being encoded.
   if (!image) asio::post(parts_.encode.executor(), [writer = std::exchange(unit->writer, nullptr)] {});
@@ -669,6 +672,7 @@ asio::awaitable<void> UnitRunner::report_canceled(UnitPtr unit) {
 }
 
 asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
+  if (std::exchange(unit->failed, true)) co_return;  // work that was stuck and ends after all
   unit->span.failed(error.message);
   unit->span.attribute("error.type", std::string(code_name(error.code)));
   end_span(*unit, "failed");

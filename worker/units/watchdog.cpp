@@ -8,13 +8,17 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kFirst = 5, kSlowest = 20;
+constexpr int kRanksShare = 24, kSlowestOfRanks = 2;
+constexpr auto kLeastOfRanks = 2500ms;
 constexpr std::size_t kMostClasses = 1024;
 
 const char* name_of(Watchdog::Work work) {
   switch (work) {
     case Watchdog::Work::kAdapters: return "loading the adapters";
     case Watchdog::Work::kText: return "encoding the text";
+    case Watchdog::Work::kFirstStep: return "the first step";
     case Watchdog::Work::kStep: return "a step";
+    case Watchdog::Work::kPreview: return "decoding a preview";
     case Watchdog::Work::kDecode: return "decoding the image";
     case Watchdog::Work::kImage: return "encoding the image";
   }
@@ -24,13 +28,16 @@ const char* name_of(Watchdog::Work work) {
 }  // namespace
 
 std::chrono::milliseconds Watchdog::interval() const {
-  return std::clamp<std::chrono::milliseconds>(least_ / 4, 1ms, 1s);
+  return std::clamp<std::chrono::milliseconds>(least_ / 4, 1ms, ranks_ ? 200ms : 1s);
 }
 
 Watchdog::Clock::duration Watchdog::limit(const Kind& kind) const {
   const auto slowest = slowest_.find(kind);
-  return slowest == slowest_.end() ? kFirst * Clock::duration(least_)
-                                   : std::max<Clock::duration>(least_, kSlowest * slowest->second);
+  if (slowest == slowest_.end()) return kFirst * Clock::duration(least_);
+  const auto usual = std::max<Clock::duration>(least_, kSlowest * slowest->second);
+  if (!ranks_ || kind.first != Work::kStep || !slowest_.contains({Work::kDecode, kind.second})) return usual;
+  return std::min<Clock::duration>(
+      usual, std::max<Clock::duration>(kLeastOfRanks, least_ / kRanksShare) + kSlowestOfRanks * slowest->second);
 }
 
 void Watchdog::began(const std::string& nonce, Work work, const std::string& class_key, Clock::time_point now) {

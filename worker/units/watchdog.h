@@ -17,11 +17,14 @@ namespace ditfleet::worker {
 class Watchdog {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Work { kAdapters, kText, kStep, kDecode, kImage };
+  enum class Work { kAdapters, kText, kFirstStep, kStep, kPreview, kDecode, kImage };
 
   // Work is stuck after `least`, or 20 times the slowest of its kind and class seen so far, whichever is longer. The
   // first of a class may compile programs, and adapters differ in size: they have five times `least`.
-  explicit Watchdog(std::chrono::milliseconds least) : least_(least) {}
+  // `ranks`: several wait for each other in each step. After the first image of a class, whose steps may compile
+  // programs and load weights, its later steps are stuck after 2.5 s (`least` / 24, if that is more) and twice
+  // the slowest of them.
+  explicit Watchdog(std::chrono::milliseconds least, bool ranks = false) : least_(least), ranks_(ranks) {}
 
   // The unit begins this work, and what it did before has ended.
   void began(const std::string& nonce, Work work, const std::string& class_key, Clock::time_point now);
@@ -46,6 +49,7 @@ class Watchdog {
   Clock::duration limit(const Kind& kind) const;
 
   const std::chrono::milliseconds least_;
+  const bool ranks_;
   std::map<std::string, Watch> watches_;  // by nonce
   std::map<Kind, Clock::duration> slowest_;
   std::optional<Clock::time_point> checked_;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "worker/ranks/degrees.h"
 #include "worker/ranks/messages.h"
+#include "worker/ranks/pulse.h"
 
 namespace ditfleet::worker {
 namespace {
@@ -135,6 +137,40 @@ TEST(Degrees, TellForwardsApart) {
   pipeline::RequestSize more_steps = size_with(512, 2, 2);
   more_steps.steps = 50;
   EXPECT_FALSE(degrees.one_is_faster(more_steps)) << "the number of steps does not matter to one step";
+}
+
+// As rank 0 of three sees them. `counts`: each rank's.
+class Silence : public testing::Test {
+ protected:
+  // Ticks of rank 0, in each of which these ranks count too. The rank that was found first.
+  std::optional<int> tick(int ticks, std::set<int> alive) {
+    std::optional<int> found;
+    for (; ticks > 0 && !found; --ticks) {
+      ++counts_[0];
+      for (const int rank : alive) ++counts_[static_cast<std::size_t>(rank)];
+      found = ranks_.check(counts_);
+    }
+    return found;
+  }
+  static constexpr int kLimit = kSilent / kTick;
+  std::array<TickCount, 3> counts_ = {};
+  SilentRanks ranks_{0, 3};
+};
+
+TEST_F(Silence, ARankIsSilentWhenAnotherCountsWithoutIt) {
+  EXPECT_EQ(tick(100, {1, 2}), std::nullopt);
+  EXPECT_EQ(tick(kLimit - 1, {1}), std::nullopt);
+  EXPECT_EQ(tick(1, {1, 2}), std::nullopt) << "just in time";
+  EXPECT_EQ(tick(kLimit, {1}), 2);
+  ranks_.forgive(2);
+  EXPECT_EQ(tick(kLimit - 1, {1}), std::nullopt);
+  EXPECT_EQ(tick(1, {1}), 2);
+}
+
+TEST_F(Silence, ARankThatHasNotBegunIsNotSilent) {
+  EXPECT_EQ(tick(1000, {1}), std::nullopt);
+  EXPECT_EQ(tick(1, {1, 2}), std::nullopt);
+  EXPECT_EQ(tick(kLimit, {1}), 2);
 }
 
 }  // namespace

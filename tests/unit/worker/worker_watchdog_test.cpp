@@ -11,6 +11,8 @@ using Work = Watchdog::Work;
 
 class WatchdogTest : public testing::Test {
  protected:
+  explicit WatchdogTest(std::chrono::milliseconds least = 60s, bool ranks = false) : watchdog_(least, ranks) {}
+
   // Moves the clock and checks at every interval, as the service does. The nonce of what is stuck, or "".
   std::string pass(Watchdog::Clock::duration time) {
     const auto end = now_ + time;
@@ -33,7 +35,7 @@ class WatchdogTest : public testing::Test {
   }
 
   Watchdog::Clock::time_point now_{1h};
-  Watchdog watchdog_{60s};
+  Watchdog watchdog_;
   std::string message_;
 };
 
@@ -97,6 +99,61 @@ TEST_F(WatchdogTest, TimeInWhichTheProcessWasStoppedDoesNotCount) {
   now_ += 1h;
   EXPECT_EQ(pass(27s), "");
   EXPECT_EQ(pass(5s), "n1");
+}
+
+class WatchdogOfRanks : public WatchdogTest {
+ protected:
+  explicit WatchdogOfRanks(std::chrono::milliseconds least = 60s) : WatchdogTest(least, true) {}
+  void draw(Watchdog::Clock::duration first, Watchdog::Clock::duration step, const std::string& class_key = "demo/64") {
+    run(Work::kFirstStep, first, class_key);
+    run(Work::kStep, step, class_key);
+    run(Work::kDecode, 10ms, class_key);
+  }
+};
+
+TEST_F(WatchdogOfRanks, AStepHasTwoAndAHalfSecondsAndTwiceTheSlowest) {
+  draw(30s, 500ms);
+  run(Work::kStep, 100ms);  // as with a block cache
+  begin("n1", Work::kStep);
+  EXPECT_EQ(pass(3500ms), "");
+  EXPECT_EQ(pass(300ms), "n1") << "whose 3 s and two steps are 4 s";
+  end("n1");
+  draw(1s, 10s, "demo/512");
+  begin("n1", Work::kStep, "demo/512");
+  EXPECT_EQ(pass(22500ms), "");
+  EXPECT_EQ(pass(300ms), "n1");
+}
+
+TEST_F(WatchdogOfRanks, WhatMayCompileOrLoadHasLonger) {
+  run(Work::kFirstStep, 1s);
+  run(Work::kStep, 1s);
+  run(Work::kStep, 59s);  // as one that uses another expert for the first time
+  run(Work::kDecode, 1s);
+  run(Work::kFirstStep, 59s);  // as one whose adapters are new
+  run(Work::kPreview, 299s);
+  begin("n1", Work::kStep, "demo/512");
+  EXPECT_EQ(pass(300s), "") << "another shape";
+  EXPECT_EQ(pass(1s), "n1");
+}
+
+TEST_F(WatchdogOfRanks, TimeInWhichAllWereStoppedDoesNotCount) {
+  draw(1s, 10ms);
+  begin("n1", Work::kStep);
+  now_ += 1h;
+  EXPECT_EQ(pass(2s), "");
+  EXPECT_EQ(pass(1s), "n1");
+}
+
+class PatientWatchdogOfRanks : public WatchdogOfRanks {
+ protected:
+  PatientWatchdogOfRanks() : WatchdogOfRanks(300s) {}
+};
+
+TEST_F(PatientWatchdogOfRanks, AHigherLimitOfAllWorkIsOneOfStepsToo) {
+  draw(1s, 10ms);
+  begin("n1", Work::kStep);
+  EXPECT_EQ(pass(12500ms), "");
+  EXPECT_EQ(pass(300ms), "n1");
 }
 
 }  // namespace

@@ -124,6 +124,26 @@ TEST(SharedMemoryGroups, NameRanksThatDoNotArrive) {
   });
 }
 
+TEST(SharedMemoryGroups, DoNotCountTheTimeInWhichAllAreStopped) {
+  const auto memory = create_group_memory(2, milliseconds(1000));
+  ASSERT_TRUE(memory);
+  const pid_t stopped = fork_rank(0, [&](int rank) -> std::string {
+    const auto group = join(memory->get(), rank);
+    for (int round = 0; round < 2; ++round)
+      if (const auto done = meet(*group); !done) return done.error().message;
+    return "";
+  });
+  const auto group = join(memory->get(), 1);
+  ASSERT_TRUE(meet(*group));
+  std::this_thread::sleep_for(milliseconds(200));  // it waits
+  ::kill(stopped, SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(1200));
+  ::kill(stopped, SIGCONT);
+  std::this_thread::sleep_for(milliseconds(100));  // it looks at its clock
+  EXPECT_TRUE(meet(*group));
+  expect_exit(stopped);
+}
+
 std::string expect_aborted(Group& group) {
   for (int round = 0; round < 1'000'000; ++round) {
     const auto done = group.all_gather(blank(5000), std::vector<at::Tensor>(group.size(), blank(5000)));
