@@ -99,7 +99,7 @@ TEST(JobSummary, AUnitThatIsHandedBackRevokedOrPausedHasNotFailed) {
   EXPECT_EQ(ended[1].attempts, 2);
   EXPECT_EQ(ended[1].last_unit, 0);
   EXPECT_EQ(text_of(spans_of(ended[1], 0)),
-            "admission 0+0; queue 0+1000; earlier attempts 1000+700; queued again 1700+4100; denoise 5800+190; "
+            "admission 0+0; queue 0+1000; earlier attempts 1000+800; queued again 1800+4000; denoise 5800+190; "
             "hand-over 5990+10; ");
 }
 
