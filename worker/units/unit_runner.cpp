@@ -654,7 +654,8 @@ asio::awaitable<void> UnitRunner::hand_back(UnitPtr unit, StopReason reason) {
     ~Count() { --count; }
   } counted{++handing_back_};
   const auto give_up = lapsed && handing_back_ <= kMostHandedBack ? Deadline::never() : Deadline::after(parts_.orphan);
-  (void)co_await report(call, give_up, kMaxPause);
+  // While the lease runs on, the queue must hear it soon after Redis is back.
+  (void)co_await report(call, give_up, lapsed ? std::chrono::milliseconds(kMaxPause) : kPause);
 }
 
 asio::awaitable<void> UnitRunner::until_stored(UnitPtr unit, std::chrono::milliseconds most) {
