@@ -78,8 +78,8 @@ shared/queue/functions/journal.lua: a job that lacks an image succeeds
 + return seen.expired
 17 queue_life_test QueueLife.OnlyItsOwnTenantCancelsAJob
 shared/queue/functions/producers.lua: a tenant cancels the jobs of others
-- if not job or (tenant ~= '' and tenant ~= job.tenant) then return
-+ if not job then return
+- if not job or (tenant ~= '' and tenant ~= job.tenant) then return reply
++ if not job then return reply
 18 worker_test UnitTableTest.RefusesUnitsOverItsCapacityAndDuplicates
 worker/units/unit_table.cpp: runs a unit twice whose entry it reads again
 - if (find(attempt.nonce)) return Admission::kDuplicate;
@@ -201,9 +201,9 @@ coordinator/scheduling/scheduler.cpp: a unit that Redis admits again counts as h
 - if (!admitted || unit.where != Where::kHeld) unit.touched_us = now_us;
 + unit.touched_us = now_us;
 48 scheduling_test SchedulerTest.an_audit_does_not_answer_a_request_that_came_while_it_was_read
-coordinator/scheduling/recovery.h: a request for an audit is lost while one is read
--   void begin_audit() { wanted_ = false; }
-+   void begin_audit() {}
+coordinator/scheduling/recovery.cpp: a request for an audit is lost while one is read
+-   std::unordered_set<const Unit*> stored;
++   std::unordered_set<const Unit*> stored; wanted_ = false;
 49 histories 300
 shared/queue/functions/workers.lua: an error that may be retried ends the unit
 -   if left and (crash == '1' or retryable == '1') then
