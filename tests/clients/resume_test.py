@@ -61,8 +61,13 @@ class Resumes(unittest.TestCase):
         return self.paused(id)["unit_records"][0]
 
     def nothing_is_left(self, id, killed=False):
-        """A worker that is killed between two commands leaves a state that expires."""
-        until(lambda: not self.redis("KEYS", f"df:{{0}}:checkpoint:{id}:*") and (killed or not self.redis("KEYS", f"df:{{0}}:blob:{id}:0:*-*")), "an ended job has no checkpoint")
+        """A worker that is killed between two commands leaves a state, which expires. The attempt that ended leaves none."""
+        def gone():
+            names = [key.decode().rsplit(":", 1)[1] for key in self.redis("KEYS", f"df:{{0}}:blob:{id}:0:*")]
+            states = [name for name in names if "-" in name]
+            own = [name for name in states if not killed or name.split("-")[0] in names]
+            return not self.redis("KEYS", f"df:{{0}}:checkpoint:{id}:*") and not own and all(self.redis("PTTL", f"df:{{0}}:blob:{id}:0:{name}") > 0 for name in states)
+        until(gone, "an ended job has no checkpoint")
 
     def interrupt(self, id, how, step):
         """Ends the attempt at the job, and returns the step that was reported before."""

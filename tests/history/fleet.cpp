@@ -314,10 +314,9 @@ void Fleet::start_worker(int index) {
     parts.open_writer = [](job::OutputFormat, int) { return std::make_unique<FakeWriter>(); };
     worker->service = std::make_unique<worker::Service>(worker->process->io(), std::move(options), std::move(parts));
     asio::co_spawn(
-        worker->process->io(), worker->service->run(), [this, worker](const std::exception_ptr& thrown, int status) {
+        worker->process->io(), worker->service->run(), [this, worker](const std::exception_ptr& thrown, int) {
           if (thrown) broken = "an exception ended a worker";
           worker->process->alive = false;
-          if (status != 0) ++worker_losses;
           world.after(world.random().between(100, 1500) * kMs, [this, index = worker->index] { start_worker(index); });
         });
   });
@@ -327,7 +326,6 @@ void Fleet::worker_dies(Worker& worker) {
   if (!worker.process->alive) return;
   worker.process->alive = false;
   worker.process->io().stop();
-  ++worker_losses;
   redis.end(*worker.process);
   world.after(world.random().between(100, 2500) * kMs, [this, index = worker.index] { start_worker(index); });
 }

@@ -50,12 +50,10 @@ struct Fleet {
   RedisServer redis;
   std::vector<Ordered> orders;
   std::map<std::string, std::string> store;  // results and checkpoints by key
-  std::int64_t store_delay = 2 * kMs, store_slow_until = 0, store_broken_until = 0, full_until = 0;
+  std::int64_t store_delay = 2 * kMs, store_slow_until = 0, store_broken_until = 0;
   std::int64_t last_fault_ends = 0;
-  int worker_losses = 0;  // starts of workers after an end without a farewell
 
   // Between the processes and their supervisor:
-  struct Unit;
   struct Worker;
   struct Coordinator;
   struct Producer;
