@@ -42,7 +42,7 @@ constexpr Role kRoles[] = {
      "&df:{0}:feed &df:{0}:steps",
      "cluster|info del eval exists get getex getrange hdel hexists hget hgetall hincrby hmget hset pexpire ping "
      "publish sadd select set sismember srem time unlink xadd xdel xrange xread zadd zrem zremrangebyscore",
-     "canceled complete deregister emit fail hand_back heartbeat hold renew start", "version"},
+     "canceled complete deregister emit fail hand_back heartbeat hold renew start store_checkpoint", "version"},
     {"producer",
      "~df:{0}:in %R~df:{0}:blob:* %R~df:{0}:events %R~df:{0}:format %R~df:{0}:job:* %R~df:{0}:last %R~df:{0}:open "
      "%R~df:{0}:paused %R~df:{0}:specs %R~df:{0}:units",

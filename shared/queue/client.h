@@ -229,8 +229,10 @@ class Client {
   // Confirms that the worker has stopped a canceled unit.
   asio::awaitable<Result<void>> canceled(const Attempt& attempt, Deadline deadline);
   // A text that the next attempt at the unit reads: where its checkpoint is. It expires with the job's results
-  // (QueueOptions::retention_ms). Attempts are not told apart: each text is right as long as it exists.
-  asio::awaitable<Result<void>> store_checkpoint(const UnitRef& unit, const std::string& text, Deadline deadline);
+  // (QueueOptions::retention_ms). kConflict: the unit does not run under this nonce, and nothing is stored.
+  asio::awaitable<Result<void>> store_checkpoint(const Attempt& attempt, const std::string& text, Deadline deadline);
+  // For a job that does not exist yet.
+  asio::awaitable<Result<void>> give_checkpoint(const UnitRef& unit, const std::string& text, Deadline deadline);
   asio::awaitable<Result<std::string>> checkpoint(const UnitRef& unit, Deadline deadline);  // empty: none
   asio::awaitable<Result<bool>> is_open(const UnitRef& unit, Deadline deadline);  // false: it has ended, or its job has
   asio::awaitable<Result<void>> drop_checkpoint(const UnitRef& unit, Deadline deadline);

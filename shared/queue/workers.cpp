@@ -210,8 +210,19 @@ asio::awaitable<Result<void>> Client::canceled(const Attempt& attempt, Deadline 
       deadline));
 }
 
-asio::awaitable<Result<void>> Client::store_checkpoint(const UnitRef& unit, const std::string& text,
+asio::awaitable<Result<void>> Client::store_checkpoint(const Attempt& attempt, const std::string& text,
                                                        Deadline deadline) {
+  const auto impl = impl_;
+  redis::Command command = fcall("store_checkpoint", 2);
+  command << impl->keys_.units() << impl->keys_.checkpoint(attempt.ref.job, attempt.ref.unit)
+          << impl->options_.retention_ms << attempt.ref.job << attempt.ref.unit << attempt.nonce << text;
+  const auto reply = co_await impl->call(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  if (reply->integer != 1) co_return Error{Code::kConflict, "[queue] the unit does not run under this nonce"};
+  co_return Result<void>();
+}
+
+asio::awaitable<Result<void>> Client::give_checkpoint(const UnitRef& unit, const std::string& text, Deadline deadline) {
   const auto impl = impl_;
   redis::Command command("SET");
   command << impl->keys_.checkpoint(unit.job, unit.unit) << text << "PX" << impl->options_.retention_ms;

@@ -247,7 +247,7 @@ TEST_F(QueueIntake, AForeignClientThatCallsWronglyIsToldHowItIsRight) {
     EXPECT_NE(error.find("BADARG"), std::string::npos) << name << ": " << error;
     EXPECT_NE(error.find("takes"), std::string::npos) << name << ": " << error;
   }
-  EXPECT_EQ(functions, 35);
+  EXPECT_EQ(functions, 36);
 }
 
 // A queue whose client gives each tenant two units and 4 KiB.

@@ -72,7 +72,7 @@ class QueuePause : public QueueTest {
     redis({"SET", blob, "x"});
     redis({"SET", blob + ":1", "x"});
     const std::string record = R"({"step":3,"manifest":{"key":")" + blob + R"(","bytes":1048577},"of":{}})";
-    EXPECT_TRUE(wait(client_->store_checkpoint(ref, record, soon())).ok());
+    EXPECT_TRUE(wait(client_->give_checkpoint(ref, record, soon())).ok());
   }
   std::size_t stored(const std::string& id) { return redis({"KEYS", "df:{0}:*:" + id + ":*"}).elements.size(); }
 };
@@ -230,6 +230,26 @@ TEST_F(QueuePause, CancelAndDeadlineEndAPausedJobAndItsCheckpoint) {
     EXPECT_EQ(stored(id), 0u) << how;
     EXPECT_FALSE(redis({"SISMEMBER", keys_.paused(), id + ":0"}).integer) << how;
   }
+}
+
+TEST_F(QueuePause, OnlyTheAttemptThatRunsStoresACheckpoint) {
+  const auto attempt = running();
+  const auto store = [&](const queue::Attempt& of, const char* text) {
+    return wait(client_->store_checkpoint(of, text, soon()));
+  };
+  ASSERT_TRUE(store(attempt, "first").ok());
+  hand_back(attempt);
+  EXPECT_EQ(store(attempt, "late").error().code, Code::kConflict);
+  const auto next = assign(attempt.ref.job, 0);
+  EXPECT_EQ(store(next, "early").error().code, Code::kConflict) << "it has not started";
+  ASSERT_TRUE(start(next).ok());
+  EXPECT_EQ(store(attempt, "late").error().code, Code::kConflict);
+  EXPECT_EQ(*wait(client_->checkpoint(attempt.ref, soon())), "first");
+  ASSERT_TRUE(store(next, "second").ok());
+  EXPECT_GT(redis({"PTTL", keys_.checkpoint(attempt.ref.job, 0)}).integer, 3'500'000);
+  ASSERT_TRUE(complete(next).ok());
+  EXPECT_EQ(store(next, "late").error().code, Code::kConflict);
+  EXPECT_EQ(*wait(client_->checkpoint(attempt.ref, soon())), "") << "it ends with its unit";
 }
 
 TEST_F(QueuePause, FailedUnitLeavesNoCheckpoint) {

@@ -67,10 +67,16 @@ asio::awaitable<void> Checkpoints::store(std::shared_ptr<Unit> unit, int step, s
   Result<void> stored = manifest ? Result<void>() : Result<void>(manifest.error());
   if (manifest) {
     const std::string record = results::Checkpoint{step, *manifest, unit->receipt_of_model}.to_json();
-    stored = co_await queue_.store_checkpoint(unit->entry.ref, record, Deadline::after(kCallTimeout));
+    stored = co_await queue_.store_checkpoint(unit->attempt(), record, Deadline::after(kCallTimeout));
   }
   if (!stored) {
-    if (manifest) (void)co_await store_.remove(*manifest, Deadline::after(kCallTimeout));
+    // Without an answer, the record may name this state: it stays, and so does the one before, until it expires.
+    const Code why = stored.error().code;
+    if (manifest && (why == Code::kUnavailable || why == Code::kDeadlineExceeded)) {
+      unit->checkpoint = std::move(*manifest);
+    } else if (manifest) {
+      (void)co_await store_.remove(*manifest, Deadline::after(kCallTimeout));
+    }
     if (const auto more = log_.admit())
       unit->log(spdlog::level::warn, "the checkpoint after step {} is not stored: {}{}", step, stored.error().message,
                 *more);

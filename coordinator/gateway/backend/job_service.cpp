@@ -72,7 +72,7 @@ class QueueJobService final : public JobService {
     checkpoint->manifest = std::move(*copy);
     const queue::UnitRef unit{to.id, 0};
     const std::string record = checkpoint->to_json();
-    co_return translate(co_await queue_->store_checkpoint(unit, record, deadline()));
+    co_return translate(co_await queue_->give_checkpoint(unit, record, deadline()));
   }
   asio::awaitable<void> drop_checkpoint(const std::string& job) override {
     const queue::UnitRef unit{job, 0};

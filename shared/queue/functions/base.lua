@@ -3,7 +3,7 @@
 --
 -- Rules:
 --  * Keys come in KEYS. `checked`, `claim_key`, `gone_key`, `deregister`, `workers`, `take`, `give_back`, inputs.lua
---    and the parts of pauses derive further keys of the same shard, which lie in the same slot.
+--    and the parts of pauses and checkpoints derive further keys of the same shard, which lie in the same slot.
 --  * There is no rollback: a Function checks everything before it writes.
 --  * TIME is read once per call. Numbers become strings by string.format('%d'), never by '..'.
 --  * redis.call does not exist while the library loads; functions look it up when they run.

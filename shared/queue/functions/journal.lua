@@ -84,12 +84,10 @@ local function append_result_keys(list, prefix, id, manifests)
   end
 end
 
--- What a unit leaves that ends without a result: that it was paused, and its checkpoint, whose key the worker writes.
--- The worker that completes a unit removes its checkpoint.
-local function drop_progress(key, id, unit)
-  local rc, prefix, member = redis.call, prefix_of(key), id .. ':' .. unit
-  rc('SREM', prefix .. 'paused', member)
-  local name = prefix .. 'checkpoint:' .. member
+-- The checkpoint of a unit that ends. A state in files or S3 is the worker's to remove.
+local function drop_checkpoint(key, id, unit)
+  local rc, prefix = redis.call, prefix_of(key)
+  local name = prefix .. 'checkpoint:' .. id .. ':' .. unit
   local record = rc('GET', name)
   if not record then return end
   local stored = {name}
@@ -185,7 +183,8 @@ local function conclude(journal, ending)
   local id, unit, record, state, job_key = ending.id, ending.unit, ending.record, ending.state, ending.job_key
   if journal.told[id] then write(journal) end  -- stores the records of units that ended before
   local member, data = id .. ':' .. unit, ending.data or '{}'
-  if state ~= 'succeeded' then drop_progress(keys.events, id, unit) end
+  if state ~= 'succeeded' then rc('SREM', prefix_of(keys.events) .. 'paused', member) end
+  drop_checkpoint(keys.events, id, unit)
   record.state = state
   local fields = {job_key, 'u' .. unit, pack_unit(record) .. '|' .. ending.at .. '|'}
   append(fields, ending.fields or {})
@@ -229,7 +228,7 @@ local function end_queued(journal, ending)
   journal.ended[id] = fields
   journal.closed[#journal.closed + 1] = id
   return_use(journal, id, ending.record)
-  drop_progress(journal.keys.events, id, '0')  -- a job with resume_from has a checkpoint from the beginning
+  drop_checkpoint(journal.keys.events, id, '0')  -- a job with resume_from has a checkpoint from the beginning
   redis.call('SREM', prefix_of(journal.keys.events) .. 'paused', id)
   post_end(journal.keys.events, id, ending.state, ending.spec)
   note(journal, id, id, ending.state .. ' -1 ' .. (ending.error or '{}'))

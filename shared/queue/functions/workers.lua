@@ -249,6 +249,17 @@ local function hold(keys, args)
   return 1
 end
 
+-- KEYS units checkpoint; ARGV keep_ms id unit nonce text. 1: it is stored; 0: the unit does not run under this nonce,
+-- another attempt may have gone on, and may have ended.
+local function store_checkpoint(keys, args)
+  local units, checkpoint = unpack(keys)
+  local keep_ms, id, unit, nonce, text = unpack(args)
+  local record = unpack_unit(redis.call('HGET', units, id .. ':' .. unit))
+  if held_state(record, nonce) ~= 'running' then return 0 end
+  redis.call('SET', checkpoint, text, 'PX', keep_ms)
+  return 1
+end
+
 -- KEYS lease deadline units open specs last events job; ARGV id unit nonce
 local function canceled(keys, args)
   local lease, deadline, units, open, specs, last, events, job_key = unpack(keys)
