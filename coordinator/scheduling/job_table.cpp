@@ -109,7 +109,7 @@ Job& JobTable::add(const std::string& id, const std::string& tenant, const std::
 
 void JobTable::grow(Job& job, int units, std::int64_t now_us) {
   for (int i = static_cast<int>(job.units.size()); i < units; ++i) {
-    job.units.push_back({.job = job, .index = i, .touched_us = now_us});
+    touch(job.units.emplace_back(Unit{.job = job, .index = i}), now_us);
     ++job.open;
     ++classes_[job.cls].open;
     queue_.tenants().open(job.tenant);
@@ -139,7 +139,7 @@ void JobTable::set_past(Unit& unit, int lapses, std::vector<std::string> failed_
 
 void JobTable::ready(Unit& unit, std::int64_t ready_us, std::int64_t now_us) {
   const Job& job = unit.job;
-  unit.touched_us = now_us;
+  touch(unit, now_us);
   const bool parks = needed_pixels(job.cls) > fleet_.most_pixels(job.model);
   const auto where = parks ? Where::kParked : unit.lapses > 0 ? Where::kAlone : Where::kQueued;
   if (unit.where == where) return;
@@ -167,7 +167,7 @@ Residency::Dropped JobTable::hold(Unit& unit, const Route& route, std::string no
   put_aside(unit, Where::kHeld, now_us);
   unit.worker = route.worker;
   unit.nonce = std::move(nonce);
-  unit.touched_us = now_us;
+  touch(unit, now_us);
   charge(unit, prediction(job, route.cold));
   const auto& adapters = lanes_[job.lane].adapters;
   auto dropped = fleet_.adapters().hold(route.worker, adapters, routing_.eviction(), now_us);
@@ -186,7 +186,7 @@ Residency::Dropped JobTable::hold(Unit& unit, const Route& route, std::string no
 
 void JobTable::found_held(Unit& unit, const std::string& owner, const std::string& nonce, std::int64_t now_us) {
   const Job& job = unit.job;
-  unit.touched_us = now_us;
+  touch(unit, now_us);
   if (unit.where == Where::kHeld && unit.nonce == nonce) return;
   put_aside(unit, Where::kUnknown, now_us);
   Route route;
@@ -216,7 +216,7 @@ void JobTable::put_aside(Unit& unit, Where where, std::int64_t now_us) {
 void JobTable::end(Unit& unit, std::int64_t now_us) {
   Job& job = unit.job;
   put_aside(unit, Where::kEnded, now_us);
-  unit.touched_us = std::max(unit.touched_us, now_us);
+  touch(unit, now_us);
   --classes_[job.cls].open;
   queue_.tenants().close(job.tenant);
   if (--job.open > 0) return;

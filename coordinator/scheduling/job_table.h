@@ -35,7 +35,8 @@ struct Job {
   struct Unit {
     Job& job;
     int index;
-    std::int64_t touched_us;  // when an event or a decision last confirmed where it is
+    std::int64_t touched_us = 0;  // when an event or a decision last confirmed where it is
+    std::uint64_t audit = 0;      // the latest one that had begun by then
     Where where = Where::kPending;
     std::int64_t charged_us = 0;  // in advance, not settled yet
     bool guess = false;           // the charge is not based on observed runs
@@ -148,8 +149,18 @@ class JobTable {
   // Applies the current predictions to the charges made in advance, so that a wrong first guess does not last.
   void recharge(ModelId model);
 
-  // take_ended() returns the jobs that have ended since the latest note_ended(); nothing without that call.
-  void note_ended() { ended_.emplace(); }
+  // An event or a decision has confirmed where the unit is.
+  void touch(Unit& unit, std::int64_t now_us) const {
+    unit.touched_us = now_us;
+    unit.audit = audit_;
+  }
+  // Since the latest begin_audit(). Times would not tell: Redis' clock may be set back.
+  bool touched(const Unit& unit) const { return unit.audit == audit_; }
+  // take_ended() returns the jobs that have ended since the latest begin_audit(); nothing without that call.
+  void begin_audit() {
+    ++audit_;
+    ended_.emplace();
+  }
   std::optional<std::unordered_set<std::string>> take_ended() { return std::exchange(ended_, std::nullopt); }
 
  private:
@@ -180,6 +191,7 @@ class JobTable {
   std::map<std::tuple<ClassId, std::vector<AdapterId>, std::vector<std::string>>, LaneId> lane_ids_;
   std::vector<std::int64_t> most_pixels_;  // of the fleet, by model, when repark() last ran
   std::uint64_t arrivals_ = 0;
+  std::uint64_t audit_ = 0;
   std::optional<std::unordered_set<std::string>> ended_;
 };
 

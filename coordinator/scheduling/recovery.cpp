@@ -42,7 +42,7 @@ void Recovery::apply(const queue::UnitView& view, std::int64_t now_us) {
   if (unit == nullptr) return;
   jobs_.set_past(*unit, view.lapses, view.failed_on, now_us);
   if (view.state == job::State::kReady && view.not_before_ms * 1000 > now_us) {
-    unit->touched_us = now_us;
+    jobs_.touch(*unit, now_us);
     const bool paused = view.not_before_ms >= queue::kPausedUntilMs;
     jobs_.put_aside(*unit, paused ? Where::kPaused : Where::kDelayed, now_us);
   } else if (view.state == job::State::kReady) {
@@ -55,13 +55,13 @@ void Recovery::apply(const queue::UnitView& view, std::int64_t now_us) {
   }
 }
 
-void Recovery::audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us) {
+void Recovery::audit(std::span<const queue::UnitView> open, std::int64_t now_us) {
   std::unordered_set<const Unit*> stored;
   for (const auto& view : open) stored.insert(jobs_.find_unit(view.ref));
   std::vector<queue::UnitRef> vanished;
   for (const auto& [id, job] : jobs_.all()) {
     for (const auto& unit : job->units) {
-      if (unit.where == Where::kEnded || unit.touched_us >= asked_us) continue;
+      if (unit.where == Where::kEnded || jobs_.touched(unit)) continue;
       if (!stored.contains(&unit)) vanished.push_back(unit.ref());
     }
   }
@@ -70,7 +70,7 @@ void Recovery::audit(std::span<const queue::UnitView> open, std::int64_t asked_u
   for (const auto& view : open) {
     auto* unit = jobs_.find_unit(view.ref);
     if (ended && ended->contains(view.ref.job) && jobs_.find_job(view.ref.job) == nullptr) continue;
-    if (unit != nullptr && unit->touched_us >= asked_us) continue;
+    if (unit != nullptr && jobs_.touched(*unit)) continue;
     if (unit != nullptr && unit->where == Where::kEnded) jobs_.reopen(*unit);  // Redis lost its end
     const bool queued =
         unit != nullptr && unit->waits() && unit->lapses == view.lapses && unit->failed_on == view.failed_on;

@@ -18,7 +18,7 @@ class Recovery {
   // Fills the empty table. The fleet must be up to date.
   void rebuild(std::span<const queue::UnitView> open, std::int64_t now_us);
   // As in Scheduler.
-  void audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us);
+  void audit(std::span<const queue::UnitView> open, std::int64_t now_us);
   void begin_audit() { wanted_ = false; }
   void request_audit() { wanted_ = true; }
   bool wants_audit() const { return wanted_; }  // requested since the latest one began

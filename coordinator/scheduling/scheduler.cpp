@@ -107,7 +107,7 @@ void Scheduler::on_event(const queue::Event& event, std::int64_t now_us) {
     jobs_.end_units(*job, std::nullopt, now_us);
   } else if (event.type == "ready") {
     for (auto& unit : job->units) {
-      unit.touched_us = now_us;
+      jobs_.touch(unit, now_us);
       if (unit.where == Where::kPending) jobs_.ready(unit, event.at_ms * 1000, now_us);
     }
   }
@@ -129,7 +129,7 @@ void Scheduler::on_unit_event(Unit& unit, const queue::Event& event, std::int64_
                      now_us);
     // An audit that was asked for before, and has not seen it, must leave it alone. But a unit that is held was either
     // assigned ahead of its admission, which another event confirms, or admitted anew after Redis lost data.
-    if (!admitted || unit.where != Where::kHeld) unit.touched_us = now_us;
+    if (!admitted || unit.where != Where::kHeld) jobs_.touch(unit, now_us);
     if (!admitted && event.fields.contains("not_before_ms")) {
       // Another "ready" follows when the retry is due, or the job is resumed.
       jobs_.put_aside(unit, reason == "paused" ? Where::kPaused : Where::kDelayed, now_us);
@@ -142,12 +142,12 @@ void Scheduler::on_unit_event(Unit& unit, const queue::Event& event, std::int64_
       recovery_.request_audit();  // assigned by another leader; the event has too few fields
       return;
     }
-    unit.touched_us = now_us;
+    jobs_.touch(unit, now_us);
     if (event.type == "started") fleet_.started(unit.worker, unit.ref(), event.at_ms * 1000);
   } else if (const auto state = job::state_from_name(event.type); state && job::is_terminal(*state)) {
     if (*state == job::State::kSucceeded) learn(unit, event);
     if (unit.where == Where::kHeld) note_outcome(unit, *state, now_us);
-    unit.touched_us = now_us;
+    jobs_.touch(unit, now_us);
     jobs_.end(unit, event.at_ms * 1000);
   }
 }
@@ -197,7 +197,7 @@ void Scheduler::on_assign_refused(const queue::UnitRef& ref, const std::string& 
   auto* unit = jobs_.find_unit(ref);
   if (unit == nullptr || unit->where != Where::kHeld || unit->nonce != nonce) return;
   jobs_.put_aside(*unit, Where::kUnknown, now_us);
-  unit->touched_us = now_us;
+  jobs_.touch(*unit, now_us);
   recovery_.request_audit();
 }
 

@@ -87,15 +87,13 @@ class Scheduler {
   void grant_grace(std::int64_t grace_ms, std::int64_t now_us) { grace_until_us_ = now_us + grace_ms * 1000; }
   // While Redis' clock is doubtful, no job is late.
   void hold_deadlines(bool hold) { deadlines_held_ = hold; }
-  // Call it before the open units are read: jobs that end from then on stay ended in the next audit().
+  // Call it before the open units are read: what changes from then on, the next audit() leaves alone.
   void begin_audit() {
-    jobs_.note_ended();
+    jobs_.begin_audit();
     recovery_.begin_audit();
   }
-  // Corrects the state to match `open`, which was requested at `asked_us`. Skips units that changed since then.
-  void audit(std::span<const queue::UnitView> open, std::int64_t asked_us, std::int64_t now_us) {
-    recovery_.audit(open, asked_us, now_us);
-  }
+  // Corrects the state to match `open`.
+  void audit(std::span<const queue::UnitView> open, std::int64_t now_us) { recovery_.audit(open, now_us); }
   void on_intake(std::span<const queue::IntakeEntry> entries, std::int64_t now_us);
   void on_event(const queue::Event& event, std::int64_t now_us);
   // The registry. Call it at least every second: it also detects silent workers.

@@ -375,7 +375,6 @@ asio::awaitable<void> LeaderTerm::mend() {
 
 asio::awaitable<void> LeaderTerm::audit() {
   audit_wanted_ = false;
-  const auto asked = now_us();
   scheduler_->begin_audit();
   co_await mend();
   auto open = co_await context_.client->open_units(kCall);
@@ -383,7 +382,7 @@ asio::awaitable<void> LeaderTerm::audit() {
   auditing_ = false;
   audit_spacing_us_ = open ? kAuditSpacingUs : std::min(2 * audit_spacing_us_, kMostAuditSpacingUs);
   if (failed(open, "reading the open units")) co_return;
-  scheduler_->audit(*open, asked, now_us());
+  scheduler_->audit(*open, now_us());
   if (std::exchange(missed_events_, false) && keeps_history_) summaries_.restore(*open);
   context_.metrics->audited();
   kick();

@@ -376,7 +376,8 @@ TEST_F(BlameTest, an_audit_finds_a_lapse_that_no_event_told) {
   store.lapse({"p", 0}, now);
   store.events.clear();
   now += 10 * kMs;
-  scheduler->audit(store.views(), now, now);
+  scheduler->begin_audit();
+  scheduler->audit(store.views(), now);
   settle();
   fill(6);
   const auto where = owner_of("p").substr(0, 1);

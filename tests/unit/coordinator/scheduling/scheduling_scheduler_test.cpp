@@ -50,7 +50,8 @@ TEST_F(SchedulerTest, an_admission_that_failed_takes_its_assignment_back) {
   store.perform(actions, *scheduler, now);
   EXPECT_TRUE(scheduler->wants_audit());
   now += kMs;
-  scheduler->audit(store.views(), now, now);
+  scheduler->begin_audit();
+  scheduler->audit(store.views(), now);
   EXPECT_EQ(scheduler->stats().jobs, 0u);
   scheduler->on_intake(std::vector{job}, now);  // read a second time
   settle();
