@@ -46,6 +46,7 @@ void Watchdog::began(const std::string& nonce, Work work, const std::string& cla
 }
 
 void Watchdog::ended(const std::string& nonce, Clock::time_point now) {
+  skip_stop(now);
   const auto watch = watches_.extract(nonce);
   if (!watch || watch.mapped().kind.first == Work::kAdapters) return;
   if (slowest_.size() >= kMostClasses) slowest_.clear();
@@ -59,13 +60,18 @@ void Watchdog::adapters_progressed(Clock::time_point now) {
   }
 }
 
-std::optional<Watchdog::Stuck> Watchdog::check(Clock::time_point now) {
+void Watchdog::skip_stop(Clock::time_point now) {
   const auto lost = checked_ ? now - *checked_ - 2 * interval() : Clock::duration::zero();
   checked_ = now;
+  if (lost <= Clock::duration::zero()) return;
+  for (auto& [nonce, watch] : watches_) watch.since = std::min(now, watch.since + lost);
+}
+
+std::optional<Watchdog::Stuck> Watchdog::check(Clock::time_point now) {
+  skip_stop(now);
   const std::pair<const std::string, Watch>* stuck = nullptr;  // the longest: others may wait for it
-  for (auto& one : watches_) {
-    Watch& watch = one.second;
-    if (lost > Clock::duration::zero()) watch.since = std::min(now, watch.since + lost);
+  for (const auto& one : watches_) {
+    const Watch& watch = one.second;
     if (now - watch.since > limit(watch.kind) && (!stuck || watch.since < stuck->second.since)) stuck = &one;
   }
   if (!stuck) return std::nullopt;

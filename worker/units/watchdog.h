@@ -36,7 +36,8 @@ class Watchdog {
   struct Stuck {
     std::string nonce, message;
   };
-  // Call it every interval(). Time in which it was not called does not count, because the process was stopped then.
+  // Call it every interval(). Time in which no function was called for longer does not count, because the process was
+  // stopped then.
   std::optional<Stuck> check(Clock::time_point now);
   std::chrono::milliseconds interval() const;
 
@@ -47,6 +48,7 @@ class Watchdog {
     Clock::time_point since;
   };
   Clock::duration limit(const Kind& kind) const;
+  void skip_stop(Clock::time_point now);
 
   const std::chrono::milliseconds least_;
   const bool ranks_;

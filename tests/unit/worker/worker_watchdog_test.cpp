@@ -101,6 +101,18 @@ TEST_F(WatchdogTest, TimeInWhichTheProcessWasStoppedDoesNotCount) {
   EXPECT_EQ(pass(5s), "n1");
 }
 
+// The end of a step is heard before the first check after the stop, or before the first one of all.
+class WatchdogAfterAStop : public WatchdogTest, public testing::WithParamInterface<int> {};
+TEST_P(WatchdogAfterAStop, AStopDoesNotMakeAStepSlow) {
+  begin("n1", Work::kStep);
+  EXPECT_EQ(pass(std::chrono::seconds(GetParam())), "");
+  now_ += 1h;
+  begin("n1", Work::kStep);
+  EXPECT_EQ(pass(60s), "");
+  EXPECT_EQ(pass(2s), "n1");
+}
+INSTANTIATE_TEST_SUITE_P(Checked, WatchdogAfterAStop, testing::Values(0, 1));
+
 class WatchdogOfRanks : public WatchdogTest {
  protected:
   explicit WatchdogOfRanks(std::chrono::milliseconds least = 60s) : WatchdogTest(least, true) {}
