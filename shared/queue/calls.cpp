@@ -9,7 +9,7 @@
 namespace ditfleet::queue {
 namespace {
 
-constexpr std::chrono::milliseconds kSilence{500};
+constexpr std::chrono::milliseconds kSilence{500}, kBlockedSilence{2000};
 
 std::int64_t monotonic_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(Deadline::Clock::now().time_since_epoch()).count();
@@ -126,8 +126,8 @@ asio::awaitable<Result<std::vector<redis::Reply>>> Client::Impl::read_stream(std
   if (block.count() > 0) command << "BLOCK" << static_cast<std::int64_t>(block.count());
   command << "STREAMS" << key << after;
   const auto pinned = own;
-  auto reply = co_await pinned->execute(std::move(command), Deadline::after(block + std::chrono::seconds(5)));
-  // Redis replies when `block` has passed, at the latest.
+  auto reply = co_await pinned->execute(std::move(command), Deadline::after(block + kBlockedSilence));
+  // Redis replies when `block` has passed, at the latest. Mail that nobody reads costs its units their leases.
   if (!reply && reply.error().code == Code::kDeadlineExceeded) pinned->drop("no reply to a blocking read");
   if (!reply) co_return reply.error();
   if (!reply->is_array() || reply->elements.empty() || reply->elements[0].elements.size() != 2) {
