@@ -13,10 +13,16 @@
 #include "shared/core/sha256.h"
 #include "shared/job/spec_json.h"
 #include "shared/queue/keys.h"
+#include "shared/queue/library.h"
 #include "shared/results/store.h"
 #include "tests/fixtures/image_model.h"
 #include "tests/history/judge.h"
 #include "worker/service.h"
+
+namespace ditfleet::queue {
+std::string_view next_library_text();  // of the later version; see CMakeLists.txt
+int next_library_build();
+}  // namespace ditfleet::queue
 
 namespace ditfleet::history {
 namespace {
@@ -231,9 +237,17 @@ struct Fleet::Producer {
   std::shared_ptr<queue::Client> client;
 };
 
+const std::string& next_library() {
+  static const std::string text = std::string(queue::next_library_text()) +
+                                  "\nredis.register_function{function_name = '" + std::string(queue::kLibraryName) +
+                                  "_version', callback = function() return '" +
+                                  std::to_string(queue::next_library_build()) + " next' end, flags = {'no-writes'}}\n";
+  return text;
+}
+
 queue::QueueOptions queue_options() {
   queue::QueueOptions options;
-  options.lease_ms = 1500;
+  options.lease_ms = kLease / kMs;
   options.retry_backoff_ms = 100;
   options.retry_backoff_max_ms = 1000;
   return options;
@@ -547,6 +561,9 @@ void Fleet::perform(const PlannedFault& fault) {
       coordinator->process->wake();
       break;
     }
+    case Kind::kUpgrade:
+      if (redis.up()) redis.operate({"FUNCTION", "LOAD", "REPLACE", next_library()});
+      break;
     case Kind::kCut: redis.cut(process); break;
     case Kind::kLoseReplies: redis.network(process).replies_lost_until = until; break;
     case Kind::kSilence: redis.silence(process); break;

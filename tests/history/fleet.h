@@ -77,4 +77,7 @@ struct Fleet {
 
 queue::QueueOptions queue_options();
 
+// The Functions of a later version, whose records have another format (tests/test_family/next_format.lua).
+const std::string& next_library();
+
 }  // namespace ditfleet::history

@@ -15,8 +15,10 @@ namespace {
 using Kind = PlannedFault::Kind;
 using Nature = PlannedJob::Nature;
 
+// The fields of a record of either format.
 std::vector<std::string_view> parts(std::string_view record) {
   std::vector<std::string_view> out;
+  if (record.starts_with("2:")) record.remove_prefix(record.find('|') + 1);
   for (;;) {
     const auto bar = record.find('|');
     out.push_back(record.substr(0, bar));
@@ -101,7 +103,7 @@ std::string disagreement(RedisModel& redis) {
     if (!open.contains(id)) return "job " + id + " has a deadline and is not open";
   for (const auto& member : or_none(redis.peek_as<Set>(keys.paused()))) {
     const auto unit = units.find(member);
-    if (member.find(':') != std::string::npos && (unit == units.end() || !unit->second.starts_with("delayed|")))
+    if (member.find(':') != std::string::npos && (unit == units.end() || parts(unit->second)[0] != "delayed"))
       return "unit " + member + " is paused and not delayed";
   }
   std::map<std::string, std::int64_t> counted;
@@ -143,13 +145,14 @@ bool may_end(const Fleet& fleet, const Ordered& order, const std::string& state)
   const bool clock = plan.has(Kind::kClockStep);
   if (state == "canceled") return order.cancel_sent;
   if (state == "expired" || state == "rejected") return order.plan.deadline_in > 0;
-  // Two workers that do not come back, or many that were cut off: a lapse is forgiven when its worker reports.
+  // Two workers that do not come back, or that are cut off until both have lost the unit: a lapse is forgiven when its
+  // worker reports.
   int deaths = 0;
   for (const auto& fault : plan.faults) deaths += fault.kind == Kind::kKillWorker ? 1 : 0;
   for (const auto& job : plan.jobs)
     deaths += job.nature == Nature::kKillsWorkers || job.nature == Nature::kHangs ? job.units : 0;
-  const bool unlucky = deaths >= 2 || plan.losses() >= (deaths > 0 ? 2 : 3) || clock || plan.has(Kind::kBrokenStore) ||
-                       plan.has(Kind::kSlowStore) || plan.has(Kind::kFailOver);
+  const bool unlucky = deaths >= 2 || plan.cut_offs() >= 2 || plan.losses() >= (deaths > 0 ? 2 : 3) || clock ||
+                       plan.has(Kind::kBrokenStore) || plan.has(Kind::kSlowStore) || plan.has(Kind::kFailOver);
   switch (order.plan.nature) {
     case Nature::kFails: return state == "failed";
     case Nature::kKillsWorkers: return state == "failed";
@@ -242,11 +245,8 @@ std::string verdict(Fleet& fleet) {
   for (const auto& [id, created] : or_none(redis.peek_as<SortedSet>(keys.jobs())).scores)
     if (!known.contains(id) && !lost) return "job " + id + " was made beside that of its order";
 
-  // Where a worker could not remove a checkpoint, it expires.
-  const bool undisturbed = std::none_of(plan.faults.begin(), plan.faults.end(),
-                                        [](const PlannedFault& fault) { return fault.kind >= Kind::kCut; });
   for (const auto& key : redis.keys()) {
-    if (undisturbed && key.starts_with("df:{0}:checkpoint:")) return key + " is left";
+    if (key.starts_with("df:{0}:checkpoint:")) return key + " is left";
     const auto* stream = key.starts_with("df:{0}:mbox:") ? redis.peek_as<Stream>(key) : nullptr;
     if (stream && !stream->entries.empty() && plan.faults.empty() && plan.losses() == 0)
       return key + " has messages left";

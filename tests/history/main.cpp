@@ -76,7 +76,7 @@ std::string run(const Plan& plan, Figures* figures, const std::string& record = 
       return false;
     }
     quiet_since = std::min(quiet_since, world.now());
-    return world.now() - quiet_since > 1500 * kMs;
+    return world.now() - quiet_since > 700 * kMs;
   });
   if (ended && fleet.broken.empty()) {
     fleet.read();
@@ -206,6 +206,7 @@ int main(int argc, char** argv) {
   spdlog::set_level(options.contains("--log") ? spdlog::level::debug : spdlog::level::critical);
   // Compiled once, for all histories.
   (void)Script::load(queue::loadable_library());
+  (void)Script::load(next_library());
   if (options.contains("--shrink")) return shrink(option("--shrink", 0));
   if (options.contains("--seed")) {
     const Plan plan =

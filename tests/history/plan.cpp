@@ -10,10 +10,10 @@ namespace {
 using Kind = PlannedFault::Kind;
 
 constexpr const char* kKinds[] = {
-    "kill worker",          "kill coordinator",   "stop worker",     "stop coordinator",       "drain worker",
-    "restart coordinator",  "cut connections of", "lose replies to", "silence connections of", "partition",
-    "hold packets of",      "stop Redis",         "crash Redis",     "fail over Redis",        "step clock of Redis",
-    "fill memory of Redis", "slow store",         "broken store"};
+    "kill worker",         "kill coordinator",     "stop worker",        "stop coordinator", "drain worker",
+    "restart coordinator", "upgrade the library",  "cut connections of", "lose replies to",  "silence connections of",
+    "partition",           "hold packets of",      "stop Redis",         "crash Redis",      "fail over Redis",
+    "step clock of Redis", "fill memory of Redis", "slow store",         "broken store"};
 static_assert(std::size(kKinds) == static_cast<std::size_t>(Kind::kCount));
 
 std::string ms(std::int64_t us) { return std::to_string(us / kMs) + " ms"; }
@@ -47,7 +47,7 @@ Plan Plan::of(std::uint64_t seed, const std::set<int>& without_jobs, const std::
   plan.all_jobs = static_cast<int>(random.between(1, 6));
   for (int i = 0; i < plan.all_jobs; ++i) {
     PlannedJob job;
-    job.at = random.between(0, 2500) * kMs;
+    job.at = random.between(0, 1000) * kMs;
     const auto nature = random.below(100);
     job.nature = nature < 80   ? PlannedJob::Nature::kPlain
                  : nature < 88 ? PlannedJob::Nature::kFailsOnce
@@ -56,15 +56,15 @@ Plan Plan::of(std::uint64_t seed, const std::set<int>& without_jobs, const std::
                                : PlannedJob::Nature::kKillsWorkers;
     job.units = random.chance(70) ? 1 : static_cast<int>(random.between(2, 4));
     job.steps = static_cast<int>(random.between(1, 8));
-    job.step = random.between(5, 400) * kMs;
+    job.step = random.between(5, 200) * kMs;
     job.tenant = static_cast<int>(random.below(3));
     job.has_key = random.chance(40);
     job.by_stream = random.chance(15);
-    if (random.chance(20)) job.cancel_after = random.between(1, 3000) * kMs;
-    if (random.chance(8)) job.deadline_in = random.between(200, 4000) * kMs;
+    if (random.chance(20)) job.cancel_after = random.between(1, 2000) * kMs;
+    if (random.chance(8)) job.deadline_in = random.between(200, 2500) * kMs;
     if (job.cancel_after == 0 && random.chance(20)) {
-      job.pause_after = random.between(1, 2500) * kMs;
-      job.resume_after = random.between(1, 2500) * kMs;
+      job.pause_after = random.between(1, 1500) * kMs;
+      job.resume_after = random.between(1, 1500) * kMs;
     }
     if (!without_jobs.contains(i)) plan.jobs.push_back(job);
   }
@@ -80,10 +80,10 @@ Plan Plan::of(std::uint64_t seed, const std::set<int>& without_jobs, const std::
     int kind = 0;
     while (drawn >= weights[kind]) drawn -= weights[kind++];
     fault.kind = static_cast<Kind>(kind);
-    fault.at = random.between(200, 5000) * kMs;
+    fault.at = random.between(100, 2000) * kMs;
     fault.target = static_cast<int>(random.below(16));
     const bool brief = random.chance(50);
-    fault.lasts = (brief ? random.between(1, 400) : random.between(400, 5000)) * kMs;
+    fault.lasts = (brief ? random.between(1, 400) : random.between(400, 3000)) * kMs;
     if (!without_faults.contains(i)) plan.faults.push_back(fault);
   }
   plan.replicated = plan.has(Kind::kFailOver);
@@ -105,6 +105,7 @@ int Plan::lapses() const {
       case Kind::kDrainWorker: count += cut_off ? held : 0; break;  // its farewell may not arrive
       case Kind::kStopWorker:
       case Kind::kHold: count += longer ? held : 0; break;
+      case Kind::kLoseReplies: count += fault.lasts > kLease ? held : 0; break;  // each call of a lease may fail
       case Kind::kPartition:
       case Kind::kSilence: count += held; break;
       case Kind::kFailOver:
@@ -123,6 +124,13 @@ bool Plan::has(Kind kind) const {
   return std::any_of(faults.begin(), faults.end(), [&](const auto& fault) { return fault.kind == kind; });
 }
 
+int Plan::cut_offs() const {
+  return static_cast<int>(std::count_if(faults.begin(), faults.end(), [](const PlannedFault& fault) {
+    return fault.kind == Kind::kPartition || fault.kind == Kind::kSilence ||
+           ((fault.kind == Kind::kStopWorker || fault.kind == Kind::kHold) && fault.lasts > 700 * kMs);
+  }));
+}
+
 int Plan::losses() const {
   int count = 0;
   for (const auto& fault : faults) {
@@ -131,6 +139,7 @@ int Plan::losses() const {
       case Kind::kKillCoordinator:
       case Kind::kStopCoordinator:
       case Kind::kRestartCoordinator:
+      case Kind::kUpgrade:
       case Kind::kFillMemory:
       case Kind::kSlowStore:
       case Kind::kBrokenStore: break;

@@ -8,10 +8,12 @@
 
 namespace ditfleet::history {
 
+inline constexpr std::int64_t kLease = 1'500'000;  // of a unit; all times in microseconds
+
 struct PlannedJob {
   // kFailsOnce: with an error that may be retried; kHangs: one step never ends, the first time.
   enum class Nature { kPlain, kFailsOnce, kFails, kHangs, kKillsWorkers };
-  std::int64_t at = 0;  // all times in microseconds
+  std::int64_t at = 0;
   Nature nature = Nature::kPlain;
   int units = 1, steps = 4;
   std::int64_t step = 0;
@@ -31,6 +33,7 @@ struct PlannedFault {
     kStopCoordinator,
     kDrainWorker,
     kRestartCoordinator,
+    kUpgrade,
     kCut,
     kLoseReplies,
     kSilence,
@@ -65,6 +68,8 @@ struct Plan {
   bool has(PlannedFault::Kind kind) const;
   // Faults by which a worker can lose a unit that it holds.
   int losses() const;
+  // Those after which a worker that was cut off may report it late.
+  int cut_offs() const;
   // How many leases may lapse because of them.
   int lapses() const;
 };
