@@ -17,7 +17,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [ "${1:-}" = trials ]; then
   shift
-  deploy/setup.sh
+  deploy/setup.sh --tests --target ditfleet --target ditfleet-worker --target next_format_ditfleet --target next_format_worker
   exec python3 -B tests/clients/trials.py "$@"
 fi
 

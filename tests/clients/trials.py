@@ -1,6 +1,6 @@
 """Trials on real processes: a redis-server, two coordinators, two workers, each behind a network of its own, with jobs of
-images, videos and adapters, while processes are killed and stopped, connections are cut, held and silent, Redis is killed,
-stopped and full, and members are replaced by another build.
+images, videos, uploaded images and adapters, while processes are killed and stopped, connections are cut, held and silent,
+Redis is killed, stopped and full, and members are replaced by another build, whose records have another format.
 
   trials.py [--count N] [--seed S] [--rows FILE]    N trials (20) from seed S (1) on; a line each
 
@@ -23,15 +23,17 @@ from pathlib import Path
 
 from adapters import BYTES
 from api import ENDED, Client
-from fleet import BIN, DITFLEET, ROOT, Background, Listener, Redis, clean_environment, free_port, start, tiny_model, until
+from fleet import BIN, ROOT, Background, Listener, Redis, clean_environment, free_port, start, tiny_model, until
 
 GROUP = 10  # trials of one fleet
-MODELS = {"tiny": tiny_model("dev"), "video": ROOT / "tests/fixtures/wan/two/model"}
+BUILDS = [BIN, BIN.parent / "next_format"]
+MODELS = {"tiny": tiny_model("dev"), "video": ROOT / "tests/fixtures/wan/two/model", "i2v": ROOT / "tests/fixtures/wan/i2v/model"}
 OPTIONS = ["queue.lease_ms=1500", "queue.renew_ms=300", "queue.max_crashes=100", "queue.max_lapses=100", "queue.max_attempts=100",
            "queue.retry_backoff_ms=100", "queue.retry_backoff_max_ms=500", "worker.drain_ms=1000", "worker.checkpoint_ms=100",
            "worker.heartbeat_ms=500", "scheduler.leader_ttl_ms=1000", "worker.device=cpu", "worker.threads=1", "webhooks.allow_private=true"]
 IMAGE = {"model": "tiny", "width": 64, "height": 64}
 VIDEO = {"model": "video", "width": 64, "height": 64, "frames": 5, "negative_prompt": "b"}
+FROM_IMAGE = {"model": "i2v", "width": 48, "height": 32, "frames": 5, "image": "rgb.png"}  # a file of tests/fixtures/images
 
 
 class Gate(Listener):
@@ -104,15 +106,20 @@ class Hooks(Background):
 class Process:
     """A coordinator or a worker, which is started again when it has ended."""
 
-    def __init__(self, trial_fleet, name, words):
-        self.name, self.words, self.log = name, words, trial_fleet.folder / f"{name}.log"
+    def __init__(self, trial_fleet, name, program, words):
+        self.name, self.program, self.build = name, program, 0
+        self.words, self.log = name, words, trial_fleet.folder / f"{name}.log"
         self.gate = Gate(trial_fleet.redis.port)
         self.ended = False
         self.start()
 
     def start(self):
         with open(self.log, "a") as log:
-            self.process = start([*self.words, "--set", f"redis.url={self.gate.url}"], stdout=log)
+            self.process = start([BUILDS[self.build] / self.program, *self.words, "--set", f"redis.url={self.gate.url}"], stdout=log)
+
+    def replace(self):
+        self.build = 1 - self.build
+        self.signal(signal.SIGTERM)
 
     def keep(self):
         if not self.ended and self.process.poll() is not None:
@@ -138,9 +145,9 @@ class TrialFleet:
             sets.append(f"cache.dir={programs}")
         flags = [word for one in sets for word in ("--set", one)]
         self.ports = [free_port(), free_port()]
-        self.coordinators = [Process(self, f"coordinator{i}", [DITFLEET, "coordinator", *flags, "--set", f"gateway.listen=127.0.0.1:{port}"])
+        self.coordinators = [Process(self, f"coordinator{i}", "ditfleet", ["coordinator", *flags, "--set", f"gateway.listen=127.0.0.1:{port}"])
                              for i, port in enumerate(self.ports)]
-        self.workers = [Process(self, f"worker{i}", [BIN / "ditfleet-worker", "run", "--name", f"worker{i}", *flags]) for i in range(2)]
+        self.workers = [Process(self, f"worker{i}", "ditfleet-worker", ["run", "--name", f"worker{i}", *flags]) for i in range(2)]
         self.processes = self.coordinators + self.workers
         self.done = threading.Event()
         threading.Thread(target=self.supervise, daemon=True).start()
@@ -174,11 +181,18 @@ class TrialFleet:
         assert job["state"] == "succeeded", job
         return [unit["result"]["sha256"] for unit in job["unit_records"]]
 
+    def submit(self, i, fields, **more):
+        if name := fields.get("image"):
+            upload = self.http(i).request("POST", "/v1/uploads", (ROOT / "tests/fixtures/images" / name).read_bytes(), BYTES)
+            assert upload.status == 201, upload
+            fields = {**fields, "image": upload.json()["id"]}
+        return self.http(i).submit(**fields, **more)
+
     def undisturbed(self, fields):
         """The results of such a job, made once without a fault."""
         key = json.dumps(fields, sort_keys=True)
         if key not in self.wanted:
-            id = self.http(0).submit(**fields)
+            id = self.submit(0, fields)
             self.wanted[key] = self.result(self.until(lambda: (job := self.http(0).job(id))["state"] in ENDED and job, "it ends", 60))
         return self.wanted[key]
 
@@ -198,10 +212,11 @@ class Trial:
     def __init__(self, fleet, seed):
         self.fleet, self.random = fleet, random.Random(seed)
         self.jobs, self.faults = [], []
-        self.kinds = [kind for kind in ("kill", "stop", "drain", "cut", "hold", "silent", "kill redis", "stop redis", "fill redis") if self.random.random() < 0.5]
+        self.kinds = [kind for kind in ("kill", "stop", "drain", "cut", "hold", "silent", "kill redis", "stop redis", "fill redis", "replace") if self.random.random() < 0.5]
 
     def job(self):
-        fields = dict(VIDEO if self.random.random() < 0.25 else IMAGE, seed=self.random.randint(1, 3), num_inference_steps=self.random.choice([2, 4, 12]))
+        base = self.random.choices([IMAGE, VIDEO, FROM_IMAGE], [6, 2, 2])[0]
+        fields = dict(base, seed=self.random.randint(1, 3), num_inference_steps=self.random.choice([2, 4, 12]))
         if fields["model"] == "tiny" and self.random.random() < 0.3:
             fields["loras"] = [{"name": "red"}]
         if self.random.random() < 0.2:
@@ -215,7 +230,7 @@ class Trial:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, AssertionError):
-                id = self.fleet.http(self.random.randint(0, 1)).submit(headers={"Idempotency-Key": key}, **fields, **extra)
+                id = self.fleet.submit(self.random.randint(0, 1), fields, headers={"Idempotency-Key": key}, **extra)
                 self.jobs.append((id, fields, hooked))
                 return
             time.sleep(0.2)
@@ -229,6 +244,8 @@ class Trial:
             one.signal(signal.SIGKILL)
         elif kind == "drain":
             one.signal(signal.SIGTERM)
+        elif kind == "replace":
+            one.replace()
         elif kind == "stop":
             process = one.process
             process.send_signal(signal.SIGSTOP)
