@@ -76,6 +76,10 @@ class Unfit(unittest.TestCase):
         until(lambda: http.get("/readyz").status == status, f"/readyz is {status}", 40)
         return http.get("/readyz").json()
 
+    def accepted(self, http):
+        response = http.request("POST", "/v1/jobs", JOB)
+        self.assertEqual(response.status, 202, f"{response.body}\n{self.log.read_text()}")
+
     def metric(self, http, name):
         return float(re.search(f"^{name} (.*)$", http.get("/metrics").body.decode(), re.M)[1])
 
@@ -91,7 +95,7 @@ class Unfit(unittest.TestCase):
         self.assertEqual(self.metric(http, "ditfleet_redis_evicts"), 1)
         redis.cli("config", "set", "maxmemory-policy", "noeviction")
         self.assertEqual(self.until_ready(http)["warnings"], [])
-        self.assertEqual(http.request("POST", "/v1/jobs", JOB).status, 202)
+        self.accepted(http)
         self.assertEqual(self.metric(http, "ditfleet_redis_max_memory_bytes"), 100 << 20)
 
     def test_what_may_lose_less_is_a_warning(self):
@@ -102,13 +106,13 @@ class Unfit(unittest.TestCase):
         self.assertIn("redis-cli CONFIG SET appendonly yes", warnings[1])
         self.assertIn(warnings[1], self.log.read_text())
         self.assertEqual(self.metric(http, "ditfleet_redis_append_only"), 0)
-        self.assertEqual(http.request("POST", "/v1/jobs", JOB).status, 202)
+        self.accepted(http)
 
     def test_eviction_may_be_accepted(self):
         redis = self.redis("--maxmemory-policy", "allkeys-random")
         http = self.serve(redis, "redis.allow_eviction=true")
         self.assertIn("allkeys-random", self.until_ready(http)["warnings"][0])
-        self.assertEqual(http.request("POST", "/v1/jobs", JOB).status, 202)
+        self.accepted(http)
 
     def test_a_deaf_feed_is_reported_and_replaced(self):
         redis = self.redis("--appendonly", "yes")
@@ -126,7 +130,7 @@ class Unfit(unittest.TestCase):
         nodes[0].cli("cluster", "addslotsrange", "0", "16383")
         http = self.serve(nodes[0])
         self.until_ready(http)
-        self.assertEqual(http.request("POST", "/v1/jobs", JOB).status, 202)
+        self.accepted(http)
         for node in nodes[1:]:
             node.cli("cluster", "meet", "127.0.0.1", str(nodes[0].port))
         until(lambda: all(node.cli("cluster", "nodes").count(" connected") == 3 and "state:ok" in node.cli("cluster", "info") for node in nodes),
