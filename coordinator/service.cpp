@@ -158,6 +158,7 @@ class Coordinator {
     if (!control_->connected() || !data_->connected()) return {"Redis at " + where + " is not connected"};
     if (scheduler_->redis_refused()) return {scheduler_->refusal()};
     if (!scheduler_->library_loaded()) return {"the Function library is not loaded into Redis at " + where};
+    if (!gateway_->knows_keys()) return {"the API keys were not read from Redis at " + where + " yet"};
     if (!gateway_->hears() || !scheduler_->hears())
       return {"this coordinator does not receive the events that Redis at " + where + " publishes"};
     if (scheduler_->leader_known()) return {};

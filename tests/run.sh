@@ -7,7 +7,7 @@
 #                           sanitize   unit and service tests under the sanitizers, in build/address and build/thread
 #                           fuzz       libFuzzer on each parser of untrusted input, one minute each, in build/fuzz
 #                           tidy       clang-tidy over the product's sources; takes half an hour on two cores
-#                           mutants    tests/fault/mutants.sh: a test must notice each of 50 wrong lines; takes minutes
+#                           mutants    tests/fault/mutants.sh: a test must notice each of 52 wrong lines; takes minutes
 #   tests/run.sh trials [--count N] [--seed S]   jobs on real processes that are killed, stopped, cut off; a line for each of
 #                                                N trials (20), which takes about seven seconds
 # Tests that need something this machine does not have (GPU, Chromium, foreign clients) are skipped with a message.

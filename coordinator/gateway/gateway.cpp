@@ -62,6 +62,7 @@ class HttpGateway final : public Gateway {
 
   const std::set<std::string>& tenants() const override { return api_->tenants(); }
   std::string url() const override { return server_->local_url(); }
+  bool knows_keys() const override { return api_->knows_keys(); }
   bool hears() const override { return feed_->hears(); }
 
   asio::awaitable<void> run() override {

@@ -28,8 +28,10 @@ class Gateway {
   // which).
   virtual Result<void> listen() = 0;
   virtual const std::set<std::string>& tenants() const = 0;  // that have keys; after listen()
-  virtual bool hears() const = 0;                            // it receives the events of the shard
-  virtual std::string url() const = 0;                       // "http://127.0.0.1:8780": where a local client reaches it
+  // Whether it has read the API keys, without which it refuses callers; after listen().
+  virtual bool knows_keys() const = 0;
+  virtual bool hears() const = 0;       // it receives the events of the shard
+  virtual std::string url() const = 0;  // "http://127.0.0.1:8780": where a local client reaches it
 
   // Serves until stop(); spawn it after listen(). Works without Redis: routes that need it answer 503.
   virtual asio::awaitable<void> run() = 0;

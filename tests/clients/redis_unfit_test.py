@@ -114,6 +114,16 @@ class Unfit(unittest.TestCase):
         self.assertIn("allkeys-random", self.until_ready(http)["warnings"][0])
         self.accepted(http)
 
+    def test_it_is_not_ready_before_it_knows_the_keys(self):
+        redis = self.redis("--appendonly", "yes")
+        redis.cli("acl", "setuser", "some", "on", ">secret", "&*", "+@all", "~df:{0}:*", "~df:{lora}:*")
+        http = self.serve(redis, url=f"redis://some:secret@127.0.0.1:{redis.port}")
+        until(lambda: "the API keys" in str(http.get("/readyz").json()["reasons"]), "/readyz names the keys", 40)
+        self.assertIn("the keys were not read", http.request("POST", "/v1/jobs", JOB).error["message"])
+        redis.cli("acl", "setuser", "some", "allkeys")
+        self.until_ready(http)
+        self.accepted(http)
+
     def test_a_deaf_feed_is_reported_and_replaced(self):
         redis = self.redis("--appendonly", "yes")
         proxy = Proxy(redis.port)

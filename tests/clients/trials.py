@@ -1,6 +1,6 @@
 """Trials on real processes: a redis-server, two coordinators, two workers, each behind a network of its own, with jobs of
 images, videos, uploaded images and adapters, while processes are killed and stopped, connections are cut, held and silent,
-Redis is killed, stopped and full, and members are replaced by another build, whose records have another format.
+Redis is killed, stopped and full, a disk is full, and members are replaced by another build, whose records have another format.
 
   trials.py [--count N] [--seed S] [--rows FILE]    N trials (20) from seed S (1) on; a line each
 
@@ -140,7 +140,11 @@ class TrialFleet:
         self.hooks.thread.start()
         sets = [*OPTIONS, *(f"models.{n}.path={p}" for n, p in MODELS.items()), f"data.dir={self.folder}"]
         if chance.random() < 0.5:
-            sets += ["results.backend=file", f"results.dir={self.folder}/results"]
+            results = self.folder / "results"
+            results.mkdir()
+            sets += ["results.backend=file", f"results.dir={results}"]
+            if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", results], capture_output=True).returncode == 0:
+                self.disk = results  # root alone can fill one
         if programs := os.environ.get("DITFLEET_TEST_PROGRAMS"):
             sets.append(f"cache.dir={programs}")
         flags = [word for one in sets for word in ("--set", one)]
@@ -163,7 +167,7 @@ class TrialFleet:
             if self.redis.process.poll() is not None and not self.redis_down:
                 self.redis.process = start(self.redis.argv, stdout=subprocess.DEVNULL, env=clean_environment())
 
-    redis_down = False
+    redis_down, disk = False, None
 
     def until(self, condition, what, seconds):
         def holds():
@@ -205,6 +209,8 @@ class TrialFleet:
             one.process.wait()
         self.redis.stop()
         self.hooks.server.shutdown()
+        if self.disk:
+            subprocess.run(["umount", self.disk], check=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -212,7 +218,7 @@ class Trial:
     def __init__(self, fleet, seed):
         self.fleet, self.random = fleet, random.Random(seed)
         self.jobs, self.faults = [], []
-        self.kinds = [kind for kind in ("kill", "stop", "drain", "cut", "hold", "silent", "kill redis", "stop redis", "fill redis", "replace") if self.random.random() < 0.5]
+        self.kinds = [kind for kind in ("kill", "stop", "drain", "cut", "hold", "silent", "kill redis", "stop redis", "fill redis", "fill disk", "replace") if self.random.random() < 0.5]
 
     def job(self):
         base = self.random.choices([IMAGE, VIDEO, FROM_IMAGE], [6, 2, 2])[0]
@@ -238,7 +244,7 @@ class Trial:
     def fault(self, at, kind, lasts):
         time.sleep(at)
         one = self.random.choice(self.fleet.processes)
-        self.faults.append(f"{at:.1f} s: {kind} {'' if 'redis' in kind else one.name} {lasts:.1f} s")
+        self.faults.append(f"{at:.1f} s: {kind} {'' if 'redis' in kind or 'disk' in kind else one.name} {lasts:.1f} s")
         redis = self.fleet.redis
         if kind == "kill":
             one.signal(signal.SIGKILL)
@@ -268,6 +274,12 @@ class Trial:
             redis.process.send_signal(signal.SIGSTOP)
             time.sleep(lasts)
             redis.process.send_signal(signal.SIGCONT)
+        elif kind == "fill disk" and self.fleet.disk:
+            filler = self.fleet.disk / "filler"
+            with contextlib.suppress(OSError):
+                filler.write_bytes(bytes(16 << 20))
+            time.sleep(lasts)
+            filler.unlink()
         elif kind == "fill redis":
             redis.cli("CONFIG", "SET", "maxmemory", "1mb")
             time.sleep(lasts)

@@ -198,8 +198,8 @@ coordinator/scheduling/recovery.cpp: a unit whose end Redis has lost is forgotte
 +     if (unit != nullptr && unit->where == Where::kEnded) continue;
 47 scheduling_test SchedulerTest.a_held_unit_that_is_admitted_again_is_assigned_again
 coordinator/scheduling/scheduler.cpp: a unit that Redis admits again counts as held
-- if (!admitted || unit.where != Where::kHeld) unit.touched_us = now_us;
-+ unit.touched_us = now_us;
+- if (!admitted || unit.where != Where::kHeld) jobs_.touch(unit, now_us);
++ jobs_.touch(unit, now_us);
 48 scheduling_test SchedulerTest.an_audit_does_not_answer_a_request_that_came_while_it_was_read
 coordinator/scheduling/recovery.cpp: a request for an audit is lost while one is read
 -   std::unordered_set<const Unit*> stored;
@@ -212,6 +212,14 @@ shared/queue/functions/workers.lua: an error that may be retried ends the unit
 shared/queue/functions/scheduler.lua: a worker that has left gets units
 - not illegible and not left and record.state
 + not illegible and record.state
+51 histories 600
+shared/queue/functions/journal.lua: a checkpoint outlives its unit
+-   drop_checkpoint(keys.events, id, unit)
++
+52 scheduling_test SchedulerTest.an_audit_ignores_units_that_changed_after_it_was_requested
+coordinator/scheduling/job_table.h: an audit takes back what came while it was read
+- return unit.audit == audit_;
++ return false;
 END
 }
 

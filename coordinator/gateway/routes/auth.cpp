@@ -32,7 +32,7 @@ void KeyRing::set_added(const std::vector<Key>& added) {
 }
 
 Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
-  if (keys_.empty() && awaits_added_) return unavailable("the keys were not read from Redis yet; try again shortly");
+  if (!knows_keys()) return unavailable("the keys were not read from Redis yet; try again shortly");
   if (open()) return Caller{"default", true};
   if (keys_.empty()) return Error{Code::kUnauthenticated, without_keys_, {}};
   if (authorization.empty()) {
