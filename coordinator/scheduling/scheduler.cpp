@@ -128,8 +128,11 @@ void Scheduler::on_unit_event(Unit& unit, const queue::Event& event, std::int64_
       jobs_.set_past(unit, std::atoi(event.field("lapses").c_str()), queue::split_list(event.field("failed_on")),
                      now_us);
     // An audit that was asked for before, and has not seen it, must leave it alone. But a unit that is held was either
-    // assigned ahead of its admission, which another event confirms, or admitted anew after Redis lost data.
-    if (!admitted || unit.where != Where::kHeld) jobs_.touch(unit, now_us);
+    // assigned ahead of its admission, which another event confirms, or admitted anew after Redis lost data. So was one
+    // that is paused or delayed.
+    const bool aside = unit.where == Where::kPaused || unit.where == Where::kDelayed;
+    if (!admitted || (unit.where != Where::kHeld && !aside)) jobs_.touch(unit, now_us);
+    if (admitted && aside) recovery_.request_audit();
     if (!admitted && event.fields.contains("not_before_ms")) {
       // Another "ready" follows when the retry is due, or the job is resumed.
       jobs_.put_aside(unit, reason == "paused" ? Where::kPaused : Where::kDelayed, now_us);

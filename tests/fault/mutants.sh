@@ -198,7 +198,7 @@ coordinator/scheduling/recovery.cpp: a unit whose end Redis has lost is forgotte
 +     if (unit != nullptr && unit->where == Where::kEnded) continue;
 47 scheduling_test SchedulerTest.a_held_unit_that_is_admitted_again_is_assigned_again
 coordinator/scheduling/scheduler.cpp: a unit that Redis admits again counts as held
-- if (!admitted || unit.where != Where::kHeld) jobs_.touch(unit, now_us);
+- if (!admitted || (unit.where != Where::kHeld && !aside)) jobs_.touch(unit, now_us);
 + jobs_.touch(unit, now_us);
 48 scheduling_test SchedulerTest.an_audit_does_not_answer_a_request_that_came_while_it_was_read
 coordinator/scheduling/recovery.cpp: a request for an audit is lost while one is read

@@ -131,6 +131,21 @@ TEST_F(SchedulerTest, a_held_unit_that_is_admitted_again_is_assigned_again) {
   EXPECT_EQ(store.assignments.size(), 2u);
 }
 
+// The same of a unit that was paused, which Redis has lost as well.
+TEST_F(SchedulerTest, a_paused_unit_that_is_admitted_again_is_assigned) {
+  submit("j");
+  scheduler->on_event(
+      {.job = "j", .type = "ready", .unit = 0, .fields = {{"reason", "paused"}, {"not_before_ms", "4102444800000"}}},
+      now);
+  workers({"a"});
+  scheduler->begin_audit();
+  scheduler->on_event({.job = "j", .type = "ready", .unit = 0, .at_ms = now / 1000}, ++now);
+  EXPECT_TRUE(scheduler->wants_audit()) << "this one may have read the units before";
+  scheduler->audit(store.views(), ++now);
+  settle();
+  EXPECT_EQ(owner_of("j"), "a:1");
+}
+
 TEST_F(SchedulerTest, an_audit_does_not_answer_a_request_that_came_while_it_was_read) {
   scheduler->begin_audit();
   scheduler->on_event({.job = "ghost", .type = "ready", .unit = 0}, ++now);
