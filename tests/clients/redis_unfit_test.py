@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 from api import Client
-from fleet import DITFLEET, Listener, Redis, free_port, start, tiny_model, until
+from fleet import DITFLEET, Listener, Redis, free_port, free_ports, start, tiny_model, until
 
 JOB = {"prompt": "a red circle", "width": 16, "height": 16, "num_inference_steps": 1}
 
@@ -136,13 +136,15 @@ class Unfit(unittest.TestCase):
         self.assertIn("do not come back", self.log.read_text())
 
     def test_a_cluster_must_have_all_keys_on_one_node(self):
-        nodes = [self.redis("--appendonly", "yes", "--cluster-enabled", "yes", "--cluster-node-timeout", "1000") for _ in range(3)]
+        buses = [str(port) for port in free_ports(3)]  # by default in the range from which clients get ports
+        nodes = [self.redis("--appendonly", "yes", "--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", bus)
+                 for bus in buses]
         nodes[0].cli("cluster", "addslotsrange", "0", "16383")
         http = self.serve(nodes[0])
         self.until_ready(http)
         self.accepted(http)
         for node in nodes[1:]:
-            node.cli("cluster", "meet", "127.0.0.1", str(nodes[0].port))
+            node.cli("cluster", "meet", "127.0.0.1", str(nodes[0].port), buses[0])
         until(lambda: all(node.cli("cluster", "nodes").count(" connected") == 3 and "state:ok" in node.cli("cluster", "info") for node in nodes),
               "the nodes know each other", 30)
         # df:{lora}:version and the first slots move to another node while the coordinator is connected.
