@@ -26,7 +26,7 @@ from api import ENDED, Client
 from fleet import BIN, ROOT, Background, Listener, Redis, clean_environment, free_port, start, tiny_model, until
 
 GROUP = 10  # trials of one fleet
-BUILDS = [BIN, BIN.parent / "next_format"]
+BUILDS = [BIN, BIN / "next_format"]
 MODELS = {"tiny": tiny_model("dev"), "video": ROOT / "tests/fixtures/wan/two/model", "i2v": ROOT / "tests/fixtures/wan/i2v/model"}
 OPTIONS = ["queue.lease_ms=1500", "queue.renew_ms=300", "queue.max_crashes=100", "queue.max_lapses=100", "queue.max_attempts=100",
            "queue.retry_backoff_ms=100", "queue.retry_backoff_max_ms=500", "worker.drain_ms=1000", "worker.checkpoint_ms=100",
@@ -108,7 +108,7 @@ class Process:
 
     def __init__(self, trial_fleet, name, program, words):
         self.name, self.program, self.build = name, program, 0
-        self.words, self.log = name, words, trial_fleet.folder / f"{name}.log"
+        self.words, self.log = words, trial_fleet.folder / f"{name}.log"
         self.gate = Gate(trial_fleet.redis.port)
         self.ended = False
         self.start()
