@@ -123,7 +123,11 @@ class SchedulerService::Impl : public std::enable_shared_from_this<SchedulerServ
   asio::awaitable<void> keep_lead() {
     std::int64_t sampled_us = -kSampleUs;
     for (;;) {
-      if ((!loaded() && !co_await load()) || !co_await inspect_redis() || redis_refused()) {
+      // One statement each, because GCC 12 awaits what stands behind && if both stand beside a ||.
+      bool usable = loaded();
+      if (!usable) usable = co_await load();
+      if (usable) usable = co_await inspect_redis();
+      if (!usable || redis_refused()) {
         co_await pause(kPause);
         continue;
       }
