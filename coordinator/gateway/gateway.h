@@ -28,7 +28,7 @@ class Gateway {
   // which).
   virtual Result<void> listen() = 0;
   virtual const std::set<std::string>& tenants() const = 0;  // that have keys; after listen()
-  // Whether it has read the API keys, without which it refuses callers; after listen().
+  // Whether it has read the added API keys, without which it refuses their callers; after listen().
   virtual bool knows_keys() const = 0;
   virtual bool hears() const = 0;       // it receives the events of the shard
   virtual std::string url() const = 0;  // "http://127.0.0.1:8780": where a local client reaches it

@@ -65,7 +65,12 @@ void Recovery::audit(std::span<const queue::UnitView> open, std::int64_t now_us)
       if (!stored.contains(&unit)) vanished.push_back(unit.ref());
     }
   }
-  for (const auto& ref : vanished) jobs_.end(*jobs_.find_unit(ref), now_us);
+  for (const auto& ref : vanished) {
+    Unit& unit = *jobs_.find_unit(ref);
+    // It may have been admitted anew after the units were read, which does not touch it.
+    if (unit.where == Where::kHeld) request_audit();
+    jobs_.end(unit, now_us);
+  }
   const auto ended = jobs_.take_ended();
   for (const auto& view : open) {
     auto* unit = jobs_.find_unit(view.ref);

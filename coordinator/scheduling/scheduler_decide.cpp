@@ -223,7 +223,9 @@ void Scheduler::revoke_for_idle(std::int64_t now_us) {
         if (worker.held.size() < 2 || worker.held.back().started) continue;
         const auto& last = worker.held.back();
         const auto* unit = jobs_.find_unit(last.ref);
-        if (unit == nullptr || unit->job.model != m || now_us - unit->touched_us < kMoveGainUs) continue;
+        if (unit == nullptr || unit->job.model != m) continue;
+        // A clock that was set back makes it negative.
+        if (const auto rests_us = now_us - unit->touched_us; rests_us >= 0 && rests_us < kMoveGainUs) continue;
         if (std::find(unit->failed_on.begin(), unit->failed_on.end(), taker.name) != unit->failed_on.end()) continue;
         const auto run = costs_.run_us(last.cls, m, idle, unit->job.prior_us);
         const auto cold = fleet_.is_warm(last.cls, idle) ? 0 : costs_.cold_us(m, run);

@@ -9,7 +9,7 @@
 namespace ditfleet::queue {
 namespace {
 
-constexpr std::chrono::milliseconds kSilence{500}, kBlockedSilence{2000};
+constexpr std::chrono::milliseconds kSilence{500};
 
 std::int64_t monotonic_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(Deadline::Clock::now().time_since_epoch()).count();
@@ -116,7 +116,8 @@ asio::awaitable<Result<redis::Reply>> Client::Impl::read_job(const std::string& 
 asio::awaitable<Result<std::vector<redis::Reply>>> Client::Impl::read_stream(std::shared_ptr<redis::Connection>& own,
                                                                              const std::string& key,
                                                                              const std::string& after, int limit,
-                                                                             std::chrono::milliseconds block) {
+                                                                             std::chrono::milliseconds block,
+                                                                             std::chrono::milliseconds silence) {
   if (!own) {
     own = redis::Connection::create(connection_->executor(), connection_->options());
     own->start();
@@ -126,8 +127,8 @@ asio::awaitable<Result<std::vector<redis::Reply>>> Client::Impl::read_stream(std
   if (block.count() > 0) command << "BLOCK" << static_cast<std::int64_t>(block.count());
   command << "STREAMS" << key << after;
   const auto pinned = own;
-  auto reply = co_await pinned->execute(std::move(command), Deadline::after(block + kBlockedSilence));
-  // Redis replies when `block` has passed, at the latest. Mail that nobody reads costs its units their leases.
+  auto reply = co_await pinned->execute(std::move(command), Deadline::after(block + silence));
+  // Redis replies when `block` has passed, at the latest.
   if (!reply && reply.error().code == Code::kDeadlineExceeded) pinned->drop("no reply to a blocking read");
   if (!reply) co_return reply.error();
   if (!reply->is_array() || reply->elements.empty() || reply->elements[0].elements.size() != 2) {

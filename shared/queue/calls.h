@@ -42,9 +42,11 @@ class Client::Impl {
   // Calls `job`, whose reply parse_job() reads.
   asio::awaitable<Result<redis::Reply>> read_job(const std::string& id, Deadline deadline);
   // XREAD of one stream on the connection `own`, which it creates if necessary. The result is empty after a timeout.
+  // `silence`: so long after `block` without the whole reply, the connection is given up.
   asio::awaitable<Result<std::vector<redis::Reply>>> read_stream(std::shared_ptr<redis::Connection>& own,
                                                                  const std::string& key, const std::string& after,
-                                                                 int limit, std::chrono::milliseconds block);
+                                                                 int limit, std::chrono::milliseconds block,
+                                                                 std::chrono::milliseconds silence);
   // Redis' clock in milliseconds. This host's clock may differ.
   asio::awaitable<Result<std::int64_t>> redis_time(Deadline deadline);
   // A lower estimate of Redis' clock, computed from the latest redis_time(). Empty before the first redis_time().

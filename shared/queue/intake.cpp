@@ -28,8 +28,8 @@ std::string body_hash(const std::string& spec) {
 
 asio::awaitable<Result<std::vector<IntakeEntry>>> Client::read_intake(int limit, std::chrono::milliseconds block) {
   const auto impl = impl_;
-  auto entries =
-      co_await impl->read_stream(impl->intake_connection_, impl->keys_.in(), impl->intake_cursor_, limit, block);
+  auto entries = co_await impl->read_stream(impl->intake_connection_, impl->keys_.in(), impl->intake_cursor_, limit,
+                                            block, std::chrono::seconds(5));
   if (!entries) co_return entries.error();
   std::vector<IntakeEntry> out;
   if (entries->empty()) co_return out;

@@ -47,7 +47,9 @@ asio::awaitable<Result<std::vector<MailboxEntry>>> Client::read_mailbox(const st
                                                                         const std::string& after, int limit,
                                                                         std::chrono::milliseconds block) {
   const auto impl = impl_;
-  auto entries = co_await impl->read_stream(impl->mailbox_connection_, impl->keys_.mailbox(owner), after, limit, block);
+  // Mail that nobody reads costs its units their leases.
+  auto entries = co_await impl->read_stream(impl->mailbox_connection_, impl->keys_.mailbox(owner), after, limit, block,
+                                            std::chrono::seconds(2));
   if (!entries) co_return entries.error();
   std::vector<MailboxEntry> out;
   out.reserve(entries->size());

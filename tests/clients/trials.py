@@ -8,6 +8,7 @@ A seed decides jobs and faults: `--count 1 --seed S` tries them again, though ti
 broken. `tests/run.sh trials` builds and runs it."""
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from api import ENDED, Client
 from fleet import BIN, ROOT, Background, Listener, Redis, clean_environment, free_port, start, tiny_model, until
 
 GROUP = 10  # trials of one fleet
+UNREACHABLE = (OSError, http.client.HTTPException, ValueError, AssertionError)  # what a request ends with that is cut off
 BUILDS = [BIN, BIN / "next_format"]
 MODELS = {"tiny": tiny_model("dev"), "video": ROOT / "tests/fixtures/wan/two/model", "i2v": ROOT / "tests/fixtures/wan/i2v/model"}
 OPTIONS = ["queue.lease_ms=1500", "queue.renew_ms=300", "queue.max_crashes=100", "queue.max_lapses=100", "queue.max_attempts=100",
@@ -154,11 +156,22 @@ class TrialFleet:
         self.workers = [Process(self, f"worker{i}", "ditfleet-worker", ["run", "--name", f"worker{i}", *flags]) for i in range(2)]
         self.processes = self.coordinators + self.workers
         self.done = threading.Event()
-        threading.Thread(target=self.supervise, daemon=True).start()
-        self.until(lambda: self.ready() == 2, "two workers are ready", 90)
-        registered = self.http(0).request("PUT", "/v1/loras/red", (ROOT / "tests/fixtures/lora/adapters/attention.safetensors").read_bytes(), BYTES)
-        assert registered.status == 201, registered
+        self.supervisor = threading.Thread(target=self.supervise, daemon=True)
+        self.supervisor.start()
         self.wanted = {}
+
+    def __enter__(self):
+        try:
+            self.until(lambda: self.ready() == 2, "two workers are ready", 90)
+            registered = self.http(0).request("PUT", "/v1/loras/red", (ROOT / "tests/fixtures/lora/adapters/attention.safetensors").read_bytes(), BYTES)
+            assert registered.status == 201, registered
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
 
     def supervise(self):
         while not self.done.wait(0.2):
@@ -171,7 +184,7 @@ class TrialFleet:
 
     def until(self, condition, what, seconds):
         def holds():
-            with contextlib.suppress(OSError, AssertionError, json.JSONDecodeError, KeyError):
+            with contextlib.suppress(*UNREACHABLE, KeyError):
                 return condition()
         return until(holds, what, seconds)
 
@@ -202,6 +215,7 @@ class TrialFleet:
 
     def stop(self):
         self.done.set()
+        self.supervisor.join()
         for one in self.processes:
             one.ended = True
             one.signal(signal.SIGCONT)
@@ -210,7 +224,7 @@ class TrialFleet:
         self.redis.stop()
         self.hooks.server.shutdown()
         if self.disk:
-            subprocess.run(["umount", self.disk], check=True)
+            subprocess.run(["umount", "-l", self.disk], check=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -219,6 +233,8 @@ class Trial:
         self.fleet, self.random = fleet, random.Random(seed)
         self.jobs, self.faults = [], []
         self.kinds = [kind for kind in ("kill", "stop", "drain", "cut", "hold", "silent", "kill redis", "stop redis", "fill redis", "fill disk", "replace") if self.random.random() < 0.5]
+        if not fleet.disk:
+            self.kinds = [kind for kind in self.kinds if kind != "fill disk"]
 
     def job(self):
         base = self.random.choices([IMAGE, VIDEO, FROM_IMAGE], [6, 2, 2])[0]
@@ -235,7 +251,7 @@ class Trial:
         extra = {"webhook": {"url": self.fleet.hooks.url}} if hooked else {}
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError, AssertionError):
+            with contextlib.suppress(*UNREACHABLE):
                 id = self.fleet.submit(self.random.randint(0, 1), fields, headers={"Idempotency-Key": key}, **extra)
                 self.jobs.append((id, fields, hooked))
                 return
@@ -274,8 +290,8 @@ class Trial:
             redis.process.send_signal(signal.SIGSTOP)
             time.sleep(lasts)
             redis.process.send_signal(signal.SIGCONT)
-        elif kind == "fill disk" and self.fleet.disk:
-            filler = self.fleet.disk / "filler"
+        elif kind == "fill disk":
+            filler = self.fleet.disk / f"filler {at}"
             with contextlib.suppress(OSError):
                 filler.write_bytes(bytes(16 << 20))
             time.sleep(lasts)
@@ -323,31 +339,28 @@ def main():
     options = options.parse_args()
     broken, fleet = 0, None
     began = time.monotonic()
-    for nth, seed in enumerate(range(options.seed, options.seed + options.count)):
-        if nth % GROUP == 0 or fleet is None:
-            if fleet:
-                fleet.stop()
-            fleet = TrialFleet(random.Random(seed))
-        trial, since = Trial(fleet, seed), time.monotonic()
-        try:
-            trial.run()
-            verdict = "as it must be"
-        except (AssertionError, OSError, KeyError) as e:
-            broken += 1
-            verdict = f"BROKEN: {str(e)[:600]}"
-        line = f"seed {seed}: {len(trial.jobs)} jobs, {time.monotonic() - since:.1f} s; {'; '.join(trial.faults) or 'no fault'}: {verdict}"
-        print(line, flush=True)
-        if options.rows:
-            with open(options.rows, "a") as rows:
-                rows.write(line + "\n")
-        if verdict != "as it must be":
-            kept = f"/tmp/ditfleet-trial-{seed}"
-            shutil.copytree(fleet.folder, kept, ignore=shutil.ignore_patterns("results"), dirs_exist_ok=True)
-            print(f"  its logs are in {kept}", flush=True)
-            fleet.stop()
-            fleet = None
-    if fleet:
-        fleet.stop()
+    with contextlib.ExitStack() as stack:
+        for nth, seed in enumerate(range(options.seed, options.seed + options.count)):
+            if nth % GROUP == 0 or fleet is None:
+                stack.close()
+                fleet = stack.enter_context(TrialFleet(random.Random(seed)))
+            trial, since = Trial(fleet, seed), time.monotonic()
+            try:
+                trial.run()
+                verdict = "as it must be"
+            except (*UNREACHABLE, KeyError) as e:
+                broken += 1
+                verdict = f"BROKEN: {str(e)[:600]}"
+            line = f"seed {seed}: {len(trial.jobs)} jobs, {time.monotonic() - since:.1f} s; {'; '.join(trial.faults) or 'no fault'}: {verdict}"
+            print(line, flush=True)
+            if options.rows:
+                with open(options.rows, "a") as rows:
+                    rows.write(line + "\n")
+            if verdict != "as it must be":
+                kept = f"/tmp/ditfleet-trial-{seed}"
+                shutil.copytree(fleet.folder, kept, ignore=shutil.ignore_patterns("results"), dirs_exist_ok=True)
+                print(f"  its logs are in {kept}", flush=True)
+                fleet = None
     print(f"{options.count} trials, {broken} broken, in {time.monotonic() - began:.0f} s")
     sys.exit(broken > 0)
 

@@ -182,7 +182,7 @@ worker/service.cpp: nobody watches work that hangs
 +
 43 histories 2000
 coordinator/scheduling/recovery.cpp: an audit leaves what has ended
--   for (const auto& ref : vanished) jobs_.end(*jobs_.find_unit(ref), now_us);
+-     jobs_.end(unit, now_us);
 +
 44 histories 600
 shared/redis/session.cpp: the connection to a server that is silent stays

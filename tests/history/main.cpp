@@ -65,7 +65,8 @@ std::string run(const Plan& plan, Figures* figures, const std::string& record = 
     if (job.nature == PlannedJob::Nature::kHangs || job.nature == PlannedJob::Nature::kKillsWorkers)
       limit += job.units * kMisfortune;
   }
-  // Quiet for a while, so that workers end what they do behind a job's end.
+  // Quiet for a while, so that workers end what they do behind a job's end, and attempts that were cut off act late.
+  const std::int64_t quiet = plan.losses() > 0 ? kLease : kLease / 3;
   std::int64_t quiet_since = kNever, asked = -kSecond;
   const bool ended = world.run_until(limit, [&] {
     if (!fleet.broken.empty()) return true;
@@ -76,7 +77,7 @@ std::string run(const Plan& plan, Figures* figures, const std::string& record = 
       return false;
     }
     quiet_since = std::min(quiet_since, world.now());
-    return world.now() - quiet_since > 700 * kMs;
+    return world.now() - quiet_since > quiet;
   });
   if (ended && fleet.broken.empty()) {
     fleet.read();

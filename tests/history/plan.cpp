@@ -96,6 +96,8 @@ int Plan::lapses() const {
   const bool cut_off = std::any_of(faults.begin(), faults.end(), [](const PlannedFault& fault) {
     return fault.kind >= Kind::kCut && fault.kind <= Kind::kCrashRedis;
   });
+  std::int64_t replies_lost = 0;
+  for (const auto& fault : faults) replies_lost += fault.kind == Kind::kLoseReplies ? fault.lasts : 0;
   int count = 0;
   for (const auto& fault : faults) {
     // A worker renews every 300 ms, and gives up a silent connection after three calls of half a second.
@@ -105,7 +107,7 @@ int Plan::lapses() const {
       case Kind::kDrainWorker: count += cut_off ? held : 0; break;  // its farewell may not arrive
       case Kind::kStopWorker:
       case Kind::kHold: count += longer ? held : 0; break;
-      case Kind::kLoseReplies: count += fault.lasts > kLease ? held : 0; break;  // each call of a lease may fail
+      case Kind::kLoseReplies: count += replies_lost > kLease ? held : 0; break;  // each call of a lease may fail
       case Kind::kPartition:
       case Kind::kSilence: count += held; break;
       case Kind::kFailOver:
@@ -125,9 +127,11 @@ bool Plan::has(Kind kind) const {
 }
 
 int Plan::cut_offs() const {
-  return static_cast<int>(std::count_if(faults.begin(), faults.end(), [](const PlannedFault& fault) {
-    return fault.kind == Kind::kPartition || fault.kind == Kind::kSilence ||
-           ((fault.kind == Kind::kStopWorker || fault.kind == Kind::kHold) && fault.lasts > 700 * kMs);
+  return static_cast<int>(std::count_if(faults.begin(), faults.end(), [this](const PlannedFault& fault) {
+    const bool worker = fault.target % (1 + coordinators + workers) > coordinators;  // Fleet::any_process
+    return (worker && (fault.kind == Kind::kPartition || fault.kind == Kind::kSilence)) ||
+           (worker && fault.kind == Kind::kHold && fault.lasts > 700 * kMs) ||
+           (fault.kind == Kind::kStopWorker && fault.lasts > 700 * kMs);
   }));
 }
 

@@ -51,7 +51,7 @@ asio::awaitable<Result<std::string>> Checkpoints::find(std::shared_ptr<Unit> uni
               state.error().message);
     co_return std::string();
   }
-  unit->checkpoint = std::move(found->manifest);
+  unit->checkpoints.push_back(std::move(found->manifest));
   unit->went_on_from = found->step;
   unit->log(spdlog::level::info, "goes on from the checkpoint after step {}", unit->went_on_from);
   const auto here = parse_json(unit->receipt_of_model), there = parse_json(found->of);
@@ -70,10 +70,9 @@ asio::awaitable<void> Checkpoints::store(std::shared_ptr<Unit> unit, int step, s
     stored = co_await queue_.store_checkpoint(unit->attempt(), record, Deadline::after(kCallTimeout));
   }
   if (!stored) {
-    // Without an answer, the record may name this state: it stays, and so does the one before, until it expires.
-    const Code why = stored.error().code;
-    if (manifest && (why == Code::kUnavailable || why == Code::kDeadlineExceeded)) {
-      unit->checkpoint = std::move(*manifest);
+    // Without an answer, the record may name this state or one before.
+    if (manifest && stored.error().source == Source::kRedisConnection) {
+      unit->checkpoints.push_back(std::move(*manifest));
     } else if (manifest) {
       (void)co_await store_.remove(*manifest, Deadline::after(kCallTimeout));
     }
@@ -83,16 +82,17 @@ asio::awaitable<void> Checkpoints::store(std::shared_ptr<Unit> unit, int step, s
     co_return;
   }
   log_.reset();
-  const auto before = std::exchange(unit->checkpoint, std::move(*manifest));
-  if (!before.key.empty()) (void)co_await store_.remove(before, Deadline::after(kCallTimeout));
+  const auto before = std::exchange(unit->checkpoints, {});
+  unit->checkpoints.push_back(std::move(*manifest));
+  for (const auto& one : before) (void)co_await store_.remove(one, Deadline::after(kCallTimeout));
 }
 
 asio::awaitable<void> Checkpoints::drop(std::shared_ptr<Unit> unit) {
-  const auto last = std::exchange(unit->checkpoint, {});
-  if (last.key.empty()) co_return;
-  // Otherwise both expire.
+  const auto states = std::exchange(unit->checkpoints, {});
+  if (states.empty()) co_return;
+  // Otherwise they expire.
   (void)co_await queue_.drop_checkpoint(unit->entry.ref, Deadline::after(kCallTimeout));
-  (void)co_await store_.remove(last, Deadline::after(kCallTimeout));
+  for (const auto& one : states) (void)co_await store_.remove(one, Deadline::after(kCallTimeout));
 }
 
 asio::awaitable<void> Checkpoints::drop_if_ended(std::shared_ptr<Unit> unit) {

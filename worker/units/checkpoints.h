@@ -25,7 +25,7 @@ class Checkpoints {
   std::chrono::milliseconds interval() const { return interval_; }
 
   // The state (pipeline::Generation::go_on_from) that another attempt has stored; empty: none, or one of another model.
-  // Sets Unit::checkpoint. An error only if the job has resume_from: it cannot begin without.
+  // Sets Unit::checkpoints. An error only if the job has resume_from: it cannot begin without.
   asio::awaitable<Result<std::string>> find(std::shared_ptr<Unit> unit);
   // Stores the state after this step, and removes the checkpoint before. One call at a time for a unit.
   asio::awaitable<void> store(std::shared_ptr<Unit> unit, int step, std::string state);

@@ -43,8 +43,8 @@ struct Unit {
   std::shared_ptr<media::MediaWriter> writer;    // of the result
   std::int64_t first_step_us = 0, compiled = 0;  // as in results::Manifest
 
-  // Its latest checkpoint; without a key: none. Used on the io thread.
-  results::Manifest checkpoint;
+  // The states that its checkpoint may name, the latest last. Used on the io thread.
+  std::vector<results::Manifest> checkpoints;
   bool storing = false;             // a checkpoint is being stored
   int next_step = 0;                // of next_state
   std::string next_state;           // the checkpoint to store next; empty: none

@@ -678,8 +678,9 @@ asio::awaitable<void> UnitRunner::fail(UnitPtr unit, Error error) {
   unit->span.attribute("error.type", std::string(code_name(error.code)));
   end_span(*unit, "failed");
   unit->log(spdlog::level::err, "failed: {}", error.message);
-  // The checkpoint may be the reason.
-  if (unit->went_on_from > 0 && unit->spec.resume_from.empty()) co_await checkpoints_.drop(unit);
+  // The checkpoint may be the reason. That of a unit that was lost is another attempt's.
+  const bool held = parts_.table.may_complete(unit->entry.nonce, Clock::now());
+  if (held && unit->went_on_from > 0 && unit->spec.resume_from.empty()) co_await checkpoints_.drop(unit);
   const bool fault = error.code == Code::kDeviceFault;
   // Another worker may have the model, more memory or a working device. A wrong spec and a deleted adapter stay wrong.
   const bool other_worker = error.code == Code::kNotFound && !error.param.starts_with("loras");

@@ -34,7 +34,7 @@ class Api {
   // Whether the handler of this request reads the body itself, as uploads of adapters do.
   bool wants_stream(const Request& head) const;
   const std::set<std::string>& tenants() const { return context_.keys.tenants(); }
-  bool knows_keys() const { return context_.keys.knows_keys(); }
+  bool knows_keys() const { return !context_.keys.awaits_added(); }
   const Router& router() const { return router_; }
   asio::awaitable<void> follow_keys() { return context_.key_store->follow(); }  // with dependencies.redis only
   Deliverer& deliverer() { return *deliverer_; }                                // the same

@@ -32,7 +32,8 @@ void KeyRing::set_added(const std::vector<Key>& added) {
 }
 
 Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
-  if (!knows_keys()) return unavailable("the keys were not read from Redis yet; try again shortly");
+  const auto unread = [] { return unavailable("the keys were not read from Redis yet; try again shortly"); };
+  if (keys_.empty() && awaits_added_) return unread();
   if (open()) return Caller{"default", true};
   if (keys_.empty()) return Error{Code::kUnauthenticated, without_keys_, {}};
   if (authorization.empty()) {
@@ -49,6 +50,7 @@ Result<Caller> KeyRing::authenticate(std::string_view authorization) const {
   for (const auto& candidate : keys_) {
     if (same_bytes(hash, candidate.sha256)) found = &candidate;
   }
+  if (found == nullptr && awaits_added_) return unread();
   if (found == nullptr || key.empty()) {
     return Error{Code::kUnauthenticated, "unknown API key", {}};
   }

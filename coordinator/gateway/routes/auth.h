@@ -40,7 +40,6 @@ class KeyRing {
   // Until set_added(), callers are refused unless keys are configured: there may be keys that were added.
   void await_added() { awaits_added_ = true; }
   bool awaits_added() const { return awaits_added_; }
-  bool knows_keys() const { return !keys_.empty() || !awaits_added_; }  // callers are not refused for that
   // Refuses every caller while there are no keys, with this message.
   void require_keys(std::string message) { without_keys_ = std::move(message); }
 

@@ -351,6 +351,12 @@ TEST(GatewayKeys, AddedOnesReplaceEachOtherBesideTheConfigured) {
   EXPECT_FALSE(keys.authenticate("Bearer key-n").ok());
   EXPECT_TRUE(keys.authenticate("Bearer key-a").ok());
   // Nobody is let in before it is known whether there are keys.
+  KeyRing some = ring();
+  some.await_added();
+  EXPECT_TRUE(some.authenticate("Bearer key-a").ok());
+  EXPECT_EQ(some.authenticate("Bearer added").error().code, Code::kUnavailable) << "it may have been added";
+  some.set_added({});
+  EXPECT_EQ(some.authenticate("Bearer added").error().code, Code::kUnauthenticated);
   KeyRing none({});
   none.await_added();
   EXPECT_EQ(none.authenticate("").error().code, Code::kUnavailable);

@@ -131,7 +131,25 @@ TEST_F(SchedulerTest, a_held_unit_that_is_admitted_again_is_assigned_again) {
   EXPECT_EQ(store.assignments.size(), 2u);
 }
 
-// The same of a unit that was paused, which Redis has lost as well.
+// The units are read before the job is admitted again.
+TEST_F(SchedulerTest, a_held_unit_that_is_missing_is_looked_for_again) {
+  workers({"a"});
+  submit("j");
+  auto& view = store.open.at({"j", 0});
+  view.state = job::State::kReady;
+  view.owner.clear();
+  view.nonce.clear();
+  scheduler->begin_audit();
+  scheduler->on_event({.job = "j", .type = "ready", .unit = 0, .at_ms = now / 1000}, ++now);
+  scheduler->audit({}, ++now);
+  ASSERT_TRUE(scheduler->wants_audit());
+  scheduler->begin_audit();
+  scheduler->audit(store.views(), ++now);
+  settle();
+  EXPECT_EQ(owner_of("j"), "a:1");
+}
+
+// A unit that was paused, which Redis has lost as well.
 TEST_F(SchedulerTest, a_paused_unit_that_is_admitted_again_is_assigned) {
   submit("j");
   scheduler->on_event(
