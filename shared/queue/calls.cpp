@@ -171,7 +171,7 @@ bool Client::Impl::must_hold(Deadline::Clock::time_point asked, bool answered) {
 // most are kept and continues there next time, so that a long backlog costs one page per sweep.
 asio::awaitable<void> Client::Impl::sweep(std::int64_t epoch, Deadline deadline) {
   if (Deadline::Clock::now() < next_sweep_) co_return;
-  next_sweep_ = Deadline::Clock::now() + std::chrono::milliseconds(200);
+  next_sweep_ = Deadline::Clock::now() + std::chrono::seconds(1);
   const auto now = co_await redis_time(deadline);
   if (!now) co_return;
   constexpr int kPage = 250, kPages = 40;

@@ -57,7 +57,7 @@ class Client::Impl {
   // Whether `reap` must leave leases alone. `asked`: when the call was sent that has now been answered, or not.
   bool must_hold(Deadline::Clock::time_point asked, bool answered);
   Quota quota(const std::string& tenant) const { return options_.quota ? options_.quota(tenant) : Quota(); }
-  // Deletes jobs past their retention. Does nothing within 200 ms of the previous call.
+  // Deletes jobs past their retention. Does nothing within a second of the previous call.
   asio::awaitable<void> sweep(std::int64_t epoch, Deadline deadline);
 
   std::shared_ptr<redis::Connection> connection_;
@@ -70,7 +70,7 @@ class Client::Impl {
   std::unordered_map<std::string, int> last_steps_;          // nonce → the last step that Redis accepted
   std::set<std::string> unreadable_workers_;                 // workers whose invalid records were logged
   LogThrottle unreadable_mail_;
-  std::uint64_t generation_ = 0;
+  std::uint64_t generation_ = 0, reaped_generation_ = 0;
   std::optional<std::int64_t> redis_ahead_us_;  // Redis' clock minus the monotonic clock
   Deadline::Clock::time_point hold_until_{}, next_sweep_{};
   std::string sweep_cursor_ = "-inf";

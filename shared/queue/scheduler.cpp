@@ -147,9 +147,11 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
   for (std::string& id : std::exchange(impl->too_old_, {}))
     if (!hold) items.push_back({"age", {std::move(id), 0}});
   int touched = 0;
-  // Called even if nothing is due: the first call after a restart of Redis starts the grace of the leases.
+  // Called after each connect even if nothing is due: the first call after a restart of Redis starts the grace of the
+  // leases.
+  const auto generation = impl->connection_->generation();
   std::size_t begin = 0;
-  do {
+  while (begin < items.size() || impl->reaped_generation_ != generation) {
     const std::size_t end = std::min(items.size(), begin + kBatch);
     redis::Command command = fcall("reap", 13 + (end - begin));
     command << keys.leader() << keys.boot() << keys.lease() << keys.delayed() << keys.ready() << keys.deadline()
@@ -163,7 +165,8 @@ asio::awaitable<Result<int>> Client::reap(std::int64_t epoch, int limit, Deadlin
     if (!reply) co_return reply.error();
     touched += static_cast<int>(reply->integer);
     begin = end;
-  } while (begin < items.size());
+    impl->reaped_generation_ = generation;
+  }
   if (!hold) co_await impl->sweep(epoch, deadline);
   co_return touched;
 }
