@@ -28,7 +28,7 @@ Message sent(const Message& message) {
 
 TEST(RankMessages, CarryRequestsWithAllTheirBits) {
   pipeline::GenerationRequest request;
-  request.prompt = std::string("zero \0 and \xff are bytes", 24);
+  request.prompt = std::string("zero \0 and \xff are bytes", 22);
   request.seed = std::numeric_limits<std::int64_t>::min();
   request.fields.set("width", std::int64_t{64});
   request.fields.set("guidance_scale", 0.1 + 0.2);
