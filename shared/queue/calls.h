@@ -39,6 +39,8 @@ class Client::Impl {
   // Calls a Function and waits until options_.wait_replicas replicas have what it wrote. kUnavailable: they may not.
   asio::awaitable<Result<redis::Reply>> call_with_replicas(redis::Command command, Deadline deadline);
   asio::awaitable<Result<void>> load(Deadline deadline);  // Client::load_library
+  // Client::pause and Client::resume.
+  asio::awaitable<Result<PauseOutcome>> set_paused(bool paused, std::string job, std::string tenant, Deadline deadline);
   // Calls `job`, whose reply parse_job() reads.
   asio::awaitable<Result<redis::Reply>> read_job(const std::string& id, Deadline deadline);
   // XREAD of one stream on the connection `own`, which it creates if necessary. The result is empty after a timeout.

@@ -111,32 +111,29 @@ Result<PauseOutcome> pause_outcome(const std::string& verdict, const std::string
 
 }  // namespace
 
+asio::awaitable<Result<PauseOutcome>> Client::Impl::set_paused(bool paused, std::string job, std::string tenant,
+                                                               Deadline deadline) {
+  if (!is_valid_id(job)) co_return pause_outcome("notfound", job);
+  redis::Command command = paused ? fcall("pause", 8) : fcall("resume", 7);
+  command << keys_.ready() << keys_.delayed();
+  if (paused) command << keys_.lease();
+  command << keys_.units() << keys_.open() << keys_.last() << keys_.events() << keys_.job(job) << job << tenant;
+  const auto reply = co_await call(std::move(command), deadline);
+  if (!reply) co_return reply.error();
+  if (reply->text.starts_with("same ")) co_return co_await set_paused(paused, reply->text.substr(5), tenant, deadline);
+  co_return pause_outcome(reply->text, job);
+}
+
 asio::awaitable<Result<PauseOutcome>> Client::pause(const std::string& job, const std::string& tenant,
                                                     Deadline deadline) {
   const auto impl = impl_;
-  const Keys& keys = impl->keys_;
-  if (!is_valid_id(job)) co_return pause_outcome("notfound", job);
-  redis::Command command = fcall("pause", 8);
-  command << keys.ready() << keys.delayed() << keys.lease() << keys.units() << keys.open() << keys.last()
-          << keys.events() << keys.job(job) << job << tenant;
-  const auto reply = co_await impl->call(std::move(command), deadline);
-  if (!reply) co_return reply.error();
-  if (reply->text.starts_with("same ")) co_return co_await pause(reply->text.substr(5), tenant, deadline);
-  co_return pause_outcome(reply->text, job);
+  co_return co_await impl->set_paused(true, job, tenant, deadline);
 }
 
 asio::awaitable<Result<PauseOutcome>> Client::resume(const std::string& job, const std::string& tenant,
                                                      Deadline deadline) {
   const auto impl = impl_;
-  const Keys& keys = impl->keys_;
-  if (!is_valid_id(job)) co_return pause_outcome("notfound", job);
-  redis::Command command = fcall("resume", 7);
-  command << keys.ready() << keys.delayed() << keys.units() << keys.open() << keys.last() << keys.events()
-          << keys.job(job) << job << tenant;
-  const auto reply = co_await impl->call(std::move(command), deadline);
-  if (!reply) co_return reply.error();
-  if (reply->text.starts_with("same ")) co_return co_await resume(reply->text.substr(5), tenant, deadline);
-  co_return pause_outcome(reply->text, job);
+  co_return co_await impl->set_paused(false, job, tenant, deadline);
 }
 
 asio::awaitable<Result<bool>> Client::forget(const std::string& job, Deadline deadline) {
