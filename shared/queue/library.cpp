@@ -9,9 +9,11 @@ const std::string& library_version() {
   return version;
 }
 
-std::string loadable_library() {
-  return std::string(library_text()) + "\nredis.register_function{function_name = '" + std::string(kLibraryName) +
-         "_version', callback = function() return '" + library_version() + "' end, flags = {'no-writes'}}\n";
+std::string loadable_library() { return loadable_library(library_text(), library_version()); }
+
+std::string loadable_library(std::string_view text, const std::string& version) {
+  return std::string(text) + "\nredis.register_function{function_name = '" + std::string(kLibraryName) +
+         "_version', callback = function() return '" + version + "' end, flags = {'no-writes'}}\n";
 }
 
 }  // namespace ditfleet::queue

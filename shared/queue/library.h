@@ -18,5 +18,6 @@ int library_build();
 const std::string& library_version();
 // The text with its version Function added, for FUNCTION LOAD.
 std::string loadable_library();
+std::string loadable_library(std::string_view text, const std::string& version);  // the same of another build
 
 }  // namespace ditfleet::queue

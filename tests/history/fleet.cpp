@@ -238,10 +238,8 @@ struct Fleet::Producer {
 };
 
 const std::string& next_library() {
-  static const std::string text = std::string(queue::next_library_text()) +
-                                  "\nredis.register_function{function_name = '" + std::string(queue::kLibraryName) +
-                                  "_version', callback = function() return '" +
-                                  std::to_string(queue::next_library_build()) + " next' end, flags = {'no-writes'}}\n";
+  static const std::string text =
+      queue::loadable_library(queue::next_library_text(), std::to_string(queue::next_library_build()) + " next");
   return text;
 }
 
