@@ -52,13 +52,8 @@ class QueueJobService final : public JobService {
     co_return translate(co_await queue_->resume(id, view, deadline()), "repeat the request");
   }
   asio::awaitable<Result<void>> copy_checkpoint(const queue::UnitRef& from, const queue::Submission& to) override {
-    // Each takes memory that no request was counted for.
-    if (copies_ >= kMostCopies)
-      co_return Error{.code = Code::kResourceExhausted,
-                      .message = std::to_string(copies_) + " checkpoints are being copied; try again shortly",
-                      .retry_after = std::chrono::seconds(1)};
-    const std::shared_ptr<void> counted(nullptr, [this](void*) { --copies_; });
-    ++copies_;
+    const auto counted = count_in(copies_, kMostCopies, "checkpoints are being copied");
+    if (!counted) co_return counted.error();
     const auto text = co_await queue_->checkpoint(from, deadline());
     if (!text) co_return translate(Result<void>(text.error()));
     if (text->empty()) co_return not_found("it has no checkpoint");
@@ -178,13 +173,8 @@ class QueueJobService final : public JobService {
                                                 std::int64_t most) override {
     auto allowed = s3_object(url, config::s3_inputs_of(settings_, tenant));
     if (!allowed) co_return allowed.error();
-    // Each takes memory that no request was counted for.
-    if (fetches_ >= kMostFetches)
-      co_return Error{.code = Code::kResourceExhausted,
-                      .message = std::to_string(fetches_) + " images are being fetched from S3; try again shortly",
-                      .retry_after = std::chrono::seconds(1)};
-    const std::shared_ptr<void> counted(nullptr, [this](void*) { --fetches_; });
-    ++fetches_;
+    const auto counted = count_in(fetches_, kMostFetches, "images are being fetched from S3");
+    if (!counted) co_return counted.error();
     if (!s3_) s3_ = std::make_unique<s3::Client>(results::store_options(settings_).s3);
     auto bytes = co_await s3_->get(allowed->first, allowed->second, 0, most + 1, Deadline::after(kInputTimeout));
     if (bytes && static_cast<std::int64_t>(bytes->size()) > most)
@@ -222,6 +212,16 @@ class QueueJobService final : public JobService {
   }
 
  private:
+  // Counts one more that runs, until the result is gone: each takes memory that no request was counted for.
+  // kResourceExhausted: `most` run.
+  static Result<std::shared_ptr<void>> count_in(int& running, int most, const char* what) {
+    if (running >= most)
+      return Error{.code = Code::kResourceExhausted,
+                   .message = std::to_string(running) + " " + what + "; try again shortly",
+                   .retry_after = std::chrono::seconds(1)};
+    ++running;
+    return std::shared_ptr<void>(nullptr, [&running](void*) { --running; });
+  }
   asio::awaitable<void> measure_memory() {
     const auto info = co_await redis_->execute(redis::Command("INFO") << "memory", deadline());
     if (!info) co_return;
