@@ -21,24 +21,19 @@ struct Role {
 
 constexpr Role kRoles[] = {
     {"coordinator", "~df:{0}:* ~df:{lora}:* ~df:{keys}", "&df:{0}:feed &df:{0}:steps",
-     "cluster|info del eval exists function|load get getex getrange hdel hexists hget hgetall hincrby hkeys hlen hmget "
-     "hscan "
-     "hset hsetnx incr info persist pexpire ping pttl publish sadd select set sismember smembers smismember srem "
-     "strlen subscribe time "
-     "unlink wait xadd xdel xlen xrange xread xrevrange xsetid xtrim zadd zcard zmscore zrange zrangebyscore zrem "
-     "zremrangebyrank zrevrangebyscore zscore",
+     "cluster|info del eval exists function|load get getex getrange hdel hexists hget hgetall hincrby hkeys hlen "
+     "hmget hscan hset hsetnx incr info persist pexpire ping pttl publish sadd select set sismember smembers "
+     "smismember srem strlen subscribe time unlink wait xadd xdel xlen xrange xread xrevrange xsetid xtrim zadd "
+     "zcard zmscore zrange zrangebyscore zrem zremrangebyrank zrevrangebyscore zscore",
      "admit admit_raw assign cancel expire_inputs keep_input lead mend pause reap reject remove_input resign resume "
-     "revoke submit "
-     "sweep sweep_led virtual_times",
+     "revoke submit sweep sweep_led virtual_times",
      "due events job list open version workers"},
     {"worker",
      "~df:{0}:batch:* ~df:{0}:blob:* ~df:{0}:checkpoint:* ~df:{0}:dead ~df:{0}:deadline ~df:{0}:delayed "
-     "~df:{0}:desired:* ~df:{0}:events "
-     "~df:{0}:format ~df:{0}:gone:* ~df:{0}:hooked ~df:{0}:input_of ~df:{0}:input_refs ~df:{0}:job:* ~df:{0}:kernel:* "
-     "~df:{0}:kernels ~df:{0}:last ~df:{0}:lease ~df:{0}:mbox:* ~df:{0}:open ~df:{0}:outbox ~df:{0}:paused "
-     "~df:{0}:preview:* "
-     "~df:{0}:ready ~df:{0}:specs ~df:{0}:units ~df:{0}:usage:* ~df:{0}:use ~df:{0}:watched "
-     "~df:{0}:worker:* ~df:{0}:workers %R~df:{0}:input:* %R~df:{lora}:*",
+     "~df:{0}:desired:* ~df:{0}:events ~df:{0}:format ~df:{0}:gone:* ~df:{0}:hooked ~df:{0}:input_of "
+     "~df:{0}:input_refs ~df:{0}:job:* ~df:{0}:kernel:* ~df:{0}:kernels ~df:{0}:last ~df:{0}:lease ~df:{0}:mbox:* "
+     "~df:{0}:open ~df:{0}:outbox ~df:{0}:paused ~df:{0}:preview:* ~df:{0}:ready ~df:{0}:specs ~df:{0}:units "
+     "~df:{0}:usage:* ~df:{0}:use ~df:{0}:watched ~df:{0}:worker:* ~df:{0}:workers %R~df:{0}:input:* %R~df:{lora}:*",
      "&df:{0}:feed &df:{0}:steps",
      "cluster|info del eval exists get getex getrange hdel hexists hget hgetall hincrby hmget hset pexpire ping "
      "publish sadd select set sismember srem time unlink xadd xdel xrange xread zadd zrem zremrangebyscore",
@@ -56,8 +51,7 @@ constexpr Role kRoles[] = {
      "%R~df:{0}:workers",
      "&df:{0}:feed &df:{0}:steps",
      "exists get hget hgetall hlen hmget hscan info ping select sismember subscribe time ttl type unsubscribe xlen "
-     "xrange xread "
-     "xrevrange zcard zrange zrangebyscore zscore",
+     "xrange xread xrevrange zcard zrange zrangebyscore zscore",
      "", "events job list version workers"},
 };
 
