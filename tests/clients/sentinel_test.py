@@ -162,8 +162,9 @@ class Sentinels(unittest.TestCase):
                         until(lambda name=name: "ready" in [one["state"] for one in Client(urls[0]).get("/v1/workers").json()["workers"]
                                                             if one["name"] == name], f"{name} is ready again", 30)
 
-                [second] = [one for one in servers if one.port == new]
-                until(lambda: second.cli("info", "replication").count("state=online") == 2, "both replicas are connected", 30)
+                def whole():  # on a slow host the sentinels may have chosen another one meanwhile
+                    return [one for one in servers if one.port == self.master() and one.cli("info", "replication").count("state=online") == 2]
+                [second] = until(whole, "both replicas are connected to the master", 30)
                 until(lambda: all("num-slaves\n2\n" in one.cli("sentinel", "master", "queue") for one in self.sentinels), "the sentinels know both", 30)
                 since = time.monotonic()
                 os.kill(second.process.pid, signal.SIGSTOP)
